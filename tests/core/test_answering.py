@@ -7,7 +7,7 @@ from kvbus.core import answering
 from kvbus.core.blocks.compaction import Part, StateSnapshot
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.stream import OutputStream
-from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
+from kvbus.core.wire.frames import parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
 from tests.core.dsl import Bench, seqs_of
 from tests.doubles.answers import AnswerReader, answer_of
@@ -61,20 +61,6 @@ def messages_of(answer):
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("profile", ["vllm", "sglang"])
-    def test_messages_in_the_framing_of_the_profile(self, profile):
-        answer = ask(filled(2, profile=profile), 1)
-        topic = [b"kv"] if profile == "vllm" else []
-        none = [b""] if profile == "vllm" else []
-        assert answer.next_message() == [b"id", b"", *topic, (1).to_bytes(8, "big"), b"batch 1"]
-        assert answer.next_message() == [b"id", b"", *none, END_SEQ, b""]
-        assert answer.next_message() is None
-        assert answer.next_message() is None
-
-    @pytest.mark.parametrize(("start", "first"), [(0, 0), (4, 4), (9, 9), (10, 10), (11, 10), (2**64 - 1, 10)])
-    def test_from_where_it_was_asked_to_the_newest(self, start, first):
-        assert seqs_of(ask(filled(10), start)) == [*range(first, 10), "END"]
-
     def test_a_run_that_grows_while_it_is_read_ends_where_it_was(self):
         made = filled(1)
         made.append(b"beat", 0.0, empty=True)
@@ -195,13 +181,6 @@ class TestByProfile:
         for seq in range(20, 40):
             made.append(small(seq), 0.0)
         assert seqs_of(answer) == [*range(11, 40), "END"]
-
-    @pytest.mark.parametrize("has_state", [False, True])
-    @pytest.mark.parametrize("profile", ["dynamo", "llm-d"])
-    def test_what_the_journal_holds_is_answered_from_it(self, profile, has_state):
-        answer = ask(filled(20, profile=profile, batches=10), 15, has_state=has_state)
-        assert seqs_of(answer) == [*range(15, 20), "END"]
-        assert answer.outcome == "complete"
 
     @pytest.mark.parametrize("has_state", [False, True])
     def test_a_start_that_is_no_cursor_gets_the_state_though_the_journal_holds_it(self, has_state):

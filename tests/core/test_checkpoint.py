@@ -5,10 +5,7 @@ import re
 import pytest
 
 from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
-from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.relay import Relay
 from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.write_ahead_log import StateError
 from tests.core.dsl import Script, live
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
@@ -90,17 +87,6 @@ def test_blocks_are_announced_as_before(options):
     assert after.index.announced == before.index.announced
     assert [stream.topic for stream in second.relay.outputs[0].streams] == [options.get("topic", b"engine")]
     assert second.relay.outputs[0].streams[0].next_seq == 2
-
-
-def test_a_stream_keeps_its_publisher_id():
-    made = [
-        Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, publisher_ids=[who * 16])])
-        for who in (b"a", b"b")
-    ]
-    loader = Loader(made[1])
-    for blob in dump(made[0]):
-        loader.feed(blob)
-    assert made[1].outputs[0].streams[0].publisher_id == b"a" * 16
 
 
 @pytest.mark.parametrize(

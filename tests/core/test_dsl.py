@@ -2,27 +2,15 @@
 
 import pytest
 
-from tests.core.dsl import Script, ask, cancel, live, publish, replay_end, replayed, up
-from tests.core.sequencing.script import SequencerScript, deliver, lost, synced
-from tests.doubles.payloads import removed, store
-
-
-def test_a_conversation_that_goes_as_written():
-    script = Script()
-    assert script >> live(0, store([1])) << publish(0, store([1])) >> live(1, removed([1])) << publish(1, removed([1]))
-    assert script.router.blocks == {}
+from tests.core.dsl import Script, ask, live, publish, up
+from tests.core.sequencing.script import SequencerScript
+from tests.doubles.payloads import store
 
 
 def test_a_different_command_fails_with_the_conversation():
     script = Script() >> live(0, store([1]))
     with pytest.raises(AssertionError, match=r"(?s)>> live 0.*expected publish 0: store \[2\].*got  publish 0"):
         script << publish(0, store([2]))
-
-
-def test_a_command_that_was_not_expected_fails():
-    script = Script() >> live(0, store([1]))
-    with pytest.raises(AssertionError, match="expected nothing"):
-        bool(script)
 
 
 def test_a_command_that_does_not_come_fails():
@@ -36,18 +24,6 @@ def test_the_envelope_is_compared_where_given(envelope):
     script = Script() >> live(0, store([1]), ts=1.0, rank=0)
     with pytest.raises(AssertionError, match="but got  publish 0"):
         script << publish(0, store([1]), **envelope)
-
-
-def test_a_sequencer_alone_speaks_the_same_words():
-    script = SequencerScript()
-    assert script >> up() << ask(0) >> replayed(0) << deliver(0)
-    assert script.after(replay_end(), live(1)) == [cancel(), synced(), *deliver(1)]
-
-
-@pytest.mark.parametrize("expected", [[], [ask(1)], [lost(1)], [synced()], deliver(0), [ask(0), ask(0)]])
-def test_what_is_done_differs_from_anything_else(expected):
-    script = SequencerScript()
-    assert script.after(up()) != expected
 
 
 def test_a_different_action_fails_with_the_conversation():

@@ -48,17 +48,6 @@ def engine():
     return engine
 
 
-def test_a_block_that_is_not_heard_of_any_more_goes_and_is_counted(engine):
-    engine.waits(59)
-    assert ("CPU", 1) in engine.live
-    engine.waits(2)
-    assert engine.live == {("GPU", 1), ("GPU", 2)}
-    assert engine.outlived == 2
-    assert not len(engine.script.source.lifetimes)
-    engine.waits(1000)
-    assert engine.live == {("GPU", 1), ("GPU", 2)}
-
-
 @pytest.mark.parametrize("event", [store([1, 2], **CPU), store([3], 2, **CPU)], ids=["it", "one behind it"])
 def test_hearing_of_it_begins_anew(engine, event):
     engine.waits(40)
@@ -87,27 +76,11 @@ def test_copies_go_with_it(duplicates):
     assert engine.live == {("CPU", 1)}
 
 
-def test_one_that_the_engine_does_remove_is_not_remembered(engine):
-    engine.sends(removed([2, 1], **CPU))
-    assert not len(engine.script.source.lifetimes)
-    engine.waits(61)
-    assert engine.outlived == 0
-
-
 def test_a_clear_of_all_ends_it():
     engine = Engine(clears="all")
     engine.sends(store([1], **CPU))
     engine.sends(cleared())
     assert not len(engine.script.source.lifetimes)
-
-
-def test_an_engine_that_begins_anew_has_no_old_blocks(engine):
-    engine.waits(40)
-    engine.seq = 0
-    engine.sends(store([7], **CPU))
-    assert engine.live == {("CPU", 7)}
-    engine.waits(40)
-    assert ("CPU", 7) in engine.live
 
 
 def test_many_go_slice_by_slice(monkeypatch):
@@ -165,18 +138,6 @@ def test_each_group_has_blocks_of_its_own():
     engine.sends(store([2], 1, group=1, **CPU))
     engine.waits(40)
     assert sorted(engine.script.router.blocks) == [(1, "CPU", 1), (1, "CPU", 2)]
-
-
-def test_a_store_that_is_refused_on_a_medium_without_blocks():
-    engine = Engine(max_blocks=1)
-    engine.sends(store([9]), store([1], **CPU))
-    assert (engine.live, len(engine.script.source.lifetimes)) == ({("GPU", 9)}, 0)
-
-
-def test_before_a_child_only_what_is_there_is_heard_of(engine):
-    engine.sends(removed([1], **CPU))
-    engine.sends(store([3], 2, **CPU))
-    assert len(engine.script.source.lifetimes) == 2
 
 
 def test_a_long_chain_is_walked_once_in_a_step():

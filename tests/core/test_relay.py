@@ -19,9 +19,7 @@ from kvbus.core.findings.source import source_findings
 from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
-from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import (
@@ -43,7 +41,7 @@ from tests.core.dsl import (
 )
 from tests.doubles.answers import joined, reading
 from tests.doubles.payloads import batch, cleared, pack, payload, removed, store, unpack
-from tests.doubles.router import PlainSetRouter, RankedRouter
+from tests.doubles.router import PlainSetRouter
 from tests.typed import there
 
 A, B, C = store([1]), store([2], 1), store([3], 2)
@@ -73,48 +71,15 @@ def sent(script):
     return sum(map(sum, named))
 
 
-def replayed_view(script, start, known=None):
-    """What a router that has seen everything before ``start`` (or nothing) holds after the answer from there."""
-    if script.relay.outputs[0].spec.merged:
-        ranked = RankedRouter()
-        for _, body in answered(script, start):
-            ranked.take(body)
-        return ranked
+def replayed_view(script):
+    """What a router that has seen nothing holds after the answer from 0."""
     router = PlainSetRouter()
-    router.blocks = dict(known or {})
-    router.next_seq = start or None  # who asks from 0 knows nothing, and takes what comes first
-    for seq, body in answered(script, start):
+    for seq, body in answered(script, 0):
         router.apply(seq, body)
     return router
 
 
 class TestFromStartToEnd:
-    def test_history_then_live(self):
-        script = Script(replay=True)
-        assert (
-            script
-            >> up()
-            << ask(0)
-            >> live(2, C)
-            >> replayed(0, A)
-            << publish(0, A)
-            >> replayed(1, B)
-            << publish(1, B)
-            << publish(2, C)
-            << cancel()
-            >> live(3, removed([3]))
-            << publish(3, removed([3]))
-        )
-        assert blocks(script) == {1, 2}
-        assert script.source.state is State.LIVE
-
-    def test_a_batch_of_which_nothing_is_left_is_not_published(self):
-        assert Script() >> live(0, A) << publish(0, A) >> live(1, A) >> live(2) >> live(3, B) << publish(1, B)
-
-    def test_the_envelope_is_the_engines(self):
-        script = Script()
-        assert script >> live(0, A, ts=12.5, rank=3, topic=b"kv") << publish(0, A, ts=12.5, rank=3, topic=b"kv")
-
     def test_a_rank_the_engine_does_not_send_is_the_sources(self):
         script = Script(ranks=(5,))
         assert script >> live(0, A, rank=None) << publish(0, A, rank=5)
@@ -123,76 +88,8 @@ class TestFromStartToEnd:
     def test_a_topic_of_ones_own(self):
         assert Script(topic=b"kv@a@m") >> live(0, A, topic=b"x") << publish(0, A, topic=b"kv@a@m")
 
-    def test_each_output_in_its_own_encoding(self):
-        script = Script(profiles=("vllm", "aibrix"))
-        script >> live(0, A)
-        one, other = script.whatever()
-        assert (one.output, other.output) == (0, 1)
-        assert isinstance(unpack(one.payload)[1][0], dict)
-        assert unpack(other.payload)[1][0][0] == "BlockStored"
-
-    def test_a_stream_for_each_source(self):
-        script = Script(ranks=(0, 1))
-        assert (
-            script
-            >> live(0, A, source=0)
-            << publish(0, A, stream=0, rank=0)
-            >> live(0, A, source=1, rank=1)
-            << publish(0, A, stream=1, rank=1)
-            >> live(1, B, source=1, rank=1)
-            << publish(1, B, stream=1, rank=1)
-        )
-
-    def test_or_one_for_all(self):
-        script = Script(ranks=(0, 1), merged=True)
-        assert (
-            script
-            >> live(0, A, source=0, rank=0)
-            << publish(0, A, rank=0)
-            >> live(0, A, source=1, rank=1)
-            << publish(1, A, rank=1)
-            >> live(1, cleared(), source=1, rank=1)
-            << publish(2, cleared(), rank=1)
-        )
-
-
-class TestBadInput:
-    def test_a_batch_whose_event_was_rejected_does_not_end_the_relay(self):
-        event = pack(["BlockStored", [1], None, [1] * 16, 16, None, "GPU"])
-        body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + b"\xa1\xff" + b"\x00"
-        script = Script()
-        assert script >> raw(b"", bytes(8), body) >> live(1, A) << publish(0, A)
-        assert script.stats.rejected == {Reason.WRONG_TYPE: 1}
-
 
 class TestGaps:
-    def settled(self, **options):
-        script = Script(replay=True, **options)
-        assert script >> up() << ask(0) >> replay_end() << cancel() >> live(0, A) << publish(0, A)
-        return script
-
-    def test_lost_is_told_as_a_clear_before_what_follows(self):
-        script = self.settled()
-        assert (
-            script
-            >> live(2, C)
-            << ask(0)
-            >> replay_end()
-            << cancel()
-            << ask(0)
-            >> replay_end()
-            << cancel()
-            << publish(1, cleared())
-            << publish(2, C)
-        )
-        assert blocks(script) == {3}
-        assert script.stats.lost == 1
-        assert script.source.partial
-
-    def test_lost_by_one_that_was_never_told_of_is_not_told(self):
-        script = Script(reorder_grace=0.2)
-        assert script >> live(0) >> live(2, A) >> tick(0.3) << publish(0, A)
-
     def test_a_clear_of_all_tiers_is_understood_after_a_loss_too(self):
         script = Script(reorder_grace=0.2)
         assert script >> live(0, cleared()) << publish(0, cleared()) >> live(1, A) << publish(1, A)
@@ -217,38 +114,8 @@ class TestLives:
         assert script.source.normalizer.block_size == 64
         assert script.stats.rejected == {}
 
-    def test_a_restart_of_one_that_was_never_told_of_is_not_told(self):
-        assert Script() >> live(0) >> live(0, A, ts=2.0) << publish(0, A)
-
-    def test_another_life_is_no_concern_of_the_other_sources(self):
-        script = Script(ranks=(0, 1))
-        assert (
-            script
-            >> live(0, A, source=0)
-            << publish(0, A, stream=0)
-            >> live(0, A, source=1, rank=1)
-            << publish(0, A, stream=1)
-            >> live(0, B, source=1, rank=1)
-            << publish(1, cleared(), stream=1, rank=1)
-            << publish(2, B, stream=1)
-        )
-        assert blocks(script) == {1}
-
 
 class TestAnEngineThatIsGone:
-    def gone(self, **options):
-        script = Script(replay=True, source_timeout=30.0, **options)
-        assert script >> up() << ask(0) >> replay_end() << cancel()
-        assert script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B)
-        assert script >> down() >> tick(29.0)
-        return script
-
-    def test_is_cleared_after_the_timeout_and_once(self):
-        script = self.gone()
-        assert script >> tick(1.0) << publish(2, cleared()) >> tick(100.0)
-        assert script.source.state is State.LOST
-        assert script.stats.timeouts == 1
-
     def test_a_cache_of_any_size_is_told_in_batches(self):
         script = Script(replay=True, source_timeout=30.0, replay_timeout=1000.0)
         count = 2 * MAX_BATCH_EVENTS + 1
@@ -313,40 +180,13 @@ class TestHeartbeats:
         assert isinstance(beat, Publish)
         assert unpack(beat.payload) == [501.0, [], 0]
 
-    def test_off(self):
-        assert Script(heartbeat=0.0) >> live(0, A) << publish(0, A) >> tick(10.0**6)
-
 
 class TestReplayAnswers:
-    def test_from_zero(self):
-        script = Script(heartbeat=1.0)
-        script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B) >> tick(1.0) << publish(2)
-        assert script >> asked(0) << answer(0, 1, 2) >> asked(1) << answer(1, 2) >> asked(3) << answer()
-        assert script >> asked(2**64 - 1) << answer()
-
-    def test_what_is_answered_is_what_was_published(self):
-        script = Script()
-        script >> live(0, A)
-        (published,) = script.whatever()
-        script >> asked(0)
-        (command,) = script.whatever()
-        message = reading(script.relay, command).next_message()
-        assert message == [b"router", b"", b"", bytes(8), published.payload]
-
-    @pytest.mark.parametrize("frames", [[b"id", b"", b"what"], [b"id", b"", b"", bytes(8)], [b"id", b""]])
-    def test_a_malformed_request_is_ended_at_once(self, frames):
-        assert Script() >> live(0, A) << publish(0, A) >> asked_raw(*frames) << answer()
-
     @pytest.mark.parametrize("frames", [[], [b"id"]])
     def test_one_that_cannot_be_answered_is_counted(self, frames):
         script = Script()
         assert script >> asked_raw(*frames)
         assert script.relay.outputs[0].stats.malformed == 1
-
-    def test_of_its_own_stream_only(self):
-        script = Script(ranks=(0, 1))
-        script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B)
-        assert script >> asked(0, stream=1) << answer(stream=1) >> asked(0, stream=0) << answer(0, 1)
 
     def test_what_the_journal_let_go_is_told_as_state(self):
         script = Script(journal_batches=2)
@@ -355,14 +195,7 @@ class TestReplayAnswers:
             script >> live(2, removed([3])) << publish(2, removed([3])) >> live(3, store([4])) << publish(3, store([4]))
         )
         assert script >> asked(0) << answer(3) >> asked(1) << answer(1, 2, 3) >> asked(3) << answer(3)
-        assert replayed_view(script, 0).blocks == script.router.blocks
-
-    def test_a_router_that_refuses_a_late_answer_is_told_from_the_seq_it_asked_for(self):
-        script = Script(journal_batches=2, profiles=("llm-d",))
-        for seq in range(4):
-            script >> live(seq, store([seq]))
-            script.whatever()
-        assert script >> asked(0) << answer(0, 1, 2, 3) >> asked(1) << answer(1, 2, 3)
+        assert replayed_view(script).blocks == script.router.blocks
 
 
 class TestNumbering:
@@ -371,9 +204,6 @@ class TestNumbering:
     def relay(self, **fields):
         spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)
         return Relay([SourceSpec("engine", 0, replay=False)], [spec])
-
-    def test_a_new_stream_has_nothing_to_say_first(self):
-        assert self.relay().handle(Started(), 0.0) == []
 
     def test_one_that_goes_on_clears_first_and_never_goes_back(self):
         relay = self.relay(first_seqs=[5000])
@@ -410,12 +240,6 @@ class TestNumbering:
         answer = reading(relay, command)
         assert seqs_of(answer) == [*range(3, 52), "END"]
 
-    def test_on_a_merged_stream_every_rank_is_cleared(self):
-        sources = [SourceSpec(f"engine/{rank}", rank, replay=False) for rank in (0, 1)]
-        relay = Relay(sources, [OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9])])
-        commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
-        assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 0), (10, 1)]
-
     def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
         """Routers that stayed hold their blocks, and nobody else clears them."""
         sources = [SourceSpec("engine/1", 1, replay=False)]
@@ -451,17 +275,6 @@ class TestSnapshots:
     def relay(self):
         spec = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, publisher_ids=[b"p" * 16])
         return Relay([SourceSpec("engine", 0, replay=False)], [spec])
-
-    def test_of_what_is_live(self):
-        relay = self.relay()
-        for seq, event in enumerate((A, B, removed([2]), C)):
-            relay.handle(BatchReceived(0, batch(seq, event)), 0.0)
-        identity, seq, publisher, *chunks = self.snapshot(relay, b"snapshot")
-        assert (identity, seq, publisher) == (b"id", (3).to_bytes(8, "big"), b"p" * 16)
-        router = PlainSetRouter()
-        for number, chunk in enumerate(chunks):
-            router.apply(number, chunk)
-        assert {block for _, _, block in router.blocks} == {1, 3}
 
     def test_one_that_was_made_before_is_as_of_the_newest_batch(self):
         """A router that has subscribed since then has not got the empty batches in between."""
@@ -509,15 +322,6 @@ class TestSnapshots:
         assert relay.outputs[0].stats.malformed == 1
 
 
-class TestLifetimes:
-    def test_a_tick_lets_blocks_go_that_were_not_heard_of(self):
-        script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
-        assert script >> live(0, on_cpu := store([1], medium="CPU")) << publish(0, on_cpu)
-        assert script >> tick(59)
-        assert script >> tick(1) << publish(1, removed([1], medium="CPU"))
-        assert script >> tick(60)
-
-
 class TestBacklog:
     def test_a_long_catch_up_is_spread_over_ticks(self):
         script = Script(replay=True)
@@ -535,17 +339,6 @@ class TestBacklog:
         assert seqs == list(range(count + 1))
         assert turns >= 3
         assert script.router.violations == []
-
-
-def test_a_relay_without_traffic_does_nothing():
-    relay = Relay(
-        [SourceSpec("engine", 0, replay=False)],
-        [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0)],
-    )
-    assert relay.handle(Tick(), 0.0) == []
-    assert not relay.backlog
-    (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
-    assert isinstance(command, Publish)
 
 
 def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
@@ -39,11 +39,6 @@ def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
     assert feed(one, 0, 1, 3) == [(0, 1)]
 
 
-def test_one_that_never_said_anything_goes_without_a_word():
-    one = relay("a", "b")
-    assert sent(one.handle(SourceRemoved(1), 2.0)) == []
-
-
 def test_the_numbering_of_a_slot_goes_on_whoever_is_in_it():
     one = relay("a", "b")
     feed(one, 1, 0, 2)
@@ -58,16 +53,6 @@ def test_a_slot_far_out_and_the_free_ones_before_it():
     assert feed(one, 5, 0, 9) == [(5, 101)]
     assert [source.spec.label for source in one.present] == ["a", "f"]
     assert list(one.outputs[0].open_streams) == [0, 5]
-
-
-def test_free_slots_are_silent():
-    """No heartbeat, no timeout, nothing at the beginning."""
-    one = Relay(
-        [source("a"), SourceSpec(), source("c")],
-        [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],
-    )
-    assert sent(one.handle(Started(), 0.0)) == [(0, 7), (2, 7)]
-    assert sent(one.handle(Tick(1.0), 50.0)) == [(0, 8), (2, 8)]
 
 
 def test_a_merged_stream_hears_of_both_and_goes_on():

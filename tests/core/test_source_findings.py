@@ -19,7 +19,7 @@ from kvbus.core.source import RECENT_S
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
 from tests.core.dsl import Script, live, replay_end, tick, up
-from tests.doubles.payloads import payload, removed, store
+from tests.doubles.payloads import payload, store
 from tests.wire.captures import CAPTURES, load
 
 PREFIX = store([1, 2, 3])
@@ -52,20 +52,6 @@ def test_a_model_with_nothing_but_windows_gives_routers_nothing():
     assert source_findings(source)[0].remedy.startswith("groups: all")
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        [[window(n)] for n in range(MIN_LEFT_OUT - 1)],
-        [*([window(n)] for n in range(MIN_LEFT_OUT)), [store([1], group=0, kv_cache_spec_kind="full_attention")]],
-        [[store([n])] for n in range(2 * MIN_LEFT_OUT)],
-    ],
-    ids=["a few", "a hybrid model", "no groups"],
-)
-def test_and_no_other_model(batches):
-    assert said(fed(*batches)) == {}
-    assert said(fed(*([window(n)] for n in range(MIN_LEFT_OUT)), groups="all")) == {}
-
-
 @pytest.mark.parametrize("settled", [0, 8], ids=["from the start", "later"])
 def test_hits_that_are_announced_again_are_noticed(settled):
     first = [[store([100 + 2 * n, 101 + 2 * n])] for n in range(settled)]
@@ -75,25 +61,9 @@ def test_hits_that_are_announced_again_are_noticed(settled):
     assert source_findings(source)[0].remedy.startswith("duplicates: ignore")
 
 
-@pytest.mark.parametrize(
-    "again",
-    [store([2, 3], 1), store([1]), store([1, 2, 3, 4])],
-    ids=["not from the root", "one block", "not all live"],
-)
-def test_another_shape_is_none(again):
-    source = fed([PREFIX], *([again, removed([4])] for _ in range(2 * MIN_COPIES)))
-    assert source.stats.reannounced == 0
-    assert said(source) == {}
-
-
 def test_where_copies_do_not_count_there_is_nothing_to_say():
     source = fed([PREFIX], *([PREFIX] for _ in range(2 * MIN_COPIES)), duplicates="ignore")
     assert source.stats.reannounced == 2 * MIN_COPIES
-    assert said(source) == {}
-
-
-def test_copies_that_are_removed_are_copies():
-    source = fed([PREFIX], *([PREFIX, removed([3, 2, 1])] for _ in range(2 * MIN_COPIES)))
     assert said(source) == {}
 
 

@@ -62,32 +62,10 @@ def test_no_event_is_longer_than_a_run():
     assert second["parent_block_hash"] == MAX_RUN
 
 
-def test_a_list_ends_in_the_middle_of_a_chain():
-    chain = [store([block], block - 1 or None, extra_keys=[[f"key {block}"]]) for block in range(1, 101)]
-    found = [events for events in slices(index_of(*chain), 60) if events]
-    assert [blocks_in(events) for events in found] == [60, 40]
-    (event,) = plain_all(found[1])
-    assert event.get("parent_block_hash") == 60
-    assert event["extra_keys"] == [[f"key {block}"] for block in range(61, 101)]
-
-
 def test_a_table_of_few_blocks_leaves_as_it_came():
     chain = [store([block], block - 1 or None) for block in range(1, FEW + 1)]
     assert lengths(announced(index_of(*chain[:-1]))) == [1] * (FEW - 1)
     assert lengths(announced(index_of(*chain))) == [FEW]
-
-
-def test_a_fork_comes_behind_its_parent():
-    trunk = [store([block], block - 1 or None) for block in range(1, 101)]
-    events = announced(index_of(*trunk, store([200], 50), store([201], 200), store([101], 100)))
-    assert [(event["block_hashes"][0], event.get("parent_block_hash")) for event in events] == [(1, None), (200, 50)]
-    assert lengths(events) == [101, 2]
-
-
-def test_a_hole_ends_a_chain():
-    trunk = [store([block], block - 1 or None) for block in range(1, 101)]
-    events = announced(index_of(*trunk, removed([40])))
-    assert [(event["block_hashes"][0], event.get("parent_block_hash")) for event in events] == [(1, None), (41, 40)]
 
 
 @pytest.mark.parametrize(
@@ -113,29 +91,6 @@ def test_blocks_that_are_not_alike_are_events_of_their_own(odd, size):
         ]
         == 1
     )
-
-
-@pytest.mark.parametrize("keys", [None, [], [None], [["a", 1]]], ids=repr)
-def test_blocks_with_keys_of_one_kind_are_one_event(keys):
-    index = index_of(*[store([block], block - 1 or None, extra_keys=keys) for block in range(1, 101)])
-    (event,) = announced(index)
-    assert event.get("extra_keys") == (keys * 100 if keys else keys)
-
-
-def test_pairs_are_joined_with_pairs():
-    pairs = [[at, at + 1] for at in range(16)]
-    (event,) = announced(index_of(*[store([block], block - 1 or None, tokens=pairs) for block in range(1, 101)]))
-    assert event["token_ids"] == pairs * 100
-
-
-@pytest.mark.parametrize(("size", "count"), [(2, 7), (2, 8), (16, MAX_RUN), (128, MAX_RUN)])
-def test_an_array_of_any_length_has_its_header(size, count):
-    """A chain of so many blocks, and others that keep the table from being a small one."""
-    chain = [store([block], block - 1 or None, block_size=size) for block in range(1, count + 1)]
-    others = [store([10_000 + block], block_size=size) for block in range(FEW)]
-    event, *alone = announced(index_of(*chain, *others))
-    assert event["token_ids"] == [token for block in range(1, count + 1) for token in tokens_of(block, size)]
-    assert lengths(alone) == [1] * FEW
 
 
 def test_the_window_is_bounded_and_pauses():

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot, most_blocks
 from kvbus.core.blocks.live_order import PAUSE
@@ -32,19 +31,6 @@ def told(cut, room=10**6):
 def cut_of(*benches):
     parts = [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
     return StateSnapshot(9, parts, Wire())
-
-
-def test_batches_are_of_a_bounded_number_of_blocks():
-    bodies = told(cut_of(bench_of(*[store([block]) for block in range(3 * BLOCKS_PER_BATCH + 1)])))
-    sizes = [sum(event["type"] == "BlockStored" for event in unpack(body)[1]) for body in bodies]
-    assert sizes == [BLOCKS_PER_BATCH] * 3 + [1]
-
-
-def test_blocks_are_what_is_counted_not_events():
-    runs = [store([8 * at + i for i in range(8)]) for at in range(BLOCKS_PER_BATCH // 4)]
-    bodies = told(cut_of(bench_of(*runs)))
-    sizes = [sum(len(event.get("block_hashes", ())) for event in unpack(body)[1]) for body in bodies]
-    assert sizes == [BLOCKS_PER_BATCH] * 2
 
 
 def sizes_of(bodies):
@@ -131,16 +117,6 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
 
 def test_large_blocks_are_fewer_in_a_batch():
     assert [most_blocks(size) for size in (0, 16, 64, 128, 1024, 10**9)] == [*[MOST_BLOCKS] * 3, 2455, 362, 1]
-
-
-def test_a_reader_that_falls_behind_makes_its_own(monkeypatch):
-    monkeypatch.setattr(compaction, "KEPT_BYTES", 1)
-    chunks = cut_of(bench_of(*[store([block]) for block in range(5 * BLOCKS_PER_BATCH)])).chunks(10**6)
-    slow, fast = chunks.reader(), chunks.reader()
-    first = next(filter(None, iter(slow.next_payload, None)))
-    whole = list(filter(None, iter(fast.next_payload, None)))
-    assert len(whole) == chunks.count
-    assert [first, *filter(None, iter(slow.next_payload, None))] == whole
 
 
 def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():

@@ -27,14 +27,6 @@ def taken(cache, *events):
     return Admission(cache).check_all(batch)
 
 
-def test_the_majority_decides_which_kind_of_hash_is_spoken():
-    cache = empty_cache()
-    assert len(taken(cache, store([b"x"]))) == 1
-    assert [len(taken(cache, store([i]))) for i in range(3)] == [1, 1, 1]
-    assert taken(cache, store([b"y"])) == []
-    assert cache.stats.rejected == {Reason.HASH_KIND: 1}
-
-
 def test_groups_are_bounded():
     cache = empty_cache()
     for group in range(4):
@@ -43,15 +35,6 @@ def test_groups_are_bounded():
     assert len(taken(cache, store([1], group=0))) == 1
     assert cache.stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
     assert cache.refused == {("CPU", "too_many_groups")}
-
-
-def test_a_group_without_prefixes_is_left_out_and_not_refused():
-    cache = empty_cache()
-    for group in range(8):
-        assert taken(cache, store([1], group=group, kv_cache_spec_kind="mamba")) == []
-    assert cache.stats.filtered == {Filtered.GROUP: 8}
-    assert cache.stream.no_prefix == {0, 1, 2, 3}
-    assert (cache.stats.rejected, cache.refused) == ({}, set())
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
@@ -83,15 +66,6 @@ def test_a_store_that_lacks_a_field_is_no_store(name, before):
     assert bench.feed(event, store([2])) == plain_all([store([2])])
     assert bench.rejected == {Reason.MISSING_FIELD: 1}
     assert bench.stats.stored == before + 1
-
-
-def test_a_block_size_that_was_not_said_is_that_of_the_tokens():
-    bench = Bench()
-    bench.feed(store([1, 2], lora_id=None, lora_name=None))
-    sent = store([3, 4], 2, lora_id=None, lora_name=None)
-    for _ in range(2):
-        assert bench.feed(sent | {"block_size": 0}) == plain_all([sent])
-        bench.feed(removed([4]), removed([3]))
 
 
 def test_each_store_of_thousands_of_adapters_has_its_own():
@@ -164,14 +138,6 @@ def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
         event = store([n, n + 1], block_size=64)
         assert bench.feed(event, store([n + 90])) == plain_all([event])
     assert bench.filtered == {Filtered.TAIL: 4}
-
-
-def test_a_group_that_is_left_out_is_counted_each_time():
-    bench = Bench()
-    for n in range(3):
-        assert bench.feed(store([n], group=1, kv_cache_spec_kind="mamba", lora_id=n)) == []
-    assert (bench.stats.stored, bench.filtered) == (3, {Filtered.GROUP: 3})
-    assert bench.normalizer.only_without_prefix
 
 
 @pytest.mark.parametrize(

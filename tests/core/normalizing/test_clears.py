@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from kvbus.client.view import BlockView
-from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 from tests.doubles.router import PlainSetRouter
@@ -13,35 +12,6 @@ from tests.typed import well_formed
 
 
 class TestClear:
-    def test_of_one_tier_it_is_said_as_it_is(self):
-        bench = Bench()
-        bench.feed(store([1, 2]))
-        assert bench.feed(cleared()) == plain_all([cleared()])
-        assert len(bench.normalizer.index) == 0
-
-    def test_of_an_empty_cache_it_is_handed_on(self):
-        assert Bench().feed(cleared()) == plain_all([cleared()])
-
-    def test_vllms_speaks_of_the_device_alone(self):
-        bench = Bench()
-        bench.feed(store([1, 2]), store([1, 2], medium="CPU"), store([3], 2), store([2]))
-        (event,) = bench.feed(cleared())
-        assert event == plain_all([removed([3, 2, 1])])[0]
-        assert set(bench.router.blocks) == {(None, "CPU", 1), (None, "CPU", 2)}
-        assert bench.feed(removed([1])) == []
-
-    def test_removals_and_a_device_clear_behind_them_are_one_run(self):
-        bench = Bench()
-        bench.feed(store([1, 2]), store([9], medium="CPU"))
-        bench.feed(removed([1]), cleared())
-        assert bench.router.violations == []
-
-    def test_a_device_clear_does_not_split_the_removals_of_another_tier(self):
-        bench = Bench()
-        bench.feed(store([1, 2], medium="CPU"), store([3]), store([9], medium="CPU"))
-        bench.feed(removed([1], medium="CPU"), cleared(), removed([2], medium="CPU"))
-        assert bench.router.violations == []
-
     @pytest.mark.parametrize("clears", [2, 3, 5])
     def test_a_second_one_in_a_batch_speaks_of_the_other_tiers(self, clears):
         """vLLM resets its offloaded blocks too (``reset_external``): two clears, neither of which names a medium."""
@@ -51,70 +21,6 @@ class TestClear:
         assert bench.router.blocks == {}
         assert bench.normalizer.entries == 0
         assert bench.feed(removed([1], medium="CPU")) == []
-
-    @pytest.mark.parametrize("clears", [2, 3])
-    def test_events_between_the_clears_of_a_batch(self, clears):
-        """The pool's events come first, then the connector's: what the pool stored after its own reset lives on."""
-        bench = Bench()
-        bench.feed(store([1, 2]), store([1, 2], medium="CPU"), store([1, 2]), store([2], medium="CPU"))
-        later = [store([2], medium="CPU"), cleared()] * (clears - 1)
-        bench.feed(removed([1]), cleared(), store([5]), removed([1], medium="CPU"), *later, store([6], medium="CPU"))
-        assert set(bench.router.blocks) == {(None, "GPU", 5), (None, "CPU", 6)}
-        assert bench.router.violations == []
-        assert bench.feed(removed([6], medium="CPU")) == plain_all([removed([6], medium="CPU")])
-
-    def test_a_second_one_in_the_next_batch_is_the_devices_again(self):
-        bench = Bench()
-        bench.feed(store([1]), store([2], medium="CPU"))
-        bench.feed(cleared())
-        bench.feed(cleared())
-        assert set(bench.router.blocks) == {(None, "CPU", 2)}
-
-    def test_a_second_one_of_an_engine_that_clears_everything(self):
-        bench = Bench()
-        bench.feed(cleared(), first_of_epoch=True)
-        bench.feed(cleared(), store([1]), cleared(), store([2], medium="CPU_PINNED"))
-        assert set(bench.router.blocks) == {(None, "CPU_PINNED", 2)}
-
-    def test_a_second_one_makes_the_host_tier_whole(self):
-        bench = Bench(max_blocks=1)
-        bench.feed(store([1], medium="CPU"), store([2], medium="CPU"), store([3]))
-        bench.feed(cleared(), cleared())
-        assert not bench.normalizer.full
-
-    def test_a_coarse_block_outlives_the_clear_of_another_tier(self):
-        bench = Bench()
-        bench.feed(store([1, 2]), store([3], medium="CPU"), store([99], block_size=64, medium="CPU"))
-        bench.feed(removed([3], medium="CPU"), cleared())
-        bench.stats.filtered.clear()
-        bench.feed(removed([99], medium="CPU"))
-        assert bench.filtered == {Filtered.COARSE: 1}
-
-    def test_copies_are_cleared_with_their_block(self):
-        bench = Bench()
-        bench.feed(store([1]), store([1]), store([9], medium="CPU"), cleared(), store([1]))
-        assert bench.feed(removed([1])) == plain_all([removed([1])])
-
-    def test_an_engine_that_opens_with_one_clears_everything(self):
-        bench = Bench()
-        bench.feed(cleared(), first_of_epoch=True)
-        bench.feed(store([1, 2]), store([1], medium="CPU_PINNED"))
-        assert bench.feed(cleared()) == plain_all([cleared()])
-        assert bench.router.blocks == {}
-
-    def test_one_that_opens_with_something_else_does_not(self):
-        bench = Bench()
-        bench.feed(store([1]), store([1], medium="CPU"), first_of_epoch=True)
-        bench.feed(cleared())
-        assert set(bench.router.blocks) == {(None, "CPU", 1)}
-
-    def test_reblocked_blocks_leave_under_their_derived_names(self):
-        bench = Bench(block_size=16)
-        bench.feed(store([1], block_size=64), store([2], block_size=64, medium="CPU"))
-        bench.feed(cleared())
-        assert {key[1] for key in bench.router.blocks} == {"CPU"}
-        assert len(bench.router.blocks) == 4
-        assert bench.router.violations == []
 
 
 class TestWhatAClearSpeaksOf:
@@ -191,23 +97,6 @@ class TestNamedClears:
     def _router(self):
         self.router = PlainSetRouter()
 
-    def test_of_all_blocks_leaves_first(self):
-        bench = Bench()
-        self.feed(bench, store([1, 2]), store([3], 2), store([4], group=1), store([5], medium=None))
-        assert self.feed(bench, cleared()) == plain_all(
-            [removed([4], group=1), removed([5], medium=None), removed([3, 2, 1])]
-        )
-        assert self.feed(bench, cleared()) == []
-        self.feed(bench, store([1]))
-        assert bench.normalizer.cleared == []
-
-    @pytest.mark.parametrize("gone", [[1], [2], [3, 2], [2, 1]], ids=str)
-    def test_with_those_whose_removal_has_not_left(self, gone):
-        bench = Bench()
-        self.feed(bench, store([1, 2]), store([3], 2), store([9]))
-        named = self.feed(bench, removed(gone), cleared())
-        assert sorted(block for event in named for block in event["block_hashes"]) == [1, 2, 3, 9]
-
     @pytest.mark.parametrize(("clears", "left"), [("auto", {3, 5}), ("all", {5})])
     def test_several_in_a_batch(self, clears, left):
         """Where a clear speaks of one tier, the second one speaks of the others."""
@@ -225,15 +114,6 @@ class TestNamedClears:
         removals = [removed(gone)] if gone else []
         self.feed(bench, *removals, cleared(), store([4], block_size=32))
         assert len(bench.live) == 2
-
-    def test_where_block_sizes_turn_out_different(self):
-        bench = Bench()
-        self.feed(bench, store([1], block_size=96), store([9], block_size=96, medium="CPU"))
-        self.feed(bench, removed([9], medium="CPU"), store([2], block_size=64, tokens=tokens_of(1, 96)[:64]))
-        assert bench.stats.rebuilds == 1
-        assert len(bench.live) == 3
-        self.feed(bench, removed([1]), store([3], block_size=16), cleared(), store([3], block_size=16))
-        assert len(bench.live) == 1
 
 
 class TestOneMedium:
@@ -253,18 +133,6 @@ class TestOneMedium:
         assert set(bench.router.blocks) == {(None, "GPU", 1), (None, "GPU", 2), (None, "DISK", 3)}
         assert bench.announced().blocks == bench.router.blocks
 
-    @pytest.mark.parametrize("medium", ["GPU", "DEVICE"])
-    def test_the_device(self, medium):
-        bench = Bench()
-        bench.feed(store([1]), store([2], medium="CPU"))
-        assert bench.feed(cleared(medium)) == plain_all([removed([1])])
-
-    def test_the_only_medium_leaves_as_a_clear_of_everything(self):
-        bench = Bench()
-        bench.feed(store([1, 2], medium="CPU"))
-        assert bench.feed(cleared("CPU")) == plain_all([cleared()])
-        assert bench.router.blocks == {}
-
     def test_is_no_first_clear_of_its_batch(self):
         """The clear without a medium behind it is the batch's first, and of the device alone."""
         bench = Bench()
@@ -272,25 +140,12 @@ class TestOneMedium:
         bench.feed(cleared("CPU"), cleared())
         assert set(bench.router.blocks) == {(None, "DISK", 3)}
 
-    def test_does_not_make_an_engine_one_that_clears_every_tier(self):
-        bench = Bench()
-        bench.feed(cleared("GPU"), store([1]), store([2], medium="CPU"), first_of_epoch=True)
-        bench.feed(cleared())
-        assert set(bench.router.blocks) == {(None, "CPU", 2)}
-
     @pytest.mark.parametrize("clears", ["auto", "all", "device"])
     @pytest.mark.parametrize("medium", ["GPU", "CPU"])
     def test_a_clear_of_a_tier_leaves_the_device_unknown(self, clears, medium):
         bench = Bench(clears=clears)
         bench.feed(cleared(medium))
         assert bench.normalizer.emptied is (medium == "GPU" and clears != "all")
-
-    def test_an_unknown_medium_clears_nothing_and_is_counted(self):
-        bench = Bench()
-        bench.feed(store([1]))
-        assert bench.feed(cleared("HBM")) == []
-        assert bench.rejected == {"unknown_medium": 1}
-        assert bench.live == {1}
 
     def test_a_medium_of_another_type_is_refused(self):
         bench = Bench()

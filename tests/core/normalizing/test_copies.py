@@ -7,40 +7,7 @@ from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
-from tests.doubles.payloads import plain_all, removed, store, tokens_of
-
-
-def test_where_copies_count_a_block_goes_with_its_last_one():
-    bench = Bench()
-    for _ in range(3):
-        bench.feed(store([1, 2]))
-    assert bench.feed(removed([2, 1])) == bench.feed(removed([2, 1])) == []
-    assert bench.live == {1, 2}
-    assert bench.feed(removed([2, 1])) == plain_all([removed([2, 1])])
-    assert bench.filtered == {Filtered.COPY: 8}
-
-
-@pytest.mark.parametrize("rule", ["last", "ignore"])
-def test_where_they_do_not_a_block_goes_with_one_removal(rule):
-    bench = Bench(duplicates=rule)
-    for _ in range(3):
-        bench.feed(store([1, 2]))
-    assert bench.feed(removed([2, 1])) == plain_all([removed([2, 1])])
-    assert bench.feed(removed([2, 1])) == []
-    assert bench.filtered == {Filtered.COPY: 4, Filtered.UNKNOWN_BLOCK: 2}
-
-
-@pytest.mark.parametrize(("rule", "left"), [("count", 4), ("last", 3), ("ignore", 3)])
-def test_coarse_blocks_are_removed_as_copies_are(rule, left):
-    bench = Bench(duplicates=rule)
-    bench.feed(
-        store([1, 2, 3]),
-        store([8], tokens=tokens_of(1, 64), block_size=64),
-        store([8], tokens=tokens_of(1, 64), block_size=64),
-    )
-    assert bench.normalizer.entries == 4
-    bench.feed(removed([8]))
-    assert bench.normalizer.entries == left
+from tests.doubles.payloads import plain_all, removed, store
 
 
 class TestWhatIsSaid:

@@ -36,17 +36,6 @@ def test_names_are_documented_and_do_not_change():
     assert derive(None, [1, 2, 3, 4], b"", as_bytes=True) == bytes.fromhex(FIRST_BYTES)
 
 
-@pytest.mark.parametrize("as_bytes", [False, True])
-def test_the_kind_of_the_engines_hashes_is_kept(as_bytes):
-    name = derive(None, [1], b"", as_bytes=as_bytes)
-    if as_bytes:
-        assert isinstance(name, bytes)
-        assert len(name) == 32
-    else:
-        assert isinstance(name, int)
-        assert 0 <= name < 2**64
-
-
 def test_everything_that_tells_blocks_apart_tells_names_apart():
     names = {
         derive(None, [1, 2], b"", as_bytes=False),
@@ -57,14 +46,6 @@ def test_everything_that_tells_blocks_apart_tells_names_apart():
         derive(b"\x01", [1, 2], b"", as_bytes=False),
     }
     assert len(names) == 6
-
-
-def test_a_chunk_is_cut_into_a_chain():
-    tokens = list(range(64))
-    names = derive_chunk(chunk([1, 2], tokens, 32), 16, None)
-    assert len(set(names)) == 4
-    tail = derive_chunk(chunk([9], tokens[32:], 32), 16, names[1])
-    assert names[2:] == tail
 
 
 def test_however_it_was_cut_before_the_names_are_equal():
@@ -94,15 +75,3 @@ def test_where_a_block_lies_changes_no_name():
 def test_keys_that_are_no_list_per_block_are_no_salt(keys):
     tokens = list(range(32))
     assert derive_chunk(chunk([1], tokens, 32, keys=keys), 16, None) == derive_chunk(chunk([1], tokens, 32), 16, None)
-
-
-def test_pairs_of_eagle():
-    pairs = [(i, i + 1) for i in range(32)]
-    assert len(set(derive_chunk(chunk([1], pairs, 32), 16, None))) == 2
-
-
-def test_bytes_stay_bytes():
-    assert all(
-        isinstance(name, bytes) and len(name) == 32
-        for name in derive_chunk(chunk([b"x"], list(range(32)), 32), 16, None)
-    )

@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.client.view import BlockView
 from kvbus.core.findings.source import source_findings
 from kvbus.core.types import Filtered
 from kvbus.core.wire.profiles import PROFILES, encode
 from tests.core.dsl import Bench, Script, live, up
-from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of, unpack
+from tests.doubles.payloads import cleared, removed, store, tokens_of, unpack
 from tests.doubles.router import PlainSetRouter
-from tests.typed import well_formed
 
 STRICT = sorted(name for name in PROFILES if name not in {"vllm", "aibrix", "dynamo-plane", "mooncake"})
 """Profiles whose routers need tokens, and whose events can be compared one by one."""
@@ -57,16 +55,6 @@ class Both(Bench):
         return {block for _, _, block in self.strict.blocks}
 
 
-def test_the_first_blocks_are_masked_and_each_goes_with_its_removal():
-    bench = Both()
-    (event,) = bench.feed(masked(range(1, 9), [6, 7, 8]))
-    assert (event["block_hashes"], event["token_ids"], event["block_size"]) == ([6, 7, 8], [], 16)
-    assert (bench.live, bench.with_tokens) == ({6, 7, 8}, set())
-    assert bench.feed(removed([7], group=1)) == plain_all([removed([7], group=1)])
-    bench.feed(removed([8, 6], group=1))
-    assert (bench.live, bench.rejected) == (set(), {})
-
-
 def test_masked_in_the_middle_behind_a_parent_that_was_never_stored():
     bench = Both()
     bench.feed(masked(range(1, 9), [3, 4, 7, 8]), masked(range(9, 12), [9, 10, 11]))
@@ -75,16 +63,6 @@ def test_masked_in_the_middle_behind_a_parent_that_was_never_stored():
     assert bench.live == {3, 7, 8, 9, 10, 11, 23}
     bench.feed(masked(range(12, 16), []))
     assert bench.filtered == {Filtered.HASH_ONLY: 2, Filtered.ORPHAN_PASSED: 1, Filtered.NO_HASHES: 1}
-
-
-def test_a_copy_has_to_be_removed_too():
-    bench = Both()
-    bench.feed(masked(range(1, 9), [6, 7, 8]))
-    assert bench.feed(masked(range(1, 9), [7, 8])) == []
-    bench.feed(removed([6, 7, 8], group=1))
-    assert bench.live == {7, 8}
-    bench.feed(removed([8, 7], group=1))
-    assert bench.live == set()
 
 
 def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
@@ -98,43 +76,6 @@ def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
     assert bench.live == set()
 
 
-def test_a_block_that_is_known_with_its_tokens_keeps_them():
-    bench = Both()
-    bench.feed(masked(range(1, 5), [1, 2, 3, 4]), masked(range(1, 5), [3, 4], medium="CPU"))
-    assert bench.feed(masked(range(1, 9), [2, 3, 8])) == plain_all(
-        [store([8], 3, tokens=[], extra_keys=[None], **WINDOW)]
-    )
-    assert bench.with_tokens == {1, 2, 3, 4}
-    bench.feed(removed([2], group=1), masked(range(1, 5), [2]))
-    assert bench.with_tokens == {1, 2, 3, 4}, "what this batch has removed is known still"
-    bench.feed(removed([2, 3], group=1))
-    assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == {1, 2, 3, 4, 8}
-
-
-def test_a_placeholder_of_a_block_without_tokens_is_one_too():
-    bench = Both()
-    bench.feed(masked(range(1, 9), [6, 7, 8]))
-    bench.feed(store([7], tokens=[], block_size=0, medium="CPU", group=1))
-    assert (1, "CPU", 7) in bench.router.blocks
-    bench.feed(cleared("GPU"))
-    assert set(bench.router.blocks) == {(1, "CPU", 7)}
-
-
-def test_where_routers_get_removals_for_a_clear_they_are_those_that_they_know():
-    bench = Both()
-    bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(9, 11), [9, 10]), store([50], medium="CPU"))
-    bench.feed(cleared())
-    assert set(bench.router.blocks) == {(None, "CPU", 50)}
-
-
-def test_groups_without_prefixes_are_left_out_by_default():
-    bench = Both(groups="prefix")
-    assert bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(1, 9), [])) == []
-    assert bench.feed(removed([6], group=1)) == []
-    assert (bench.rejected, bench.filtered) == ({}, {Filtered.GROUP: 3})
-    assert not bench.normalizer.hash_only
-
-
 def test_cut_blocks_need_tokens():
     """With a pinned finer size a block is named by the tokens of its pieces: without them it cannot leave."""
     bench = Both(block_size=8)
@@ -144,35 +85,6 @@ def test_cut_blocks_need_tokens():
     bench.feed(removed([6, 7, 8], group=1))
     assert bench.normalizer.entries == 2
     assert bench.filtered == {Filtered.HASH_ONLY: 1, Filtered.COARSE: 4}
-
-
-def test_more_tokens_than_whole_blocks_are_refused():
-    bench = Both()
-    bench.feed(store([1], tokens=[1] * 40), store([2], tokens=[1] * 8))
-    assert bench.rejected == {"token_count": 2}
-
-
-def test_a_second_kvbus_and_a_client_hold_the_same():
-    first, second, view = Both(), Both(clears="all"), BlockView()
-    batches: list[list[Any]] = [
-        [masked(range(1, 9), [6, 7, 8]), masked(range(9, 11), [9, 10]), store([1, 2], group=0)],
-        [removed([7], group=1), masked(range(6, 9), [6, 7, 8])],
-        [removed([6, 7, 8], group=1), masked(range(20, 30), [21, 29])],
-    ]
-    for events in batches:
-        left = first.feed(*events)
-        second.feed(*left)
-        view.apply_batch(well_formed(payload(*left)))
-        seen = {(block.group_idx, block.medium, block.hash) for block in view}
-        assert seen == set(second.router.blocks) == set(first.router.blocks)
-
-
-def test_a_restart_goes_on_with_them():
-    bench = Both()
-    bench.feed(masked(range(1, 9), [6, 7, 8]))
-    bench.restart()
-    bench.feed(masked(range(6, 9), [6, 7, 8]), removed([6], group=1))
-    assert bench.live == {6, 7, 8}
 
 
 @pytest.mark.parametrize("profile", ["vllm", "dynamo", "vllm-router"])

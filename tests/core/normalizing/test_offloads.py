@@ -4,7 +4,7 @@ import pytest
 
 from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
-from tests.doubles.payloads import plain_all, removed, store, tokens_of
+from tests.doubles.payloads import plain_all, store, tokens_of
 
 
 def test_tokens_size_parent_and_adapter_are_those_of_the_blocks():
@@ -44,13 +44,6 @@ def test_what_it_says_itself_is_kept():
     assert (event["cache_salt"], event["extra_keys"]) == ("o", [["o"]])
 
 
-def test_its_own_parent_and_adapter_are_kept():
-    bench = Bench()
-    bench.feed(store([1, 2]))
-    (event,) = bench.feed(store([2], 9, tokens=[], block_size=0, medium="CPU", lora_name="b"))
-    assert (event["parent_block_hash"], event["lora_name"]) == (9, "b")
-
-
 @pytest.mark.parametrize("fields", [{"group": 1}, {"hashes": [1, 7]}], ids=["another group", "one is unknown"])
 def test_what_is_not_known_as_a_whole_is_left_out(fields):
     bench = Bench()
@@ -74,25 +67,6 @@ def test_of_two_sizes_it_is_left_out():
     bench.feed(store([1], block_size=32), store([2], block_size=48))
     assert bench.feed(store([1, 2], tokens=[], block_size=0, medium="CPU")) == []
     assert bench.filtered == {Filtered.TOKENLESS: 1}
-
-
-@pytest.mark.parametrize("gone", [[1], [2], [2, 1]], ids=str)
-def test_removed_in_the_same_batch(gone):
-    bench = Bench()
-    bench.feed(store([1, 2], session_id="s", lora_id=4))
-    out = bench.feed(removed(gone), store([1, 2], tokens=[], block_size=0, medium="CPU", session_id="t", novel=1))
-    assert out[-1] == plain_all([store([1, 2], medium="CPU", lora_id=4, session_id="t", novel=1)])[0]
-    assert {(medium, block) for _, medium, block in bench.router.blocks} == {
-        *(("CPU", block) for block in (1, 2)),
-        *(("GPU", block) for block in (1, 2) if block not in gone),
-    }
-
-
-def test_of_nothing():
-    bench = Bench()
-    bench.feed(store([1]))
-    assert bench.feed(store([], tokens=[], block_size=0, medium="CPU")) == []
-    assert bench.filtered == {Filtered.NO_HASHES: 1}
 
 
 @pytest.mark.parametrize(

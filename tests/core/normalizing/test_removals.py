@@ -59,27 +59,6 @@ def test_an_offload_names_blocks_that_earlier_runs_of_its_batch_have_removed():
     assert known.filtered == {Filtered.TOKENLESS: 1}, "of the next batch it does not"
 
 
-def test_a_removal_before_everything_is_announced_again():
-    """Two sizes in a group without a number: its blocks are radix nodes, and the first batch did not know."""
-    known = Bench()
-    known.feed(*[store([n], n - 1 or None) for n in range(1, 4)])
-    out = known.feed(removed([3]), store([9], block_size=48))
-    assert out[0]["type"] == "AllBlocksCleared"
-    assert known.announced().blocks == known.router.blocks
-    assert known.router.violations == []
-    assert known.stats.rebuilds == 1
-
-
-def test_a_clear_says_what_has_not_left_yet():
-    known = bench()
-    assert known.feed(removed([4]), cleared()) == plain_all([cleared()])
-    known = bench()
-    known.feed(store([1], medium="CPU"))
-    out = known.feed(removed([4, 3]), cleared())
-    assert sorted(block for event in out for block in event["block_hashes"]) == [1, 2, 3, 4, 11, 12, 13, 14]
-    assert known.router.violations == []
-
-
 def cut(size=16):
     """Nodes 1 (six pages) and 2 (its first two), and 3 behind 1, cut to pages of 16."""
     known = Bench(block_size=size)
@@ -100,45 +79,11 @@ class TestReblocked:
             assert known.router.violations == []
             assert known.announced().blocks == known.router.blocks
 
-    def test_a_node_that_is_stored_again_never_leaves(self):
-        known = cut()
-        assert known.feed(removed([1]), store([4], tokens=tokens_of(1, 96), block_size=96)) == []
-        assert len(known.live) == 8
-        known.feed(removed([4]))
-        assert len(known.live) == 4
-
-    def test_of_a_node_that_is_split_only_what_nobody_stores_again_leaves(self):
-        known = cut()
-        (out,) = known.feed(removed([1]), store([4], tokens=tokens_of(1, 96)[:64], block_size=64))
-        assert (out["type"], len(out["block_hashes"])) == ("BlockRemoved", 2)
-        assert len(known.live) == 6
-
-    def test_they_leave_at_the_end_and_native_blocks_before_the_next_store(self):
-        known = cut()
-        known.feed(store([50]), store([51], 50))
-        out = known.feed(removed([1]), removed([51]), store([52], 50), removed([50]), store([53]))
-        assert [event["type"] for event in out] == ["BlockStored"] * 2 + ["BlockRemoved"]
-        assert known.router.violations == []
-
-    def test_native_blocks_and_sub_blocks_of_one_batch(self):
-        known = Bench(block_size=16)
-        known.feed(store([1, 2], group=1), store([5], group=2, block_size=64))
-        out = known.feed(removed([2], group=1), removed([5], group=2), removed([1], group=1))
-        assert [(event["group_idx"], len(event["block_hashes"])) for event in out] == [(1, 2), (2, 4)]
-        assert known.router.violations == []
-
     def test_an_offload_names_one_that_is_gone(self):
         known = cut()
         known.feed(removed([2]), store([2], tokens=[], block_size=0, medium="CPU"))
         assert len([key for key in known.router.blocks if key[1] == "CPU"]) == 2
         assert known.filtered == {}
-
-    def test_from_its_root_with_others_that_are_not_cut(self):
-        known = Bench(block_size=16)
-        known.feed(store([1, 2, 3], block_size=32), store([5, 6], 3, block_size=32))
-        known.feed(removed([2, 3]), removed([1, 5, 6]))
-        assert known.live == set()
-        assert known.router.violations == []
 
     def test_many_leave_as_several_events(self):
         known = Bench(block_size=1)
@@ -184,54 +129,6 @@ class TestWithoutAGroup:
         known.feed(store([1, 2], group=3), store([4], block_size=64, group=3), other)
         assert known.feed(removed([4])) == []
         assert known.filtered == {Filtered.COARSE: 1, Filtered.UNKNOWN_BLOCK: 1}
-
-    def test_a_coarse_block_without_a_group_comes_first(self):
-        known = Bench()
-        known.feed(store([1, 2]), store([4], block_size=64), store([4, 5], group=3))
-        assert known.feed(removed([4])) == []
-        assert known.feed(removed([4])) == plain_all([removed([4], group=3)])
-        assert known.filtered == {Filtered.COARSE: 2}
-
-    def test_a_tail_is_found(self):
-        known = Bench()
-        known.feed(store([1, 2], group=3), store([9], 2, block_size=8, group=3), store([1], group=4))
-        assert known.feed(removed([9])) == []
-        assert known.filtered == {Filtered.TAIL: 2}
-        assert known.normalizer.entries == 3
-
-
-def test_a_coarse_block_and_a_tail_are_forgotten_each_by_its_removal():
-    known = bench()
-    known.feed(store([4], block_size=64), store([90], block_size=64), store([91], 4, block_size=8))
-    assert known.feed(removed([90, 91, 4]), removed([92])) == []
-    assert known.filtered == {Filtered.COARSE: 4, Filtered.TAIL: 2, Filtered.UNKNOWN_BLOCK: 1}
-    assert known.feed(removed([4]), removed([3])) == plain_all([removed([4]), removed([3])])
-    assert known.normalizer.entries == 6
-
-
-@pytest.mark.parametrize("order", [[1, 2, 3, 4], [1, 4, 3, 2], [2, 1, 4, 3], [3, 4, 1, 2], [4, 1, 2, 3]], ids=str)
-def test_a_chunk_is_held_until_its_last_block_goes_in_whatever_order(order):
-    """``size_is_true`` looks at the bytes after each batch."""
-    known = bench()
-    for block in order:
-        assert known.feed(removed([block])) == plain_all([removed([block])])
-    assert known.live == {11, 12, 13, 14}
-
-
-def test_an_offload_finds_what_left_before_everything_was_announced_again():
-    """Of two groups, one of sub-blocks; the sizes of a third one turn out different in the batch."""
-    known = Bench(block_size=16)
-    known.feed(store([1], group=1), store([5], group=2, block_size=64), store([8], group=3, block_size=32))
-    known.feed(
-        removed([1], group=1),
-        removed([5], group=2),
-        store([9, 10], group=3),
-        store([1], tokens=[], block_size=0, group=1, medium="CPU"),
-        store([5], tokens=[], block_size=0, group=2, medium="CPU"),
-    )
-    assert known.stats.rebuilds == 1
-    assert Filtered.TOKENLESS not in known.filtered
-    assert {(group, medium) for group, medium, _ in known.router.blocks} == {(1, "CPU"), (2, "CPU"), (3, "GPU")}
 
 
 @pytest.mark.parametrize("gone", [[1], [2], [3, 1], [3, 2, 1]], ids=str)

@@ -6,7 +6,7 @@ from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.schema import Batch, BlockStored
 from tests.core.dsl import Bench
-from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
+from tests.doubles.payloads import payload, removed, store, tokens_of
 
 
 def names(events):
@@ -19,18 +19,6 @@ class TestOrder:
         bench.feed(store([9]))
         assert names(bench.feed(store([2], 1), removed([9]), store([1]))) == [[2], [9], [1]]
         assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
-
-    def test_two_that_wait_for_each_other_leave_all_the_same(self):
-        bench = Bench()
-        assert names(bench.feed(store([2], 1), store([1], 2))) == [[1], [2]]
-        assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
-
-    def test_a_parent_of_its_own_is_refused_on_every_medium(self):
-        bench = Bench()
-        bench.feed(*[store([n, n + 1], n - 1 or None) for n in range(1, 20, 2)])
-        bench.feed(store([30, 31], medium="CPU"))
-        bench.feed(store([5, 6], 5, medium="CPU"))
-        assert bench.rejected == {Reason.SELF_PARENT: 1}
 
 
 class TestOffloads:
@@ -89,21 +77,6 @@ class TestOrphans:
         assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
         assert bench.rejected == {Reason.INDEX_FULL: 2}
 
-    def test_what_was_complete_and_in_order_leaves_as_it_came(self):
-        bench = Bench()
-        whole = [store([n], n - 1 or None, lora_id=None, lora_name=None) for n in (1, 2, 3)]
-        assert bench.feed(*whole) == plain_all(whole)
-        bench.feed(*[event | {"medium": "CPU"} for event in whole[:0:-1]])
-        bench.feed(*[event | {"block_hashes": [event["block_hashes"][0] + 10]} for event in whole[:0:-1]])
-
-    def test_later_runs_and_batches_are_looked_at_anew(self):
-        bench = Bench()
-        bench.feed(store([50]))
-        out = bench.feed(store([2], 1), store([1]), removed([50]), store([4], 3), store([3]))
-        assert names(out) == [[1], [2], [50], [3], [4]]
-        assert names(bench.feed(store([6], 5), store([5]))) == [[5], [6]]
-        assert bench.filtered == {}
-
 
 class TestLimits:
     """In the middle of a batch; what was refused takes no room."""
@@ -148,13 +121,6 @@ class TestLimits:
 
 
 class TestPartlyLive:
-    def test_only_the_blocks_of_other_tokens_collide(self):
-        bench = Bench()
-        bench.feed(store([1, 2]), store([3], 2))
-        bench.feed(store([1, 2, 3, 4], tokens=[9] * 16 + tokens_of(2) + [8] * 16 + tokens_of(4)))
-        assert bench.rejected == {Reason.HASH_COLLISION: 2}
-        assert (bench.live, bench.filtered) == ({1, 2, 3, 4}, {Filtered.COPY: 3})
-
     @pytest.mark.parametrize(("hashes", "parent", "count"), [([1, 2], None, 1), ([1], None, 0), ([2, 3], 1, 0)])
     def test_whole_prefixes_that_come_again_are_counted(self, hashes, parent, count):
         bench = Bench()
@@ -167,65 +133,6 @@ class TestPartlyLive:
         bench.feed(store([1, 2]))
         assert names(bench.feed(store([1, 5], 1))) == [[5]]
         assert (bench.rejected, bench.filtered) == ({}, {Filtered.COPY: 1})
-
-
-class TestReblocked:
-    TOKENS = tokens_of(900, 96)
-
-    def node(self, name, first, last, parent=None):
-        return store([name], parent, tokens=self.TOKENS[first:last], block_size=last - first)
-
-    def test_of_a_store_half_known_the_new_half_is_cut(self):
-        bench = Bench(block_size=16)
-        bench.feed(store([2, 4], block_size=32))
-        out = bench.feed(store([1, 2, 3], block_size=32))
-        assert [event["token_ids"] for event in out] == [tokens_of(1, 32), tokens_of(3, 32)]
-        assert bench.filtered == {Filtered.COPY: 1}
-        assert bench.announced().blocks == bench.router.blocks
-
-    def test_a_finer_stream_in_the_middle_of_a_batch_is_announced_with_what_was_before(self):
-        bench = Bench()
-        bench.feed(store([90], block_size=64), store([91], 90, block_size=64, medium="CPU"))
-        out = bench.feed(removed([91], medium="CPU"), store([2, 3], 1), store([1]), removed([90]), store([4], 3))
-        assert out[0]["type"] == "AllBlocksCleared"
-        assert bench.live == {1, 2, 3, 4}
-        assert bench.stats.rebuilds == 1
-        assert bench.filtered == {Filtered.COARSE: 2}
-        assert bench.router.violations == []
-
-    def test_nodes_of_a_new_divisor_keep_their_order_and_parents(self):
-        bench = Bench()
-        bench.feed(self.node(1, 0, 48), self.node(3, 64, 96, 2))
-        bench.feed(self.node(2, 48, 64, 1), self.node(4, 0, 24))
-        assert bench.stats.rebuilds == 1
-        assert {len(block.tokens) for block in bench.router.blocks.values()} == {8}
-        assert bench.announced().blocks == bench.router.blocks
-        assert bench.router.orphans <= 2
-        bench.feed(removed([3]), removed([1, 4]), removed([2]))
-        assert bench.live == set()
-        assert bench.router.violations == []
-
-    def test_other_groups_and_blocks_half_gone_are_announced_anew_with_them(self):
-        bench = Bench()
-        bench.feed(store([50, 51], group=1), self.node(1, 0, 48), self.node(2, 48, 96, 1))
-        bench.feed(removed([50], group=1), self.node(3, 0, 16))
-        assert bench.stats.rebuilds == 1
-        assert {(group, block) for group, _, block in bench.router.blocks if group} == {(1, 51)}
-        assert len(bench.live) == 1 + 6
-        assert bench.announced().blocks == bench.router.blocks
-
-    def test_a_chunk_with_a_hole_is_cut_once(self):
-        bench = Bench(block_size=16)
-        bench.feed(store([1, 2, 3], block_size=32))
-        bench.feed(removed([2]))
-        before = dict(bench.router.blocks)
-        bench.feed(store([9], group=4, block_size=32))
-        bench.feed(store([8, 7], group=4))
-        assert bench.stats.rebuilds == 1
-        assert {key: block for key, block in bench.router.blocks.items() if key[0] is None} == before
-        bench.feed(removed([1, 3]))
-        assert bench.live == {7, 8}
-        assert bench.router.violations == []
 
 
 def test_a_root_without_a_parent_leaves_with_none_behind_any_event():

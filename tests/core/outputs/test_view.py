@@ -100,21 +100,6 @@ def test_a_store_behind_a_block_that_nobody_knows_is_left_out_and_counted() -> N
     assert (taken.stats.undecided, taken.stats.not_read) == (1, 1)
 
 
-def test_a_copy_on_another_tier_is_of_the_view_although_its_parent_is_gone() -> None:
-    taken = Taken()
-    taken(salted("a", [1]), store([2], 1), removed([1]))
-    assert taken(store([2], 1, medium="CPU")) == plain_all([store([2], 1, medium="CPU")])
-
-
-def test_a_removal_leaves_with_what_the_view_has_of_it() -> None:
-    taken = Taken()
-    taken(salted("a", [1]), store([3], 1), salted("b", [2]))
-    assert taken(removed([3, 2, 1], medium="CPU")) == []
-    assert taken(removed([2])) == []
-    assert taken(removed([3, 2, 1])) == plain_all([removed([3, 1])])
-    assert taken(removed([3, 1])) == []
-
-
 def test_a_clear_leaves_always_and_says_which_blocks_it_takes() -> None:
     taken = Taken()
     taken(salted("a", [1]), salted("b", [2]))

@@ -17,11 +17,9 @@ from kvbus.core.sequencing.phases import (
     CONNECTED,
     PHASES,
     TABLE,
-    UNHURRIED,
     Guard,
     Input,
     Phase,
-    Purpose,
     RefusedError,
     State,
     step,
@@ -29,7 +27,7 @@ from kvbus.core.sequencing.phases import (
 from kvbus.core.source_spec import ATTEMPTS
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
-from tests.docs.phases import diagram, phase_table, transitions
+from tests.docs.phases import transitions
 
 LONG = RING + 50
 """So many batches that the fingerprints of the first ones are gone."""
@@ -249,40 +247,11 @@ def test_the_last_target_of_an_input_has_no_condition() -> None:
         assert step(phase, cause, lambda _: False) is TABLE[phase, cause][-1][1]
 
 
-@pytest.mark.parametrize("phase", IN)
-def test_a_phase_is_reached(phase: Phase) -> None:
-    script, acts = IN[phase]()
-    for act in acts:
-        if isinstance(act, Happens):
-            script.after(act)
-        else:
-            act(script)
-    assert script.sequencer.phase is phase
-    assert script.sequencer.connected
-
-
-def test_what_nothing_waits_for_gives_way_to_a_gap_and_nothing_else_does() -> None:
-    assert {ASKS.get(phase) for phase in UNHURRIED} == {None, Purpose.PROBE, Purpose.HISTORY}
-    assert {phase for phase, cause in TABLE if cause is Input.HOLE} == set(UNHURRIED)
-
-
 @pytest.mark.parametrize("phase", Phase)
 def test_a_phase_with_an_open_request_has_its_handlers(phase: Phase) -> None:
     about = PHASES[phase]
     assert bool(about.batch) == bool(about.over) == (phase in ASKS or phase is Phase.CATCH_UP)
     assert all(hasattr(Requests, name) for name in (about.batch, about.over) if name)
-
-
-def test_every_phase_is_drawn_and_described() -> None:
-    drawn, described = diagram(), phase_table()
-    for phase in Phase:
-        assert f" {phase} -->" in drawn
-        assert f"\n| {phase} | `{PHASES[phase].shown}` |" in described
-
-
-def test_what_holds_for_every_connected_phase_is_drawn_once() -> None:
-    assert "connected --> fresh: new epoch [not in conflict]\n" in diagram()
-    assert "connected --> away: down\n" in diagram()
 
 
 @pytest.mark.parametrize(("snapshots", "phase"), [(True, Phase.GAP_SNAPSHOT), (False, Phase.BACKFILL)])

@@ -15,11 +15,9 @@ from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.stats import SourceStats
 from tests.core.dsl import (
     ask,
-    ask_snapshot,
     cancel,
     down,
     live,
@@ -44,82 +42,7 @@ def delivered(done):
     return [action.seq for action in done if isinstance(action, Deliver)]
 
 
-class TestStart:
-    def test_history_first_then_the_live_stream(self):
-        script = SequencerScript()
-        assert script.state is State.CONNECTING
-        assert script >> up() << ask(0)
-        assert script.state is State.SYNCING
-        assert script.after(*map(replayed, range(3))) == deliver(0, 1, 2)
-        assert script >> replay_end() << cancel() << synced()
-        assert script.state is State.LIVE
-        assert script >> live(3) << deliver(3)
-        assert script.missing == (0, 0, 0, 0)
-        assert not script.sequencer.partial
-
-    def test_a_live_stream_that_begins_at_the_beginning_needs_no_history(self):
-        script = SequencerScript()
-        script.after(up())
-        assert delivered(script.after(live(0))) == [0]
-        assert script.state is State.LIVE
-
-    def test_a_trimmed_history_is_partial_and_not_missing(self):
-        script = SequencerScript()
-        script.after(up())
-        assert script.after(replayed(1000), replayed(1001)) == deliver(1000, 1001)
-        script.after(replay_end())
-        assert script.sequencer.partial
-        assert script.missing == (0, 0, 0, 0)
-
-    def test_without_replay_it_begins_where_it_is(self):
-        script = SequencerScript(replay=False)
-        script.after(up())
-        assert script.after(live(7), live(8)) == [synced(), *deliver(7, 8)]
-        assert script.sequencer.partial
-
-    def test_a_history_that_nobody_answers_for_is_asked_for_twice(self):
-        script = SequencerScript(replay_timeout=2.0, probe_interval=0.0)
-        assert script.after(up(), live(5)) == [ask(0)]
-        for _ in range(ATTEMPTS - 1):
-            assert script >> tick(2.0) << cancel() << ask(0)
-        assert delivered(script.after(tick(2.0))) == [5]
-
-
 class TestGaps:
-    def test_a_late_batch_fills_the_gap_itself(self):
-        script = in_sync(3)
-        assert script >> live(4) << ask(0)
-        assert script.after(live(3))[:2] == deliver(3, 4)
-        assert script.missing == (1, 1, 0, 0)
-        assert delivered(script.after(live(5))) == [5]
-
-    def test_what_no_replay_brings_is_lost_after_the_last_attempt(self):
-        script = in_sync(3)
-        assert script >> live(5) << ask(0)
-        for _ in range(ATTEMPTS - 1):
-            assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), ask(0)]
-        assert script.after(*map(replayed, range(3)), replay_end()) == [cancel(), lost(2), *deliver(5)]
-        assert script.missing == (2, 0, 2, 0)
-        assert script.sequencer.partial
-
-    def test_answers_to_an_old_request_do_not_mix_in(self):
-        script = in_sync(3)
-        old = script.requests[0]
-        script.after(live(5))
-        assert script >> replayed(3, request=old)
-        assert script >> replay_end(request=old)
-        assert script.stats.stale_replies == 2
-        assert script.missing == (2, 0, 0, 2)
-
-    def test_an_answer_that_stalls_is_given_up(self):
-        script = in_sync(3, replay_timeout=2.0, probe_interval=0.0)
-        script.after(live(5))
-        assert script >> tick(1.9)
-        assert script >> tick(0.2) << cancel() << ask(0)
-        assert script >> replayed(3) << deliver(3)
-        assert script >> tick(1.9)
-        assert script.stats.replay_timeouts == 1
-
     def test_an_answer_that_trickles_for_ever_is_given_up_too(self):
         script = in_sync(1, replay_timeout=2.0, replay_total_timeout=10.0, probe_interval=0.0)
         script.after(live(1000))
@@ -137,16 +60,6 @@ class TestGaps:
         script.epoch = 0
         assert script.after(*map(replayed, range(3, 6))) == [*deliver(3, 4, 5), cancel()]
         assert script.delivered == [script.payload(seq) for seq in range(6)]
-
-    def test_holding_back_is_bounded(self):
-        script = in_sync(1, reorder_batches=3, probe_interval=0.0)
-        script.after(*map(live, range(2, 7)))
-        assert len(script.sequencer.held) == 3
-        assert script.stats.held_overflow == 2
-        assert script.missing == (3, 0, 0, 3)
-        assert delivered(script.after(*map(replayed, range(1, 7)))) == [1, 2, 3, 4, 5, 6]
-        assert script.sequencer.pending == 0
-        assert script.stats.lost == 0
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
         """One number from further ahead than any gap costs its batch; an engine that goes on from there is another."""
@@ -201,28 +114,6 @@ class TestBackfill:
         assert script.sequencer.partial
         return script, said
 
-    def test_it_is_asked_for_from_the_beginning_and_taken_if_there_is_more(self):
-        script, said = self.given_up()
-        assert said[-1] == ask(0)
-        assert script >> replayed(0) << cancel() << new_epoch() << ask(0)
-        assert script.after(*map(replayed, range(6)))[:6] == deliver(0, 1, 2, 3, 4, 5)
-        assert not script.sequencer.partial
-        assert script >> replay_end() << cancel() << synced()
-        assert script.stats.restarts == 0
-        assert script.state is State.LIVE
-
-    def test_what_has_left_the_buffer_is_not_begun_anew_for(self):
-        script, _ = self.given_up()
-        assert script >> replayed(5) << cancel()
-        assert script.sequencer.partial
-        assert script >> tick(1000)
-        assert script >> live(6) << deliver(6)
-
-    def test_an_empty_buffer_is_an_answer(self):
-        script, _ = self.given_up()
-        script.after(replay_end())
-        assert script >> tick(1000)
-
     def test_it_goes_on_being_asked_more_rarely_until_it_answers(self):
         script, _ = self.given_up()
         asked = [second for second in range(1000) if ask(0) in script.after(tick(1.0))]
@@ -230,21 +121,6 @@ class TestBackfill:
         assert pauses == sorted(pauses)
         assert pauses[-1] == 16
         assert script >> live(6) << deliver(6)
-
-    def test_a_gap_is_more_urgent(self):
-        script, _ = self.given_up()
-        assert script >> live(8) << cancel() << ask(5)
-        assert script.after(*map(replayed, range(5, 8)))[:3] == deliver(6, 7, 8)
-        assert script.state is State.LIVE
-
-    def test_a_beginning_that_was_not_answered_is_asked_for_too(self):
-        script = SequencerScript(replay_timeout=2.0, probe_interval=0.0)
-        script.after(up())
-        script.after(live(7))
-        said = script.after(tick(2.0), tick(2.0), tick(2.0))
-        assert 7 in delivered(said)
-        assert script.sequencer.partial
-        assert script.after(replayed(0))[:2] == [cancel(), new_epoch()]
 
     def test_it_stays_pending_over_a_restart_of_this_process(self):
         script, _ = self.given_up()
@@ -254,16 +130,6 @@ class TestBackfill:
 
 
 class TestLostTails:
-    def test_an_idle_stream_is_asked_for_more(self):
-        script = in_sync(3, probe_interval=1.0)
-        assert script >> tick(0.5)
-        (asked,) = script.after(tick(0.6))
-        assert asked in (ask(2), ask(0))
-        script.after(*map(replayed, [*([2] if asked == ask(0) else []), 3, 4]))
-        script.after(replay_end())
-        assert script.delivered[-1] == script.payload(4)
-        assert script.missing == (2, 2, 0, 0)
-
     def test_asking_gets_rarer_while_nothing_happens(self):
         script = in_sync(3, probe_interval=1.0)
         asked = 0
@@ -276,14 +142,6 @@ class TestLostTails:
 
 
 class TestEpochs:
-    def test_beyond_the_fingerprints_the_publisher_is_asked(self):
-        script = in_sync(RING + 100, probe_interval=0.0)
-        assert script >> live(50) << ask(RING + 100 - OVERLAP)
-        script.after(replayed(RING + 99))
-        script.after(replay_end())
-        assert script.stats.restarts == 0
-        assert script.stats.duplicates == 1
-
     def test_a_gap_asked_for_before_does_not_shorten_the_question(self):
         """Two silences are a new epoch, and the one of a gap before is none of them."""
         script = in_sync(RING + 100, probe_interval=0.0)
@@ -292,32 +150,6 @@ class TestEpochs:
         assert script.after(live(50), tick(2.0))[-1] == ask(RING + 102 - OVERLAP)
         assert script.stats.restarts == 0
         assert new_epoch() in script.after(tick(2.0))
-
-    def test_and_if_it_does_not_have_the_batch_it_is_in_a_new_epoch(self):
-        script = in_sync(RING + 100, probe_interval=0.0)
-        script.epoch = 1
-        script.after(live(50))
-        said = script.after(replay_end())
-        assert new_epoch() in said
-        script.after(*map(replayed, range(50)))
-        assert script.delivered[-1] == script.payload(50)
-        assert script.missing == (0, 0, 0, 0)
-
-    def test_what_was_pending_in_the_old_epoch_is_lost(self):
-        script = in_sync(3)
-        script.after(live(9))
-        assert script.missing == (6, 0, 0, 6)
-        script.epoch = 1
-        script.after(live(0))
-        assert script.missing == (6, 0, 6, 0)
-
-    def test_what_waited_behind_a_gap_of_the_old_epoch_is_counted(self):
-        script = in_sync(3)
-        script.after(*map(live, range(4, 104)))
-        script.epoch = 1
-        script.after(live(0))
-        assert script.missing == (1, 0, 1, 0)
-        assert script.stats.filtered["old_epoch"] == 100
 
     @given(
         st.lists(
@@ -346,30 +178,6 @@ class TestEpochs:
             waiting = len(sequencer.held) + len(sequencer.unverified)
             assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
 
-    def test_back_in_another_epoch_that_is_younger(self):
-        script = in_sync(5)
-        script.after(down())
-        script.epoch = 1
-        script.after(up())
-        said = script.after(replay_end())
-        while new_epoch() not in said:  # it may ask once more before it believes it
-            assert asks(said)
-            said = script.after(replay_end())
-        script.after(replayed(0), replayed(1))
-        script.after(replay_end())
-        assert script.delivered[-2:] == [script.payload(0), script.payload(1)]
-
-    def test_back_in_another_epoch_that_has_passed_the_last_delivered(self):
-        script = in_sync(5)
-        script.after(down())
-        script.epoch = 1
-        script.after(up())
-        assert new_epoch() in script.after(replayed(4))
-        script.after(*map(replayed, range(10)))
-        script.after(replay_end())
-        assert script.delivered[-1] == script.payload(9)
-        assert script.stats.restarts == 1
-
     def test_back_in_another_epoch_whose_history_was_trimmed_past_it(self):
         script = in_sync(5)
         script.after(down())
@@ -395,16 +203,6 @@ class TestEpochs:
         script.after(replay_end())
         assert script.delivered[-1] == script.payload(21)
 
-    def test_lost_stays_lost_until_it_is_back(self):
-        script = in_sync(5)
-        script.after(down())
-        script.sequencer.expire()
-        assert script.state is State.LOST
-        script.after(up())
-        script.after(replayed(4))
-        script.after(replay_end())
-        assert script.state is State.LIVE
-
 
 class TestAfterAPause:
     """The process was stopped, or is behind: batches wait to be read while the publisher trims its buffer beyond them."""
@@ -418,14 +216,6 @@ class TestAfterAPause:
         assert script.stats.restarts == 0
         assert script.missing == (0, 0, 0, 0)
         assert not script.sequencer.partial
-
-    def test_what_was_delivered_meanwhile_makes_the_answer_an_ordinary_one(self):
-        script = in_sync(3, probe_interval=1.0)
-        script.after(tick(1.5))
-        assert script.after(*map(live, range(3, 60))) == deliver(*range(3, 60))
-        script.after(*map(replayed, range(50, 62)))
-        assert script.delivered[-2:] == [script.payload(60), script.payload(61)]
-        assert script.stats.restarts == 0
 
     def test_a_live_stream_that_brings_nothing_more_has_lost_what_was_trimmed(self):
         script = in_sync(3, probe_interval=1.0)
@@ -491,16 +281,6 @@ class TestAfterAPause:
         assert asks(script.after(tick(2.0)))
         assert script.stats.replay_timeouts == 1
 
-    def test_batches_that_come_between_two_probes_are_waited_for_again(self):
-        script = in_sync(3, probe_interval=1.0)
-        for upto in (5, 7):
-            while not asks(script.after(tick(0.5))):
-                pass
-            assert script >> replayed(50) << cancel()
-            script.after(*map(live, range(script.sequencer.next, upto)))
-        assert script.sequencer.next == 7
-        assert script.missing == (0, 0, 0, 0)
-
     def test_stale_batches_are_no_restart_of_a_publisher_that_is_far_ahead(self):
         script = in_sync(RING + 50)
         (asked,) = script.after(live(3))  # older than every fingerprint that is kept
@@ -527,16 +307,6 @@ class TestAfterAPause:
         assert (new_epoch() in said) is deaf
         assert delivered(said) == ([] if deaf else [*range(30, 60)])
         assert script.stats.restarts == 0
-
-    def test_a_state_that_ends_with_what_is_known_changes_nothing(self):
-        script = in_sync(30, probe_interval=1.0)
-        script.state_at = 30 - OVERLAP
-        for after in (1.5, 2.5, 4.5, 8.5):
-            assert script >> tick(after) << ask(30 - OVERLAP)
-            assert not script.after(*map(replayed, range(30 - OVERLAP, 30)))
-            assert script >> replay_end() << cancel()
-        assert script >> live(30) << deliver(30)
-        assert (script.sequencer.epoch, script.stats.restarts) == (0, 0)
 
     def test_a_state_that_ends_before_it_is_another_epochs(self):
         script = in_sync(30, probe_interval=1.0)
@@ -613,66 +383,7 @@ class TestAfterAPause:
         assert script.stats.lost == 0
 
 
-class TestSnapshots:
-    def test_nothing_was_published_yet(self):
-        script = SequencerScript(snapshot=True)
-        script.after(up())
-        assert script >> snapshot(-1) << cancel() << synced()
-        assert script >> live(0) << deliver(0)
-
-    @pytest.mark.parametrize("no", [snapshot(-2), replay_end(), tick(10.0)], ids=lambda happens: happens.text)
-    def test_without_one_the_replay_is_asked(self, no):
-        script = SequencerScript(snapshot=True, replay_timeout=2.0)
-        script.after(up())
-        assert script.after(tick(9.9)) == [], "it is one message, and may be large"
-        assert script >> no << cancel() << ask(0)
-        assert script.after(replayed(3), replay_end()) == [*deliver(3), cancel(), synced()]
-        assert script.sequencer.partial
-
-    def test_one_that_knows_less_than_was_seen_is_of_a_new_epoch(self):
-        script = SequencerScript(snapshot=True)
-        script.after(up(), snapshot(41))
-        assert script >> live(50) << ask(42)
-        assert script.after(*[replay_end()] * ATTEMPTS)[-1] == ask_snapshot()
-        assert new_epoch() in script.after(snapshot(45))
-
-    def test_a_gap_that_no_replay_fills_is_covered_by_one(self):
-        script = SequencerScript(snapshot=True, probe_interval=0.0)
-        script.after(up(), snapshot(4), *map(live, range(5, 8)))
-        assert script >> live(10) << ask(5)
-        said = script.after(
-            *[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())]
-        )
-        assert said[-1] == ask_snapshot()
-        assert script >> snapshot(10) << cancel()
-        assert script >> live(11) << deliver(11)
-        assert script.missing == (2, 0, 2, 0)
-        assert not script.sequencer.partial
-
-    def test_if_there_is_none_the_gap_is_lost(self):
-        script = SequencerScript(snapshot=True, probe_interval=0.0)
-        script.after(up(), snapshot(4), *map(live, range(5, 8)), live(10))
-        script.after(*[happens for _ in range(ATTEMPTS) for happens in (*map(replayed, range(5, 8)), replay_end())])
-        assert script >> snapshot(-2) << cancel() << lost(2) << deliver(10)
-        assert script.sequencer.partial
-
-
 class TestReconnectionWithoutReplay:
-    def test_nobody_can_be_asked_so_it_is_a_new_epoch(self):
-        script = in_sync(3, replay=False)
-        script.after(down())
-        assert script >> up() << new_epoch()
-        assert script.sequencer.partial
-        assert script.after(live(0))[-1:] == deliver(0)
-        assert not script.sequencer.partial
-
-    def test_unless_the_publisher_is_trusted(self):
-        script = in_sync(3, replay=False, on_lost="keep")
-        script.after(down())
-        assert script >> up() << synced()
-        assert script >> live(3) << deliver(3)
-        assert script.sequencer.epoch == 0
-
     def test_stale_batches_that_follow_one_another_are_a_new_epoch(self):
         script = in_sync(RING + 100, replay=False)
         script.epoch = 1
@@ -680,12 +391,6 @@ class TestReconnectionWithoutReplay:
         said = script.after(live(22))
         assert said[0] == new_epoch()
         assert delivered(said) == [20, 21, 22]
-
-    def test_a_batch_that_was_waited_for_is_lost_while_the_connection_is_away(self):
-        script = in_sync(3, replay=False, reorder_grace=0.2)
-        script.after(live(4), down())
-        assert script >> tick(0.3) << lost(1) << deliver(4)
-        assert script.state is State.CONNECTING
 
 
 class TestConflict:
@@ -717,23 +422,6 @@ class TestConflict:
         assert script.after(replayed(0), replay_end()) == [*deliver(0), cancel(), synced()]
         assert script.state is State.LIVE
 
-    def test_without_replay_it_goes_on_with_the_live_stream(self):
-        script = in_sync(1, replay=False)
-        while script.state is not State.CONFLICT:
-            script.epoch += 1
-            script.after(live(0))
-        script.after(tick(FIRST_PAUSE))
-        assert script.state is State.LIVE
-        assert delivered(script.after(live(7))) == [7]
-
-
-class TestPublisherSaysSo:
-    def test_another_publisher_id_is_a_new_epoch(self):
-        script = in_sync(3)
-        script.sequencer.publisher_changed(script.now)
-        assert script.sequencer.epoch == 1
-        assert [*script.sequencer.actions] == [new_epoch(), ask(0)]
-
 
 class TestRestartOfThisProcess:
     """The checkpoint's dump, then the write-ahead log's records; the connection is away until it stands again."""
@@ -764,11 +452,6 @@ class TestRestartOfThisProcess:
         assert again.sequencer.partial
         assert again.sequencer.history.first == 3
         assert again.sequencer.history.pending  # the log does not say why it began there
-
-    def test_a_hole_in_the_log_is_not_known(self):
-        again = self.restarted(in_sync(5))
-        again.sequencer.restore_batch(9, again.payload(9))
-        assert again.sequencer.history.first == 9
 
     def test_a_loss_of_the_log_is_partial_from_there(self):
         again = self.restarted(in_sync(5))
@@ -822,8 +505,6 @@ class TestCompletion:
 
 
 COMPACTED: dict[str, Any] = {"compacted": True, "on_lost": "keep", "probe_interval": 0.0}
-OFFERS_BOTH: dict[str, Any] = {**COMPACTED, "snapshot": True}
-SILENCE = [tick(2.0)] * ATTEMPTS
 
 
 class TestAnswersThatMayBeCompacted:

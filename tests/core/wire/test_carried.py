@@ -153,13 +153,6 @@ def test_the_adapter_of_a_positional_event_may_be_anything() -> None:
     assert bench.rejected == {}
 
 
-def test_a_restart_keeps_what_was_carried() -> None:
-    bench = Bench()
-    bench.feed(store([1], extra_keys={"a": 1}))
-    bench.restart()
-    assert plain_all(bench.normalizer.announce())[0]["extra_keys"] == {"a": 1}
-
-
 def test_texts_of_different_values_differ() -> None:
     values = [*ODD.values(), "a", b"a", ["a"], {"a": "a"}, True, 1, 1.0]
     assert len({as_text(value) for value in values}) == len(values)
@@ -178,26 +171,9 @@ def test_a_carried_field_that_is_no_msgpack(name: Any, raw: Any) -> None:
     assert odd_fields(store([1]) | {name: Raw(raw)})
 
 
-@pytest.mark.parametrize("keys", [5, True, 1.5, "keys", b"keys", {"a": 1}])
-def test_extra_keys_that_are_no_list(keys: Any) -> None:
-    assert odd_fields(store([1]) | {"extra_keys": keys})
-
-
-@pytest.mark.parametrize("keys", [None, [], [None, None, None], [["a", 1, 1.5], None, [b"x", ["y", -1]]]])
-def test_extra_keys_that_are(keys: Any) -> None:
-    assert odd_fields(store([1, 2, 3]) | {"extra_keys": keys}) == []
-
-
 @pytest.mark.parametrize("keys", [[None], [1], ["a"], [None] * 3, [[None], None], [[["y", "z"]], None], [{}, None]])
 def test_extra_keys_that_are_not_an_entry_for_each_block(keys: Any) -> None:
     assert odd_fields(store([1, 2], extra_keys=keys))
-
-
-@pytest.mark.parametrize("name", ["locality", "ownership", "session_id", "cache_salt"])
-def test_a_carried_text(name: Any) -> None:
-    assert odd_fields(store([1], **{name: 5}))
-    assert odd_fields(store([1], **{name: "text"})) == []
-    assert odd_fields(store([1]) | {name: None}) == []
 
 
 @pytest.mark.parametrize(

@@ -80,23 +80,6 @@ def test_a_batch_that_is_a_map():
     assert sniff(pack({"ts": 1.0, "events": [], "data_parallel_rank": 0})) == "vllm-dev (map batch)"
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\x93",
-        payload(),
-        payload(cleared()),
-        payload(["BlockRemoved", [1]]),
-        payload(5),
-        payload({"type": 1}),
-        b"\xc1" * 40,
-    ],
-)
-def test_nothing_to_tell_it_by(raw):
-    assert sniff(raw) is None
-
-
 def test_a_map_store_says_no_more_than_it_can():
     assert sniff(payload(store([1]))) == "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 

@@ -46,22 +46,6 @@ def test_a_store_block_by_block_is_a_chain(form):
         assert found["extra_keys"] == [keys]
 
 
-def test_as_a_map_with_fields_that_no_struct_knows():
-    event = {**store([1, 2], tokens=[1, 2], block_size=1), "novelty": 5}
-    event["token_ids"] = struct(store([1, 2], tokens=[1, 2], block_size=1)).token_ids
-    assert [(value(part, "block_hashes"), value(part, "novelty")) for part in block_by_block(event)] == [
-        ([1], 5),
-        ([2], 5),
-    ]
-
-
-@pytest.mark.parametrize("event", [store([1]), removed([1, 2])])
-def test_what_has_no_blocks_to_divide_stays(event):
-    given = struct(event)
-    assert block_by_block(given) == [given]
-    assert block_by_block(AllBlocksCleared()) == [AllBlocksCleared()]
-
-
 def mm_key(offset):
     return {"type": "mm_key", "hash": "ab", "start_offset": offset}
 
@@ -96,11 +80,6 @@ def test_pairs_leave_as_their_first_tokens(count):
     pairs = [[at, at + 1] for at in range(count)]
     (found,) = plain_all([first_of_pairs(struct(store([1], tokens=pairs, block_size=count)))])
     assert found["token_ids"] == list(range(count))
-
-
-def test_tokens_that_are_no_pairs_stay():
-    for event in (struct(store([1])), struct(removed([1])), AllBlocksCleared()):
-        assert first_of_pairs(event) is event
 
 
 def test_fields_of_every_form():

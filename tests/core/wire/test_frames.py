@@ -94,14 +94,8 @@ class TestReplay:
 
 
 class TestRequest:
-    def test_what_a_dealer_sends(self):
-        assert replay_request(7) == [b"", SEVEN]
-
     def test_what_a_dealer_sends_is_understood(self):
         assert parse_replay_request([b"id", *replay_request(7)]) == ReplayRequest([b"id", b""], 7)
-
-    def test_without_the_delimiter_the_answer_has_none_either(self):
-        assert parse_replay_request([b"id", SEVEN]) == ReplayRequest([b"id"], 7)
 
     @pytest.mark.parametrize(
         "frames",
@@ -127,14 +121,6 @@ class TestRequest:
 
 
 class TestAnswer:
-    def test_framing_3(self):
-        assert replay_data("3", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", SEVEN, b"x"]
-        assert replay_end("3", [b"id", b""]) == [b"id", b"", END_SEQ, b""]
-
-    def test_framing_4_has_the_topic_and_an_end_without(self):
-        assert replay_data("4", [b"id", b""], b"kv", SEVEN, b"x") == [b"id", b"", b"kv", SEVEN, b"x"]
-        assert replay_end("4", [b"id", b""]) == [b"id", b"", b"", END_SEQ, b""]
-
     @pytest.mark.parametrize("tail", [b"", PUBLISHER])
     @pytest.mark.parametrize("framing", ["3", "4"])
     def test_what_is_answered_is_understood(self, framing, tail):

@@ -87,10 +87,6 @@ class TestDynamo:
             [store([number], number, tokens=tokens), removed([number])]
         )
 
-    def test_integers_stay(self):
-        events = [store([-1, 2**64 - 1], 5), removed([-1]), {"type": "AllBlocksCleared"}]
-        assert sent("dynamo", *events) == plain_all(events)
-
     @pytest.mark.parametrize(
         ("medium", "wanted"), [("FS", "DISK"), ("OBJ", "EXTERNAL"), ("CPU", "CPU"), ("GPU", "GPU")]
     )
@@ -98,11 +94,6 @@ class TestDynamo:
         assert sent("dynamo", store([1], medium=medium), removed([1], medium=medium)) == plain_all(
             [store([1], medium=wanted), removed([1], medium=wanted)]
         )
-
-    def test_unknown_fields_and_a_root_without_parent(self):
-        event = {"block_hashes": [HASH], "parent_block_hash": None, "medium": "FS", "type": "BlockStored", "novelty": 1}
-        (got,) = unpack(encode(PROFILES["dynamo"].wire, [event], 1.0, 0))[1]
-        assert got == event | {"block_hashes": [fold(HASH)], "medium": "DISK"}
 
     def test_the_event_itself_is_not_changed(self):
         events = well_formed(payload(store([HASH], HASH, medium="FS"))).events
@@ -121,22 +112,6 @@ class TestLlmD:
     def test_a_kind_stays_and_no_group_needs_none(self):
         events = [store([1], group=0, kv_cache_spec_kind="mla_attention"), store([2])]
         assert sent("llm-d", *events) == plain_all(events)
-
-    @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
-    def test_pairs_are_plain_tokens(self, profile):
-        batch = well_formed(payload(store([1], tokens=[[1, 2], [2, 3]], block_size=2)))
-        (event,) = unpack(encode(PROFILES[profile].wire, batch.events, 1.0, 0))[1]
-        assert (event["token_ids"] if profile == "llm-d" else event[3]) == [1, 2]
-
-
-def test_aibrix_gets_one_block_an_event():
-    batch = well_formed(payload(store([1, 2], 3), removed([1, 2])))
-    events = unpack(encode(PROFILES["aibrix"].wire, batch.events, 1.0, 0))[1]
-    assert [event[:3] for event in events] == [
-        ["BlockStored", [1], 3],
-        ["BlockStored", [2], 1],
-        ["BlockRemoved", [1, 2], "GPU"],
-    ]
 
 
 def test_mooncake_gets_no_number_of_a_group():
