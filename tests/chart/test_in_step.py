@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -13,8 +11,7 @@ from typing import Any, Final
 import pytest
 from ruamel.yaml import YAML
 
-from kvbus.config import load
-from tests.chart.charts import CHART, LIBRARY, ROOT, container, environment, helm, render, script
+from tests.chart.charts import CHART, LIBRARY, ROOT, helm, render, script
 from tests.chart.charts import load as read_yaml
 
 VERSION: Final = version("kvbus")
@@ -117,41 +114,3 @@ def test_kubernetes_takes_the_manifests() -> None:
     for _, each in found:
         kubernetes.validate(each, "1.31", strict=True)
         assert "helm" not in str(each).lower(), "nothing in them is left of the tool that made them"
-
-
-@pytest.fixture(scope="module")
-def customized() -> Any:
-    """The example with the component in it, as kustomize makes it."""
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed: the kustomize component is not built")
-    command = ["kubectl", "kustomize", str(MANIFESTS / "example")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return read_yaml(done.stdout)
-
-
-def test_the_component_puts_a_sidecar_into_a_workload(customized: Any) -> None:
-    pod = customized["spec"]["template"]
-    assert [each["name"] for each in pod["spec"]["initContainers"]] == ["fetch", "kvbus"]
-    assert pod["metadata"]["labels"] == {
-        "app": "engine",
-        "kvbus/sidecar": "true",
-        "llm-d.ai/inference-serving": "true",
-    }
-    assert {each["name"] for each in pod["spec"]["volumes"]} == {"weights", "kvbus-state"}
-    sidecar = container(pod, "kvbus")
-    assert sidecar["image"] == f"registry.example.com/kvbus:{VERSION}"
-    (model,) = (each["valueFrom"]["fieldRef"] for each in sidecar["env"] if each["name"] == "KVBUS_MODEL")
-    (annotation,) = pod["metadata"]["annotations"]
-    assert model["fieldPath"] == f"metadata.annotations['{annotation}']"
-    served = {"KVBUS_MODEL": pod["metadata"]["annotations"][annotation]}
-    config = load(None, env=environment(sidecar) | served, overrides={})
-    assert config.outputs[0].profile == "llm-d"
-    engine = container(pod, "engine")
-    assert config.sources[0].endpoint in engine["args"][-1]
-    assert str(config.sources[0].replay_endpoint) in engine["args"][-1]
-
-
-def test_kubernetes_takes_what_the_component_makes(customized: Any) -> None:
-    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    kubernetes.validate(customized, "1.31", strict=True)

@@ -107,14 +107,6 @@ def test_the_keys_that_take_a_restart(settings: dict[str, Any], sources: list[st
     assert sorted(serve.changed_keys(config(["a"]), config(sources, **settings))) == named
 
 
-async def test_a_broken_one_is_refused_and_named(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
-    fixture.settings["shutdown_timeout"] = -1
-    await fixture.reload("refused")
-    assert fixture.daemon.levels == []
-    assert "the configuration is not valid, kvbus goes on without it" in caplog.text
-    assert "shutdown_timeout" in caplog.text
-
-
 async def test_keys_that_cannot_be_read_leave_those_before_in_force(
     fixture: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,15 +117,6 @@ async def test_keys_that_cannot_be_read_leave_those_before_in_force(
         await eventually(lambda refusals=refusals: fixture.daemon.process.key_reloads["refused"] == refusals, "refused")
     assert fixture.daemon.keys == before
     assert caplog.text.count("the previous keys stay in force") == 2
-
-
-async def test_changed_key_files_are_found_without_a_signal(fixture: Fixture) -> None:
-    before = fixture.daemon.keys
-    fixture.reloader.watch()
-    fixture.keys.allow(fixture.keys.router, fixture.keys.stranger)
-    await eventually(lambda: fixture.daemon.process.key_reloads["applied"], "found")
-    assert fixture.daemon.keys != before
-    assert fixture.daemon.process.config_reloads == {}
 
 
 async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
@@ -262,14 +245,6 @@ async def edited(tmp_path: Path) -> AsyncIterator[Edited]:
     made = Edited(Keyring(tmp_path), tmp_path / "kvbus.yaml")
     yield made
     made.reloader.close()
-
-
-async def test_a_changed_file_is_loaded_without_a_signal(edited: Edited) -> None:
-    edited.write("[debug]")
-    await eventually(lambda: edited.level == "debug", "taken over")
-    assert edited.daemon.process.config_reloads == {"applied": 1}
-    await edited.looked_twice()
-    assert edited.daemon.process.config_reloads == {"applied": 1}
 
 
 async def test_a_problem_is_logged_once_and_counts_until_it_is_over(

@@ -86,26 +86,6 @@ async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_non
     assert len(seen) == len(names) - 2, "nothing has changed about the first ones"
 
 
-def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    log = SourceLog(ignored, WALL)
-    relay.handle(SourceUp(0), 1.0)
-    # the engine has trimmed its buffer: the answer begins at 5
-    relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
-    relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
-    relay.handle(Tick(1000.0), 1.1)
-    log.look(relay, [0])
-    log.look(relay, [0])
-    (_, partial) = lines(caplog)
-    assert partial.startswith("source engine: partial: batches 0 to 4 were trimmed")
-    assert "[sources[].replay_endpoint]: ends when the engine restarts" in partial
-    relay.sources[0].sequencer.complete(certain=True)
-    relay.handle(Tick(1001.0), 1.2)
-    log.look(relay, [0])
-    (over,) = lines(caplog)
-    assert over.startswith("source engine: over after 0 s: partial: batches 0 to 4 were trimmed")
-
-
 def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     log = SourceLog(ignored, WALL)
     for seq in range(MIN_LEFT_OUT):

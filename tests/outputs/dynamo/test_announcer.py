@@ -135,6 +135,9 @@ async def test_of_several_workers_it_is_the_one_that_is_named(plane):
 @pytest.mark.parametrize(
     "record",
     [
+        b"",
+        b'{"\xad',
+        b"[]",
         b"[" * 60_000,
         b"3",
         b'{"instance_id": "x", "metadata": 3}',
@@ -184,13 +187,3 @@ async def test_a_discovery_that_does_not_answer_is_said_once_and_asked_again(pla
         await plane.until((7, 100, HERE))
         await eventually(lambda: "answers again" in caplog.text, "the end of it")
     assert caplog.text.count("no way to Dynamo's discovery") == 1
-
-
-@both_loops
-async def test_records_that_are_no_json_are_passed_over(plane):
-    plane.card(7)
-    plane.store.put({f"{CARDS}/{SCOPE.workers}bad": b'{"\xad', f"{INSTANCES}/{SCOPE.workers}worse": b"[]"})
-    plane.store.put({f"{SOURCES}/{SCOPE.events}8": b""})
-    plane.add()
-    with closing(plane):
-        await eventually(lambda: plane.moves == [(7, 100)], "the worker")
