@@ -39,7 +39,7 @@ from kvbus.core.events import (
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.outputs.spec import OutputSpec, Rights
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.actions import Action, Ask, Stop
+from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.codec import AnyEvent, decode
@@ -248,6 +248,17 @@ def ask(start: int, source: int = 0) -> Does:
             command.start != start
             if isinstance(command, Ask)
             else not isinstance(command, RequestReplay) or (command.source, command.start) != (source, start)
+        ),
+    )
+
+
+def ask_snapshot(source: int = 0) -> Does:
+    return Does(
+        f"ask source {source} for a snapshot",
+        lambda command: (
+            not (
+                isinstance(command, AskSnapshot) or (isinstance(command, RequestSnapshot) and command.source == source)
+            )
         ),
     )
 

@@ -154,12 +154,6 @@ class TestByProfile:
         assert (answer.outcome, len(cuts)) == ("late" if start == 0 else "compacted", 1)
 
     @pytest.mark.parametrize("profile", LLMD)
-    def test_llm_d_gets_every_number_if_no_state_answers_its_request(self, profile):
-        made = filled(20, profile=profile, batches=10)
-        cut, _ = cutter(made, 1)
-        assert seqs_of(ask(made, 0, cut)) == [*range(20), "END"]
-
-    @pytest.mark.parametrize("profile", LLMD)
     def test_kvbus_s_own_readers_get_the_state_at_its_own_seqs(self, profile):
         made = filled(20, profile=profile, batches=10)
         cut, _ = cutter(made, 1)

@@ -5,7 +5,10 @@ import re
 import pytest
 
 from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.relay import Relay
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.write_ahead_log import StateError
 from tests.core.dsl import Script, live
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
@@ -124,3 +127,14 @@ def test_what_is_no_record_of_a_dump_is_refused(record, said):
 def test_what_is_no_array_is_refused(blob):
     with pytest.raises(StateError):
         Loader(Script().relay).feed(blob)
+
+
+def test_a_stream_keeps_its_publisher_id():
+    made = [
+        Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, publisher_ids=[who * 16])])
+        for who in (b"a", b"b")
+    ]
+    loader = Loader(made[1])
+    for blob in dump(made[0]):
+        loader.feed(blob)
+    assert made[1].outputs[0].streams[0].publisher_id == b"a" * 16

@@ -11,7 +11,7 @@ from kvbus.core.events import BatchReceived, SourceDown, Tick
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.types import Filtered
 from tests.core.dsl import Script
-from tests.doubles.payloads import batch, cleared, removed, store
+from tests.doubles.payloads import batch, removed, store
 
 CPU = {"medium": "CPU"}
 
@@ -76,13 +76,6 @@ def test_copies_go_with_it(duplicates):
     assert engine.live == {("CPU", 1)}
 
 
-def test_a_clear_of_all_ends_it():
-    engine = Engine(clears="all")
-    engine.sends(store([1], **CPU))
-    engine.sends(cleared())
-    assert not len(engine.script.source.lifetimes)
-
-
 def test_many_go_slice_by_slice(monkeypatch):
     monkeypatch.setattr(lifetimes, "SLICE", 2)
     engine = Engine()
@@ -129,15 +122,6 @@ def test_of_what_is_not_taken_in_nothing_is_remembered():
     assert len(engine.script.source.lifetimes) == len(engine.live)
     engine.waits(61)
     assert engine.live == set()
-
-
-def test_each_group_has_blocks_of_its_own():
-    engine = Engine()
-    engine.sends(store([1], group=0, **CPU), store([1], group=1, **CPU))
-    engine.waits(40)
-    engine.sends(store([2], 1, group=1, **CPU))
-    engine.waits(40)
-    assert sorted(engine.script.router.blocks) == [(1, "CPU", 1), (1, "CPU", 2)]
 
 
 def test_a_long_chain_is_walked_once_in_a_step():

@@ -124,11 +124,6 @@ class TestWhatIsSaid:
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
         assert heals.startswith("ends when the engine answers one (it is asked again), or when the engine restarts")
 
-    def test_an_engine_that_does_not_answer_after_it_was_away(self):
-        script = Kept(replay=True).hear(up(), replayed(0, store([1])), replay_end(), live(1), down(), up())
-        script.hear(tick(3), tick(3))
-        assert self.said(script)[0] == "the engine has not answered a replay request so far"
-
     def test_no_replay_endpoint(self):
         script = Kept().hear(up(), live(7, store([1])))
         reason, _ = self.said(script)
@@ -201,12 +196,6 @@ class TestAClear:
     def test_ends_it_where_only_the_device_was_ever_spoken_of(self, checkpoint: bool):
         assert emptied(older_than_kvbus(), 101, checkpoint)
 
-    def test_ends_it_after_a_loss(self, checkpoint: bool):
-        script = Kept(reorder_grace=0.2).hear(live(0, store([1])), live(2, store([2])), tick(0.3))
-        assert script.source.partial
-        assert emptied(script, 3, checkpoint)
-        assert script.source.lost == 0
-
     def test_ends_it_before_the_engine_has_answered(self, checkpoint: bool):
         script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3))
         assert script.source.sequencer.history.pending
@@ -234,10 +223,6 @@ class TestAClear:
         """vLLM's clear is of the device alone, and what that tier holds from before is not known."""
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
-    def test_does_not_end_it_where_another_tier_was_before_an_earlier_clear(self, checkpoint: bool):
-        script = older_than_kvbus(store([2], medium=HOST), removed([2], medium=HOST)).hear(live(101, cleared()))
-        assert not emptied(script, 102, checkpoint)
-
     def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):
         """It may have held blocks when the clear came."""
         script = older_than_kvbus()
@@ -262,15 +247,6 @@ class TestAClear:
         assert script.source.normalizer.clears.empty
         script.hear(live(0, store([1]), store([2], medium=HOST)), replay_end())
         assert not script.source.normalizer.clears.empty
-        script.is_the_same_after_a_restart(checkpoint=checkpoint)
-
-    def test_says_nothing_of_what_is_lost_behind_it(self, checkpoint: bool):
-        """Clear and loss are decided at one moment: the clear is delivered when the loss is known already."""
-        script = Kept(reorder_grace=0.2)
-        script.hear(live(0, store([1])), live(2, cleared()), live(4, store([4])), tick(0.3, WALL))
-        assert script.source.partial
-        assert script.source.lost == 1
-        assert script.source.sequencer.history.first == 4
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):

@@ -3,7 +3,7 @@
 from msgspec import structs
 
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved
+from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
@@ -27,16 +27,6 @@ def sent(commands):
 
 def feed(one, slot, seq, block):
     return sent(one.handle(BatchReceived(slot, batch(seq, store([block]))), 1.0))
-
-
-def test_a_source_that_is_removed_is_cleared_on_its_own_stream():
-    one = relay("a", "b")
-    feed(one, 0, 0, 1)
-    feed(one, 1, 0, 2)
-    assert sent(one.handle(SourceRemoved(1), 2.0)) == [(1, 1)]
-    assert [source.spec.label for source in one.present] == ["a"]
-    assert list(one.outputs[0].open_streams) == [0]
-    assert feed(one, 0, 1, 3) == [(0, 1)]
 
 
 def test_the_numbering_of_a_slot_goes_on_whoever_is_in_it():
@@ -77,3 +67,13 @@ def test_a_source_of_a_log_takes_no_number_when_it_comes_or_goes_and_keeps_the_r
     assert one.sources[0].rank == 3
     assert sent(one.handle(SourcePlaced(0, spec, [NewStream(b"kv@b")]), 4.0)) == []
     assert one.sources[0].rank == 0
+
+
+def test_free_slots_are_silent():
+    """No heartbeat, no timeout, nothing at the beginning."""
+    one = Relay(
+        [source("a"), SourceSpec(), source("c")],
+        [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],
+    )
+    assert sent(one.handle(Started(), 0.0)) == [(0, 7), (2, 7)]
+    assert sent(one.handle(Tick(1.0), 50.0)) == [(0, 8), (2, 8)]

@@ -3,7 +3,6 @@
 import pytest
 
 from kvbus.core.events import (
-    BatchReceived,
     ReplayAsked,
     ReplayReceived,
     SourceDown,
@@ -20,7 +19,6 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
 from tests.core.dsl import Script, live, replay_end, tick, up
 from tests.doubles.payloads import payload, store
-from tests.wire.captures import CAPTURES, load
 
 PREFIX = store([1, 2, 3])
 
@@ -65,14 +63,6 @@ def test_where_copies_do_not_count_there_is_nothing_to_say():
     source = fed([PREFIX], *([PREFIX] for _ in range(2 * MIN_COPIES)), duplicates="ignore")
     assert source.stats.reannounced == 2 * MIN_COPIES
     assert said(source) == {}
-
-
-@pytest.mark.parametrize("name", CAPTURES)
-def test_no_captured_engine_is_remarkable(name):
-    script = Script()
-    for message in load(name):
-        script.relay.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload]), script.now)
-    assert said(script.source) == {}
 
 
 def test_blocks_of_another_size_than_block_size():

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot, most_blocks
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot
 from kvbus.core.blocks.live_order import PAUSE
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
-from tests.doubles.payloads import removed, store, unpack
+from tests.doubles.payloads import store, unpack
 from tests.doubles.router import PlainSetRouter
 
 
@@ -67,18 +67,6 @@ def test_blocks_that_leave_re_cut_are_counted_in_pieces(blocks):
     assert router.orphans == 0
 
 
-def test_a_page_of_two_nodes_is_counted_once():
-    bench = Bench(block_size=16)
-    tokens = list(range(16 * 600))
-    bench.feed(store([1], tokens=tokens, block_size=len(tokens)))
-    bench.feed(store([2], tokens=tokens[: 16 * 520], block_size=16 * 520), store([3], 1, block_size=16))
-    cut = cut_of(bench)
-    assert sizes_of(told(cut)) == [512, 89]
-    assert cut.chunks(10**6).count == 2
-    bench.feed(removed([1]))
-    assert sizes_of(told(cut_of(bench))) == [512, 9]
-
-
 @pytest.mark.parametrize("room", [1, 2, 3, 10, 1000])
 def test_it_fits_the_room_there_is(room):
     bench = bench_of(*[store([block], block - 1 or None) for block in range(1, 5001)])
@@ -113,10 +101,6 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
         assert frozen() is None
     finally:
         gc.enable()
-
-
-def test_large_blocks_are_fewer_in_a_batch():
-    assert [most_blocks(size) for size in (0, 16, 64, 128, 1024, 10**9)] == [*[MOST_BLOCKS] * 3, 2455, 362, 1]
 
 
 def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():

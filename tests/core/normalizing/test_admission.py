@@ -27,16 +27,6 @@ def taken(cache, *events):
     return Admission(cache).check_all(batch)
 
 
-def test_groups_are_bounded():
-    cache = empty_cache()
-    for group in range(4):
-        assert len(taken(cache, store([1], group=group))) == 1
-    assert taken(cache, store([1], group=4, medium="cpu")) == []
-    assert len(taken(cache, store([1], group=0))) == 1
-    assert cache.stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
-    assert cache.refused == {("CPU", "too_many_groups")}
-
-
 @pytest.mark.parametrize("keys", [None, "each", "none"])
 def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
@@ -100,14 +90,6 @@ def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
     assert (len(again["block_hashes"]), again["block_size"]) == (2, 8)
     assert bench.feed(store([6], lora_id=3, group=5)) == plain_all([store([6], lora_id=3, group=5)])
     assert bench.announced().blocks == bench.router.blocks
-
-
-def test_a_spelling_that_comes_after_its_group_was_settled_knows_its_sizes():
-    bench = Bench(block_size=16)
-    for n in range(40):
-        bench.feed(store([n]))
-    event = store([100], session_id="s", lora_id=7, lora_name="a")
-    assert bench.feed(event) == plain_all([event])
 
 
 def test_a_restart_forgets_nothing_that_decides():

@@ -44,12 +44,6 @@ class TestWhatAClearSpeaksOf:
         bench.feed(cleared())
         assert {medium for medium, count in bench.normalizer.index.media().items() if count} == left
 
-    def test_what_the_api_shows_counts_where_nothing_is_said(self):
-        for clears, empties in (("auto", True), ("device", False), ("all", True)):
-            bench = Bench(clears=clears)
-            bench.feed(cleared(), store([2], medium="CPU"), first_of_epoch=True)
-            assert bench.normalizer.clears.empty is empties
-
 
 class TestEmptied:
     """Whether a clear has left nothing in the engine."""
@@ -68,14 +62,6 @@ class TestEmptied:
         assert not bench.normalizer.emptied
         bench.feed(cleared(), cleared())
         assert bench.normalizer.emptied
-
-    def test_what_speaks_of_every_tier_is_certain(self):
-        bench = Bench(clears="all")
-        bench.feed(store([1]), store([2], medium="CPU"), cleared())
-        assert bench.normalizer.emptied
-        assert bench.normalizer.clears.take_for_empty()
-        bench.feed(store([2], medium="CPU"))
-        assert not bench.normalizer.clears.tiers_unknown
 
 
 class TestNamedClears:
@@ -133,13 +119,6 @@ class TestOneMedium:
         assert set(bench.router.blocks) == {(None, "GPU", 1), (None, "GPU", 2), (None, "DISK", 3)}
         assert bench.announced().blocks == bench.router.blocks
 
-    def test_is_no_first_clear_of_its_batch(self):
-        """The clear without a medium behind it is the batch's first, and of the device alone."""
-        bench = Bench()
-        bench.feed(store([1]), store([2], medium="CPU"), store([3], medium="DISK"))
-        bench.feed(cleared("CPU"), cleared())
-        assert set(bench.router.blocks) == {(None, "DISK", 3)}
-
     @pytest.mark.parametrize("clears", ["auto", "all", "device"])
     @pytest.mark.parametrize("medium", ["GPU", "CPU"])
     def test_a_clear_of_a_tier_leaves_the_device_unknown(self, clears, medium):
@@ -169,3 +148,10 @@ class TestOneMedium:
             seen = {(block.group_idx, block.medium, block.hash) for block in view}
             assert seen == set(second.router.blocks) == set(first.router.blocks)
         assert len(view) == 0
+
+    def test_an_unknown_medium_clears_nothing_and_is_counted(self):
+        bench = Bench()
+        bench.feed(store([1]))
+        assert bench.feed(cleared("HBM")) == []
+        assert bench.rejected == {"unknown_medium": 1}
+        assert bench.live == {1}

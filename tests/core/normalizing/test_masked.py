@@ -55,16 +55,6 @@ class Both(Bench):
         return {block for _, _, block in self.strict.blocks}
 
 
-def test_masked_in_the_middle_behind_a_parent_that_was_never_stored():
-    bench = Both()
-    bench.feed(masked(range(1, 9), [3, 4, 7, 8]), masked(range(9, 12), [9, 10, 11]))
-    assert (bench.live, bench.with_tokens) == ({3, 4, 7, 8, 9, 10, 11}, {9, 10, 11})
-    bench.feed(masked(range(20, 24), [23]), removed([4], group=1))
-    assert bench.live == {3, 7, 8, 9, 10, 11, 23}
-    bench.feed(masked(range(12, 16), []))
-    assert bench.filtered == {Filtered.HASH_ONLY: 2, Filtered.ORPHAN_PASSED: 1, Filtered.NO_HASHES: 1}
-
-
 def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
     bench = Both()
     bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(1, 9), [7, 8]))

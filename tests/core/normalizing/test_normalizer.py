@@ -111,13 +111,6 @@ class TestWithoutMedia:
         assert bench.feed(removed([0], medium="CPU")) == []
         assert bench.filtered[Filtered.UNKNOWN_BLOCK] == 1
 
-    def test_a_clear_is_of_everything_then(self):
-        """The tier that is left out is none that the clear leaves."""
-        bench = Bench(without_media=frozenset({"CPU"}))
-        bench.feed(store([1]), store([1], medium="CPU"), store([2], tokens=[], block_size=0, medium="CPU"))
-        assert bench.feed(cleared()) == plain_all([cleared()])
-        assert bench.normalizer.emptied
-
 
 class TestFields:
     def test_lists_with_an_entry_per_block_are_cut_with_their_blocks(self):
@@ -159,13 +152,6 @@ class TestLearned:
         assert (normalizer.dump()["media"], normalizer.known_groups) == (["CPU", "GPU"], 3)
         assert not normalizer.only_without_prefix
 
-    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}])
-    def test_a_group_whose_size_is_unknown_shows_what_the_operator_said(self, rules):
-        bench = Bench(**rules)
-        bench.feed(store([1], tokens=[], block_size=0), store([2], tokens=[1] * 8, block_size=8))
-        assert bench.normalizer.engine_block_size == (0 if rules else 8)
-        assert bench.normalizer.block_size == rules.get("block_size", 8)
-
 
 def run_of(*blocks):
     """Tokens of several blocks of 16 in a row."""
@@ -188,16 +174,6 @@ class TestTwoGranularities:
         for i in range(100, 300, 2):
             bench.feed(store([i, i + 1]))
         assert bench.live >= set(range(100, 300))
-
-    @pytest.mark.parametrize("before", [0, 1, 4])
-    def test_nor_do_several_odd_blocks_in_one_event(self, before):
-        bench = Bench()
-        for i in range(before):
-            bench.feed(store([1000 + 2 * i, 1001 + 2 * i]))
-        bench.feed(store([7, 8], block_size=6))
-        for i in range(100, 300, 2):
-            bench.feed(store([i, i + 1]))
-        assert bench.live >= set(range(200, 300))
 
 
 def whole(*names, parent=None):

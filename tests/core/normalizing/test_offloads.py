@@ -7,13 +7,6 @@ from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, store, tokens_of
 
 
-def test_tokens_size_parent_and_adapter_are_those_of_the_blocks():
-    bench = Bench()
-    bench.feed(store([1, 2], lora_name="a"), store([3], 2, lora_name="a"))
-    out = bench.feed(store([2, 3], tokens=[], block_size=0, medium="CPU"))
-    assert out == plain_all([store([2, 3], 1, medium="CPU", lora_name="a")])
-
-
 def test_salt_session_and_keys_are_those_of_the_blocks():
     """Without them the block of one tenant would leave as that of everybody."""
     bench = Bench()
@@ -51,15 +44,6 @@ def test_what_is_not_known_as_a_whole_is_left_out(fields):
     event = store(fields.pop("hashes", [1]), tokens=[], block_size=0, medium="CPU", **fields)
     assert bench.feed(event) == []
     assert bench.filtered == {Filtered.TOKENLESS: 1}
-
-
-def test_blocks_of_several_stores_and_a_reblocked_one():
-    bench = Bench(block_size=16)
-    bench.feed(store([1, 2], block_size=32), store([3], 2, block_size=32))
-    (event,) = bench.feed(store([2, 3], 1, tokens=[], block_size=0, medium="CPU"))
-    assert event["token_ids"] == tokens_of(2, 32) + tokens_of(3, 32)
-    assert len(event["block_hashes"]) == 4
-    assert bench.announced().blocks == bench.router.blocks
 
 
 def test_of_two_sizes_it_is_left_out():

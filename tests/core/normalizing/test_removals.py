@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, plain_all, removed, store, tokens_of
@@ -79,19 +78,6 @@ class TestReblocked:
             assert known.router.violations == []
             assert known.announced().blocks == known.router.blocks
 
-    def test_an_offload_names_one_that_is_gone(self):
-        known = cut()
-        known.feed(removed([2]), store([2], tokens=[], block_size=0, medium="CPU"))
-        assert len([key for key in known.router.blocks if key[1] == "CPU"]) == 2
-        assert known.filtered == {}
-
-    def test_many_leave_as_several_events(self):
-        known = Bench(block_size=1)
-        known.feed(store([1], block_size=2 * MAX_RUN + 1))
-        out = known.feed(removed([1]))
-        assert [len(event["block_hashes"]) for event in out] == [MAX_RUN, MAX_RUN, 1]
-        assert known.live == set()
-
 
 class TestWithoutAGroup:
     """An engine that numbers the groups of its stores, and not those of its removals."""
@@ -109,11 +95,6 @@ class TestWithoutAGroup:
         known = Bench(block_size=16)
         (stored,) = known.feed(store([1], block_size=64, group=3))
         assert known.feed(removed([1])) == plain_all([removed(stored["block_hashes"][::-1], group=3)])
-
-    def test_a_block_without_a_group_comes_first(self):
-        known = Bench()
-        known.feed(store([1, 2], group=3), store([1]))
-        assert known.feed(removed([1, 2])) == plain_all([removed([1]), removed([2], group=3)])
 
     def test_a_coarse_block_goes_before_a_fine_one_of_its_name(self):
         known = Bench()

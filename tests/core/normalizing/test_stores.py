@@ -6,7 +6,7 @@ from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.schema import Batch, BlockStored
 from tests.core.dsl import Bench
-from tests.doubles.payloads import payload, removed, store, tokens_of
+from tests.doubles.payloads import payload, removed, store
 
 
 def names(events):
@@ -42,11 +42,6 @@ class TestOrphans:
         assert bench.filtered == {Filtered.ORPHAN_DROPPED: 2}
         assert bench.rejected == {Reason.INDEX_FULL: 1}
 
-    def test_a_parent_later_in_the_run_and_refused_is_none(self):
-        bench = Bench(orphans="drop", max_blocks=2)
-        assert names(bench.feed(store([3], 2), store([2, 4, 5], 1), store([1]), store([6], 1))) == [[1], [6]]
-        assert bench.filtered == {Filtered.ORPHAN_DROPPED: 1}
-
     @pytest.mark.parametrize("length", [2, 3, 50])
     def test_a_cycle_leaves_once_each(self, length):
         bench = Bench()
@@ -57,25 +52,6 @@ class TestOrphans:
         bench.feed(removed(list(range(length))))
         assert bench.live == set(range(100, 100 + length))
         assert bench.router.violations == []
-
-    def test_a_parent_of_another_group_is_not_waited_for(self):
-        bench = Bench()
-        assert names(bench.feed(store([2], 1, group=1), store([1], group=2))) == [[2], [1]]
-        assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
-
-    def test_of_a_parent_stored_twice_the_first_is_waited_for(self):
-        bench = Bench()
-        out = bench.feed(store([2], 1), store([7]), store([1]), store([1], tokens=[3] * 16))
-        assert names(out) == [[1], [2], [7]]
-        assert (bench.filtered, bench.rejected) == ({Filtered.COPY: 1}, {Reason.HASH_COLLISION: 1})
-
-    def test_a_parent_that_was_refused_before_is_not_waited_for(self):
-        """It comes twice in the run; what is behind it does not know that the second one will fit."""
-        bench = Bench(max_blocks=2)
-        out = bench.feed(store([1, 5, 6]), store([2], 1), store([1]), store([3], 2))
-        assert names(out) == [[2], [1]]
-        assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
-        assert bench.rejected == {Reason.INDEX_FULL: 2}
 
 
 class TestLimits:
@@ -90,18 +66,6 @@ class TestLimits:
         assert bench.rejected == {Reason.INDEX_FULL: 3}
         bench.feed(removed([1]), store([5]), store([6]))
         assert bench.live == {4, 5}
-
-    def test_of_bytes_that_chunks_half_gone_still_hold(self):
-        """The size of an index is counted exactly before a store is refused."""
-        one = Bench()
-        one.feed(store([1, 2]))
-        bench = Bench(max_index_bytes=2 * one.normalizer.index_bytes)
-        bench.feed(store([1, 2]), store([3, 4]))
-        bench.feed(removed([2]), store([5]))
-        assert bench.rejected == {Reason.INDEX_FULL: 1}
-        bench.feed(removed([1]), store([5, 6]))
-        assert bench.live == {3, 4, 5, 6}
-        assert bench.rejected == {Reason.INDEX_FULL: 1}
 
     @pytest.mark.parametrize("size", [8, 64], ids=["tails", "coarse"])
     def test_of_what_is_left_out(self, size):
@@ -144,14 +108,3 @@ def test_a_root_without_a_parent_leaves_with_none_behind_any_event():
     assert isinstance(batch, Batch)
     out = bench.normalizer.apply(batch)
     assert [event.parent_block_hash for event in out if isinstance(event, BlockStored)] == [77, None]
-
-
-def test_a_copy_of_blocks_that_several_stores_have_is_compared_with_each():
-    bench = Bench()
-    bench.feed(store([1, 2, 3]))
-    bench.feed(store([4], 3))
-    bench.feed(removed([2]))
-    assert names(bench.feed(store([1, 3, 4]))) == []
-    assert bench.rejected == {}
-    assert names(bench.feed(store([3, 1, 4], tokens=[*tokens_of(3), *[9] * 16, *tokens_of(4)]))) == []
-    assert bench.rejected == {Reason.HASH_COLLISION: 1}

@@ -42,24 +42,6 @@ def without(event, *names):
     return {name: value for name, value in event.items() if name not in names}
 
 
-@pytest.mark.parametrize(
-    ("event", "leaves"),
-    [
-        (without(whole([30]), "parent_block_hash"), whole([30])),
-        (whole([30], 20, medium="gpu"), whole([30], 20)),
-        (without(whole([30], 20), "lora_id", "lora_name"), whole([30], 20)),
-        (without(whole([30], 20), "medium"), without(whole([30], 20), "medium")),
-    ],
-    ids=["parent", "medium in small letters", "adapter", "medium"],
-)
-def test_what_was_not_sent_is_filled_in_and_the_batch_is_not_the_one_that_came(event, leaves):
-    bench = settled()
-    for _ in range(2):
-        assert bench.feed(event) == plain_all([leaves])
-        bench.feed(removed([30]))
-    assert bench.filtered == {}
-
-
 def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
     """BlockInactive (vllm#50732) with the fields it is proposed with, and one that nobody knows: all else stays plain."""
     idle = {"type": "BlockInactive", "block_hashes": [1], "medium": "GPU", "group_idx": 0, "later": 1}

@@ -231,16 +231,6 @@ def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() ->
         assert relay.outputs[0].streams[0].closed == hidden
 
 
-def test_a_merged_stream_whose_sources_are_all_hidden_is_an_empty_one() -> None:
-    relay = Relay(
-        [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
-        [OutputSpec("out", PROFILES["vllm"], [None], merged=True, heartbeat=0.0, hidden=frozenset({0}))],
-    )
-    relay.handle(SourceUp(0), 0.0)
-    assert publish(relay, store([1]), seq=1) == []
-    assert state(relay) == []
-
-
 @pytest.mark.parametrize("name", ["sglang0523_radix_salts", "sglang0523_salt_session", "vllm033_session"])
 def test_the_views_of_a_recorded_engines_salts_are_its_salted_blocks_in_parts(name: str) -> None:
     """Every block that the engine holds at the end is in the view of its salt; which one that is follows its chain."""

@@ -3,9 +3,8 @@
 import pytest
 
 from kvbus.core.events import Oversize, ReplayAborted
-from kvbus.core.sequencing.actions import Ask, Lost
+from kvbus.core.sequencing.actions import Ask
 from kvbus.core.sequencing.phases import State
-from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.types import Reason
 from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end, replayed, up
 from tests.core.sequencing.script import SequencerScript, in_sync, lost
@@ -25,31 +24,6 @@ def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
     assert (script.stats.missing, script.stats.recovered, script.stats.lost) == (3, 2, 1)
     assert script.sequencer.partial
     assert script.sequencer.state is State.LIVE
-
-
-def test_an_answer_that_breaks_off_at_once_twice_is_given_up():
-    """A trimmed history that begins with such a batch: nobody knows its number, and it is not guessed for ever."""
-    script = SequencerScript()
-    script.after(up())
-    asked = 0
-    while script.sequencer.state is not State.LIVE:
-        script.after(replay_aborted())
-        asked += 1
-        assert asked < 6
-    script.after(live(900))
-    assert script.sequencer.next in (0, 1, 2, 901)
-
-
-def test_what_the_live_stream_has_brought_is_not_the_batch_that_is_too_large():
-    """The publisher's ROUTER dropped batch 1 at its high-water mark; batch 2 is too large."""
-    script = SequencerScript()
-    script.after(up(), replayed(0), live(1))
-    said = script.after(replay_aborted())
-    assert not any(isinstance(action, Lost) for action in said)
-    script.after(live(3), *[each for _ in range(ATTEMPTS) for each in (replayed(0), replayed(1), replay_end())])
-    assert script.delivered == [script.payload(seq) for seq in (0, 1, 3)]
-    assert (script.stats.missing, script.stats.lost) == (1, 1)
-    assert not script.sequencer.held
 
 
 def test_a_snapshot_that_is_too_large_is_no_lost_batch():

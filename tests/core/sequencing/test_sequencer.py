@@ -15,9 +15,11 @@ from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.stats import SourceStats
 from tests.core.dsl import (
     ask,
+    ask_snapshot,
     cancel,
     down,
     live,
@@ -43,15 +45,6 @@ def delivered(done):
 
 
 class TestGaps:
-    def test_an_answer_that_trickles_for_ever_is_given_up_too(self):
-        script = in_sync(1, replay_timeout=2.0, replay_total_timeout=10.0, probe_interval=0.0)
-        script.after(live(1000))
-        said = []
-        for seq in range(1, 12):
-            script.after(replayed(seq))
-            said += script.after(tick(1.0))
-        assert cancel() in said
-
     def test_two_batches_of_one_number_are_a_matter_for_the_replay(self):
         script = in_sync(3)
         script.after(live(5))
@@ -76,14 +69,6 @@ class TestGaps:
             synced(),
         ]
         assert script.missing == (0, 0, 0, 0)
-
-    def test_a_gap_as_wide_as_any_is_a_gap(self):
-        script = in_sync(3, probe_interval=0.0)
-        script.after(live(2**32 + 2))
-        assert script.missing == (2**32 - 1, 0, 0, 2**32 - 1)
-        while script.state is State.GAP:
-            script.after(replay_end())
-        assert script.missing == (2**32 - 1, 0, 2**32 - 1, 0)
 
     def test_a_seq_from_nowhere_before_the_history(self):
         script = SequencerScript()
@@ -129,28 +114,7 @@ class TestBackfill:
         assert again.dump() == script.sequencer.dump()
 
 
-class TestLostTails:
-    def test_asking_gets_rarer_while_nothing_happens(self):
-        script = in_sync(3, probe_interval=1.0)
-        asked = 0
-        for _ in range(100):
-            if asks(script.after(tick(1.0))):
-                asked += 1
-                script.after(replayed(2))
-                script.after(replay_end())
-        assert 3 <= asked <= 10
-
-
 class TestEpochs:
-    def test_a_gap_asked_for_before_does_not_shorten_the_question(self):
-        """Two silences are a new epoch, and the one of a gap before is none of them."""
-        script = in_sync(RING + 100, probe_interval=0.0)
-        script.after(live(RING + 101), tick(2.0))
-        script.after(replayed(RING + 100))
-        assert script.after(live(50), tick(2.0))[-1] == ask(RING + 102 - OVERLAP)
-        assert script.stats.restarts == 0
-        assert new_epoch() in script.after(tick(2.0))
-
     @given(
         st.lists(
             st.one_of(
@@ -189,20 +153,6 @@ class TestEpochs:
         assert script.delivered[-1] == script.payload(401)
         assert script.sequencer.partial
 
-    def test_a_quiet_engine_whose_new_epoch_is_shorter_than_the_old_but_trimmed(self):
-        """The answer begins before the fingerprints kept, and nothing live will ever settle the question."""
-        script = in_sync(RING + 100)
-        script.after(down())
-        script.epoch = 1
-        script.after(up())
-        said = script.after(replay_end())
-        while script.stats.restarts == 0:
-            assert asks(said), "a dead epoch is believed to go on"
-            said = script.after(replayed(20), replayed(21), replay_end())
-        script.after(replayed(20), replayed(21))
-        script.after(replay_end())
-        assert script.delivered[-1] == script.payload(21)
-
 
 class TestAfterAPause:
     """The process was stopped, or is behind: batches wait to be read while the publisher trims its buffer beyond them."""
@@ -216,22 +166,6 @@ class TestAfterAPause:
         assert script.stats.restarts == 0
         assert script.missing == (0, 0, 0, 0)
         assert not script.sequencer.partial
-
-    def test_a_live_stream_that_brings_nothing_more_has_lost_what_was_trimmed(self):
-        script = in_sync(3, probe_interval=1.0)
-        script.after(tick(1.5))
-        assert script >> replayed(50) << cancel()
-        said = []
-        while script.sequencer.next == 3:
-            said += script.after(tick(1.0))
-            said += script.after(replayed(50), replayed(51))
-            said += script.after(replay_end())
-            assert script.now < 160
-        assert lost(47) in said
-        assert new_epoch() not in said
-        assert script.delivered[-2:] == [script.payload(50), script.payload(51)]
-        assert script.stats.lost == 47
-        assert script.sequencer.partial
 
     def asked_for(self, script, seconds, *before):
         """Each answer begins beyond what was delivered, for so long."""
@@ -274,21 +208,6 @@ class TestAfterAPause:
         assert script.after(tick(0.2))[:2] == [cancel(), synced()]
         assert script.stats.replay_timeouts == 1
 
-    def test_another_answer_that_waits_to_be_read_says_nothing(self):
-        script = SequencerScript()
-        script.after(up())
-        script.sequencer.unread(script.requests[0] - 1, script.now + 1.9)
-        assert asks(script.after(tick(2.0)))
-        assert script.stats.replay_timeouts == 1
-
-    def test_stale_batches_are_no_restart_of_a_publisher_that_is_far_ahead(self):
-        script = in_sync(RING + 50)
-        (asked,) = script.after(live(3))  # older than every fingerprint that is kept
-        assert isinstance(asked, Ask)
-        assert new_epoch() not in script.after(replayed(RING + 5000))
-        assert script.stats.restarts == 0
-        assert script >> live(RING + 50) << deliver(RING + 50)
-
     @pytest.mark.parametrize("deaf", [False, True])
     def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
         """Another kvbus answers so where its journal does not reach back: here to 20, and it has sent up to 59."""
@@ -324,25 +243,6 @@ class TestAfterAPause:
         assert deliver(30) == script.after(live(30))[:1]
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
-    @pytest.mark.parametrize("missed", [live(40), down()])
-    def test_a_state_behind_a_gap_or_an_absence_is_no_restart(self, missed):
-        script = in_sync(30)
-        script.state_at = 30 - OVERLAP
-        script.after(missed, up())
-        assert new_epoch() in script.after(replayed(30 - OVERLAP))
-        assert script.stats.restarts == 0
-
-    def test_a_state_in_the_midst_of_an_answer_is_no_restart(self):
-        """The publisher has trimmed what it had still to answer, and what it sent meanwhile was delivered."""
-        script = in_sync(30, probe_interval=1.0)
-        assert script >> tick(1.5) << ask(30 - OVERLAP)
-        script.after(*map(replayed, range(30 - OVERLAP, 30)))
-        assert delivered(script.after(*map(live, range(30, 34)))) == [30, 31, 32, 33]
-        script.state_at = 31
-        assert not script.after(replayed(30))
-        assert new_epoch() in script.after(replayed(31))
-        assert script.stats.restarts == 0
-
     def test_a_state_is_known_as_one_behind_a_snapshot(self):
         """There is no fingerprint of its first number. What was sent after the question was delivered meanwhile."""
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
@@ -353,34 +253,6 @@ class TestAfterAPause:
         assert not script.after(*map(replayed, range(29, 34)))
         assert script >> replay_end() << cancel()
         assert (script.sequencer.epoch, script.stats.restarts) == (0, 0)
-
-    def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
-        script = in_sync(3)
-        script.after(down())
-        script.after(up())
-        said = script.after(replayed(50))
-        assert new_epoch() in said
-        assert script.stats.restarts == 0  # nothing proves one
-        assert (script.stats.missing, script.stats.lost) == (47, 47)
-        script.after(replayed(50), replayed(51))
-        script.after(replay_end())
-        assert script.sequencer.next == 52
-        assert script.sequencer.partial
-
-    def test_the_time_of_a_question_runs_from_the_moment_it_is_sent(self):
-        script = in_sync(3)
-        script.sends = False
-        script.after(live(9))
-        for _ in range(5):
-            assert script >> tick(1.0)  # it waits behind a backlog
-        script.sequencer.sent(script.requests[0], script.now)
-        assert script >> tick(1.9)
-        assert script.after(*map(replayed, range(3, 9))) == [
-            *deliver(3, 4, 5, 6, 7, 8, 9),
-            cancel(),
-        ]
-        assert script.stats.replay_timeouts == 0
-        assert script.stats.lost == 0
 
 
 class TestReconnectionWithoutReplay:
@@ -394,18 +266,6 @@ class TestReconnectionWithoutReplay:
 
 
 class TestConflict:
-    def test_it_is_partial_until_an_epoch_is_known_from_its_beginning(self):
-        script = in_sync(1)
-        while script.state is not State.CONFLICT:
-            script.epoch += 1
-            script.after(live(0))
-        script.after(down())
-        assert script.sequencer.partial
-        script.after(up())
-        assert script.sequencer.partial
-        script.after(replayed(0), replay_end())
-        assert not script.sequencer.partial
-
     def test_epochs_without_end_are_paused_and_tried_again(self):
         script = in_sync(1)
         while script.state is not State.CONFLICT:
@@ -457,14 +317,6 @@ class TestRestartOfThisProcess:
         again = self.restarted(in_sync(5))
         again.sequencer.restore_loss(2)
         assert (again.sequencer.partial, again.sequencer.history.first) == (True, 7)
-
-    def test_nothing_is_asked_for_again_where_nobody_can_be_asked(self):
-        script = in_sync(5, replay=False)
-        again = SequencerScript(replay=False)
-        again.sequencer.load(script.sequencer.dump())
-        again.sequencer.restore_loss(2)
-        again.sequencer.recovery_finished()
-        assert (again.sequencer.partial, again.sequencer.history.pending) == (True, False)
 
     def test_before_the_first_batch_there_is_history_and_nothing_is_missing(self):
         script = in_sync(0)
@@ -563,3 +415,12 @@ def flooded(choose, room):
             case "tick":
                 happens(tick(0.05))
     return script
+
+
+class TestSnapshots:
+    def test_one_that_knows_less_than_was_seen_is_of_a_new_epoch(self):
+        script = SequencerScript(snapshot=True)
+        script.after(up(), snapshot(41))
+        assert script >> live(50) << ask(42)
+        assert script.after(*[replay_end()] * ATTEMPTS)[-1] == ask_snapshot()
+        assert new_epoch() in script.after(snapshot(45))

@@ -266,17 +266,6 @@ def test_another_connection_may_have_another_topic() -> None:
     assert said(socket.relay.sources[0]) == {}
 
 
-def test_the_empty_topic_names_no_stream() -> None:
-    """kvbus itself says a clear under it before it knows the engine's topic."""
-    socket = Socket("one", b"", shared=False)
-    socket.up()
-    socket.answer()
-    for topic in (b"", A, A):
-        socket.publish(topic)
-    assert len(socket.held()) == 3
-    assert said(socket.relay.sources[0]) == {}
-
-
 def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
     socket = Socket("one", b"kv", shared=False)
     socket.up()

@@ -35,19 +35,10 @@ def decoded(*events, **envelope):
 
 
 class TestDialects:
-    def test_maps_and_arrays_say_the_same(self):
-        events = [store([1, 2], 3), removed([1]), cleared()]
-        assert plain_all(decoded(*map(array, events)).events) == plain_all(decoded(*events).events) == plain_all(events)
-
     @pytest.mark.parametrize("name", ["data_parallel_rank", "attn_dp_rank"])
     def test_a_batch_that_is_a_map(self, name):
         batch = well_formed(pack({"ts": 1.5, "events": [GOOD], name: 3}))
         assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
-
-    @pytest.mark.parametrize("ts", [0.0, 1, 2**40, 1.7e9])
-    def test_a_ts_is_a_number(self, ts):
-        assert decoded(GOOD, ts=ts).ts == ts
-        assert plain_all(decoded(array(GOOD), ts=ts).events) == plain_all([GOOD])
 
     def test_the_salt_of_sglang_0_5_18(self):
         batch = decoded([*array(GOOD), {"cache_salt": "s"}])
@@ -78,10 +69,6 @@ class TestUnknownFields:
             "novelty": [1, {"a": b"x"}],
             "other": None,
         }
-
-    def test_positions_are_those_of_the_events_kept(self):
-        batch = decoded({"type": "Nonsense"}, GOOD, GOOD | {"novelty": 1})
-        assert list(batch.extras) == [1]
 
 
 class TestWhatIsNotKnown:

@@ -8,7 +8,6 @@ from kvbus.core.wire.encoding import (
     block_by_block,
     changed,
     encode_value,
-    first_of_pairs,
     hashes_of,
     is_store,
     parts,
@@ -60,12 +59,6 @@ def test_a_list_with_an_entry_for_each_block_is_divided_though_no_struct_knows_i
     assert plain_all(parts(event, [(0, 3)])) == plain_all([event])
 
 
-@pytest.mark.parametrize("other", [None, 7, "ab", [], [[]], [[]] * 3, {"a": [1]}])
-def test_what_is_no_such_list_stays_whole(other):
-    event = with_extras(as_sent(store([1, 2])), {"mm_keys": encode_value(other)})
-    assert [each.get("mm_keys") for each in plain_all(block_by_block(event))] == [other] * 2
-
-
 def test_some_blocks_of_a_store_and_of_a_removal():
     (stored,) = parts(struct(store([1, 2, 3], 9)), [(1, 3)])
     assert plain_all([stored]) == plain_all([struct(store([2, 3], 1))])
@@ -73,13 +66,6 @@ def test_some_blocks_of_a_store_and_of_a_removal():
     whole = struct(store([1, 2]))
     assert parts(whole, [(0, 2)])[0] is whole
     assert parts(whole, []) == []
-
-
-@pytest.mark.parametrize("count", [1, 20, 70_000])
-def test_pairs_leave_as_their_first_tokens(count):
-    pairs = [[at, at + 1] for at in range(count)]
-    (found,) = plain_all([first_of_pairs(struct(store([1], tokens=pairs, block_size=count)))])
-    assert found["token_ids"] == list(range(count))
 
 
 def test_fields_of_every_form():

@@ -129,9 +129,3 @@ class TestAnswer:
         assert isinstance(message, ReplayMessage)
         assert (message.seq, message.payload) == (2**40, b"x")
         assert parse_replay(replay_end(framing, [b"id", b""])[1:], LIMITS) == ReplayEnd()
-
-    def test_the_envelope_is_not_changed(self):
-        envelope = [b"id", b""]
-        replay_data("4", envelope, b"kv", SEVEN, b"x")
-        replay_end("4", envelope)
-        assert envelope == [b"id", b""]

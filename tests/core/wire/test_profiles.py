@@ -39,14 +39,6 @@ def test_a_batch_is_an_array_of_three(encoding):
     assert unpack(encode(Wire(encoding), [], 1.5, 3)) == [1.5, [], 3]
 
 
-@pytest.mark.parametrize("encoding", ["map", "array"])
-def test_both_encodings_say_the_same(encoding):
-    events = [store([2**64 - 1, 2], 3), removed([b"x" * 32]), {"type": "AllBlocksCleared"}]
-    batch = well_formed(payload(*events))
-    again = well_formed(encode(Wire(encoding), batch.events, 1.0, 0))
-    assert plain_all(again.events) == plain_all(batch.events)
-
-
 def test_by_position_lengths_are_those_of_vllm_0_20_where_there_are_groups():
     batch = well_formed(payload(store([1], group=0), removed([1], group=0), {"type": "AllBlocksCleared"}))
     assert [len(event) for event in unpack(encode(Wire("array"), batch.events, 1.0, 0))[1]] == [10, 4, 1]
