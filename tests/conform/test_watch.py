@@ -220,13 +220,14 @@ async def test_what_is_no_publisher_is_broken_and_what_is_not_there_is_not_tried
 
 async def test_an_engine_that_dials_is_watched_where_it_dials_to(publisher):
     port = free_port()
-    found = Watch(Target(f"tcp://127.0.0.1:{port}", bind=True, seconds=1.0))
+    found = Watch(Target(f"tcp://127.0.0.1:{port}", bind=True, seconds=600.0))
     running = asyncio.ensure_future(found.run())
     async with EnginePublisher(f"tcp://127.0.0.1:{port}", None, bind=False) as dialling:
         await dialling.wait_for_subscriber(PATIENCE)
         dialling.publish(batch(stored(1)))
         await eventually(lambda: found.judge.batches, "the batch is here")
-    await finished(running)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     assert outcomes(found)["6.4"] is KEPT
 
 
