@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -446,14 +445,6 @@ async def test_many_sources_are_read_a_few_at_a_time_and_each_metric_is_describe
     samples = [line for line in lines if not line.startswith("#")]
     assert len(samples) == len(set(samples))
     assert sum(line.startswith("kvbus_events_rejected_total{") for line in samples) == 10 * len(Reason)
-
-
-async def test_the_first_metrics_start_no_thread():
-    """The event loop stands for as long as that takes."""
-    async with web() as client:
-        before = {*threading.enumerate()}
-        await client.metrics()
-        assert {*threading.enumerate()} <= before
 
 
 async def test_label_children_exist_at_zero_before_anything_happened():

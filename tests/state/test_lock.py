@@ -35,11 +35,6 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     DirectoryLock(tmp_path, "the place").close()
 
 
-def test_the_file_is_the_users_own(tmp_path: Path) -> None:
-    DirectoryLock(tmp_path, "the place").close()
-    assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
-
-
 def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path), "--set", "http=null"], stdout=subprocess.PIPE, text=True

@@ -160,16 +160,6 @@ async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
 
 
 @both_loops
-async def test_all_of_its_answers_come_when_it_reads(context):
-    async with served(20) as one, bare(one.endpoint, DEALER + request() * 100) as (reader, _):
-        await reader.readexactly(64 + 30)
-        whole = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(20))
-        whole += encode_message([b"", b"", END, b""])
-        assert await reader.readexactly(len(whole) * 100) == whole * 100
-        await eventually(lambda: one.outcomes == {"complete": 100}, "their outcomes")
-
-
-@both_loops
 async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
     async with served(4_000, payload=b"p" * 4_000, stall_timeout=0.3) as one:
         with never_reading(one, 3, asked=2) as stalled:

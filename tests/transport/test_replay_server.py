@@ -268,36 +268,27 @@ async def test_a_message_that_is_sent_frame_by_frame_arrives_as_one(context):
         client.close()
 
 
+class Waits(InPieces):
+    """A server whose next piece is never made."""
+
+    def answer(self, request):
+        made = super().answer(request)
+        made.waits = True
+        return made
+
+
 @both_loops
-async def test_a_message_that_is_cut_off_in_the_middle_ends_the_connection(context):
+@pytest.mark.parametrize(("kind", "pace"), [(InPieces, 1), (Waits, 0)])
+async def test_a_message_that_is_cut_off_ends_the_connection(kind, pace):
     """An END behind it would be a part of the message."""
     async with (
-        served(0, kind=InPieces) as one,
-        dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER", pace=1) as slow,
-    ):
-        slow.send(b"", u64(0))
-        await eventually(lambda: one.made and 0 < one.made.left < 100, "the answer begun")
-        assert one.server.end() == 1
-        await eventually(lambda: slow.gone, "the end of the connection")
-        assert slow.messages == []
-        assert one.outcomes == {"cut_off": 1}
-
-
-@both_loops
-async def test_a_message_that_is_cut_off_while_its_next_frame_is_made_ends_the_connection_too():
-    class Waits(InPieces):
-        def answer(self, request):
-            made = super().answer(request)
-            made.waits = True
-            return made
-
-    async with (
-        served(0, kind=Waits) as one,
-        dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER") as client,
+        served(0, kind=kind) as one,
+        dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER", pace=pace) as client,
     ):
         client.send(b"", u64(0))
-        await eventually(lambda: one.made and one.made.left < 100, "the answer begun")
+        await eventually(lambda: one.made and 0 < one.made.left < 100, "the answer begun")
         await turns()
         assert one.server.end() == 1
         await eventually(lambda: client.gone, "the end of the connection")
         assert client.messages == []
+        assert one.outcomes == {"cut_off": 1}
