@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.client.sequence import BufferLimits, Output, Replace, Sequence, Timing
+from kvbus.client.sequence import Output, Replace, Sequence, Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
 from kvbus.core.types import Reason
@@ -103,33 +103,12 @@ def test_it_asks_anyway_when_the_connection_is_not_reported():
     assert stream.due() == [ask(0)]
 
 
-def test_the_last_batch_is_asked_for_again_if_the_stream_is_silent_after_a_connection():
-    stream = synced()
-    assert stream.sequence.deadline == stream.now + QUICK.confirm_s
-    assert stream.due() == [ask(2)]
-    stream.replayed(2)
-    assert stream.end() == []
-    # and then more rarely
-    assert stream.sequence.deadline == stream.now + 2 * QUICK.confirm_s
-    assert stream.due() == [ask(2)]
-    assert stream.replayed(2, 3) == stream.delivered(3, replayed=True)
-    assert stream.end() == [Synced(3)]
-
-
 def test_a_gap_is_asked_for_from_the_last_batch():
     stream = synced()
     assert stream.live(5) == [Gap(3, 4), ask(2)]
     assert stream.live(6) == []
     assert stream.replayed(2, 3, 4, 5) == stream.delivered(3, 4, 5, replayed=True)
     assert stream.end() == [*stream.delivered(6), Synced(6)]
-
-
-def test_one_request_at_a_time():
-    stream = synced()
-    stream.live(5)
-    assert stream.live(9) == []
-    stream.replayed(2, 3, 4)
-    assert stream.end() == [*stream.delivered(5), Gap(6, 8), ask(5)]
 
 
 def test_a_hole_that_no_replay_fills_is_lost_after_bounded_attempts():
@@ -198,13 +177,6 @@ def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
     assert Lost(1, 1, LostReason.NO_REPLAY) in found
 
 
-def test_silence_is_a_loss_after_bounded_attempts():
-    stream = synced()
-    stream.live(5)
-    assert stream.due() == [ask(2)]
-    assert stream.due() == [Lost(3, 4, LostReason.NO_ANSWER), *stream.delivered(5), ask(0)]
-
-
 def test_nobody_there_at_the_start():
     stream = Stream()
     assert stream.due() == [ask(0)]
@@ -217,17 +189,6 @@ def test_without_replay_a_gap_is_lost_at_once():
     stream = Stream(replay=False)
     assert stream.live(4) == stream.delivered(4)
     assert stream.live(7) == [Gap(5, 6), Lost(5, 6, LostReason.NO_REPLAY), *stream.delivered(7)]
-
-
-def test_without_replay_a_restart_goes_on_where_the_new_epoch_is_seen():
-    stream = Stream(replay=False)
-    stream.live(4, 5)
-    stream.epoch = "b"
-    assert stream.live(1) == [
-        Restarted(1, RestartReason.WENT_BACK),
-        Lost(0, 0, LostReason.NO_REPLAY),
-        *stream.delivered(1),
-    ]
 
 
 def test_beginning_live_asks_for_nothing_before_the_first_gap():
@@ -287,28 +248,6 @@ def test_a_sequence_frame_that_is_none(frame, reason):
     assert stream.live(3) == stream.delivered(3)
 
 
-def test_what_does_not_fit_is_asked_for_again():
-    stream = Stream(limits=BufferLimits(held_batches=2))
-    stream.connected()
-    stream.live(1, 2, 3, 4)
-    assert stream.sequence.held == 2
-    assert stream.sequence.stats.held_overflow == 2
-    stream.replayed(0)
-    assert stream.end() == [*stream.delivered(1, 2), Synced(2)]
-    assert stream.live(5) == [Gap(3, 4), ask(2)]
-    assert stream.replayed(2, 3, 4, 5) == stream.delivered(3, 4, 5, replayed=True)
-    assert stream.end() == [Synced(5)]
-
-
-def test_a_batch_bigger_than_the_buffer_does_not_block_the_stream():
-    stream = Stream(limits=BufferLimits(held_bytes=1))
-    stream.connected()
-    stream.end()
-    stream.live(3)
-    assert stream.end() == [ask(0)]
-    assert stream.end() == [Lost(0, 2, LostReason.HOLE), *stream.delivered(3), Synced(3)]
-
-
 # -- snapshots
 
 
@@ -361,42 +300,3 @@ def test_where_there_is_neither_snapshot_nor_replay():
     stream.connected()
     stream.live(4)
     assert snapshot(stream, -2) == [Lost(0, 3, LostReason.UNAVAILABLE), *stream.delivered(4)]
-
-
-def caught_up(**options):
-    """In step at seq 6 by a snapshot."""
-    stream = with_snapshots(**options)
-    stream.connected()
-    snapshot(stream, 6, b"x")
-    stream.end()
-    return stream
-
-
-def test_another_publisher_id_on_the_live_stream_is_a_restart():
-    stream = caught_up()
-    stream.epoch = "b"
-    assert stream.live(7) == [Restarted(1, RestartReason.PUBLISHER_ID), ASK_SNAPSHOT]
-    assert snapshot(stream, 6, b"y") == [Replace(6, (b"y",)), *stream.delivered(7), ask(7)]
-
-
-def test_another_publisher_id_on_a_snapshot_is_a_restart_with_its_state():
-    stream = caught_up()
-    stream.interrupted()
-    assert stream.connected() == [ASK_SNAPSHOT]
-    stream.live(7)
-    stream.epoch = "b"
-    assert snapshot(stream, 9, b"y") == [Restarted(1, RestartReason.PUBLISHER_ID), ASK_SNAPSHOT]
-    assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), ask(10)]
-
-
-def test_a_snapshot_behind_a_stream_without_ids_is_another_epoch():
-    stream = with_snapshots()
-    stream.ids = False
-    stream.connected()
-    snapshot(stream, -2)
-    stream.replayed(0, 1, 2)
-    stream.end()
-    stream.live(5)
-    assert stream.replayed(4) == [ASK_SNAPSHOT]
-    assert snapshot(stream, 0, b"x") == [Restarted(1, RestartReason.WENT_BACK), ASK_SNAPSHOT]
-    assert snapshot(stream, 0, b"x") == [Replace(0, (b"x",)), ask(1)]

@@ -218,19 +218,6 @@ async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> N
         assert [dense(peer) for peer in peers] == [True] * len(peers)
 
 
-async def test_one_that_binds_is_dialled(library: Library) -> None:
-    """Again and again: its state comes with each connection."""
-    bound = f"tcp://127.0.0.1:{free_port()}"
-    async with circuit(output={"endpoint": bound, "bind": False, "replay_endpoint": None}) as (bus, engine):
-        for _ in range(2):
-            async with library.subscriber(bound, TOPIC, how="bind") as peer:
-                await subscribers(bus, 1)
-                await relay(bus, engine, 200)
-                await exact(bus, engine, peer)
-                assert dense(peer)
-            await subscribers(bus, 0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["libzmq", "jeromq", "zeromq-rs"], indirect=True)
 async def test_one_that_stalls_is_exact_when_it_reads_again(library: Library) -> None:

@@ -1,4 +1,4 @@
-"""A region whose parts are replaced one after the other while its engines publish: ``python -m tests.log.rolling kafka``.
+"""A region whose parts are replaced one after the other while its engines publish.
 
 Engines, a leaf for each, a log's server and two aggregators are processes. Of the routers one goes to the other
 aggregator when its own ends, one waits until its own is back, and new ones begin at each quiet point. Whoever is asked
@@ -10,23 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-import click
-import msgspec
-
 from tests.doubles.bus import eventually
-from tests.log import kinds
-from tests.log.broker import Broker
 from tests.log.engines import EnginesProcess, Spec
-from tests.log.nats_server import NatsServer
-from tests.log.processes import NOW, Aggregator, Noting, Process, above
-from tests.log.redis_server import RedisServer
+from tests.log.processes import Aggregator, Noting, Process
 from tests.ports import free_ports
 
 ENGINES: Final = 2
@@ -37,34 +27,11 @@ BLOCKS: Final = 600
 DECODE: Final = 8
 """Of each engine's cache, and tokens that a request makes in a step."""
 
-SERVERS: Final[dict[str, Any]] = {
-    "kafka": (Broker, kinds.Kafka),
-    "nats": (NatsServer, kinds.Nats),
-    "redis": (RedisServer, kinds.Redis),
-}
 
 RECORDS: Final = "kvbus_discovery_records_total"
 
 PATIENCE: Final = 120.0
 """Seconds for whatever is to become true; a few of them where nothing else runs."""
-
-
-class Watching(Noting):
-    """It also notes for how long it heard nothing new of an engine."""
-
-    longest = 0.0
-
-    def begin(self) -> None:
-        """From now on."""
-        self.read()
-        self.longest, self._heard = 0.0, dict.fromkeys(self.next, time.monotonic())
-
-    def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
-        super()._take(topic, seq, payload)
-        if msgspec.msgpack.decode(payload)[1] and topic in getattr(self, "_heard", {}):
-            now = time.monotonic()
-            self.longest = max(self.longest, now - self._heard[topic])
-            self._heard[topic] = now
 
 
 class Region:
@@ -102,7 +69,7 @@ class Region:
         self.dropped: Counter[str] = Counter()
         """Batches that leaves which have ended let go, by reason."""
         self._said: dict[tuple[bytes, int], set[str]] = {}
-        self.routers: list[Watching] = []
+        self.routers: list[Noting] = []
         self._truths = 0
 
     async def start(self) -> None:
@@ -123,9 +90,9 @@ class Region:
                 router.read()
             await asyncio.sleep(0.005)
 
-    def router(self, aggregator: Aggregator) -> Watching:
+    def router(self, aggregator: Aggregator) -> Noting:
         """A router that knows nothing."""
-        router = Watching(aggregator.endpoint, self._said)
+        router = Noting(aggregator.endpoint, self._said)
         self._stack.callback(router.close)
         return router
 
@@ -180,64 +147,3 @@ class Region:
         """End the log's server with SIGTERM; it begins again with what it has on its disk."""
         await asyncio.to_thread(self._server.kill, signal.SIGTERM)
         await asyncio.to_thread(self._server.start)
-
-    async def seen(self, change: Callable[[], Awaitable[None]]) -> list[float]:
-        """Change something; seconds for which each router heard nothing new of some engine."""
-        for router in self.routers:
-            await self._live(router)
-            router.begin()
-        await change()
-        for router in self.routers:
-            await self._live(router)
-        return [router.longest for router in self.routers]
-
-    async def _live(self, router: Watching) -> None:
-        router.read()
-        newest = dict(router.next)
-        await eventually(lambda: above(router, newest), f"live batches at {router.at}", PATIENCE)
-
-
-async def measured(log: str, runs: int) -> None:
-    """Each part of a region, several times; for how long routers heard nothing new of an engine."""
-    make, kind_of = SERVERS[log]
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbus-rolling-")))
-        server = make(directory)
-        stack.callback(server.kill)
-        server.start()
-        kind = kind_of(server)
-        await kind.make()
-        region = Region(kind, server, directory, stack)
-        await region.start()
-        parts: dict[str, Callable[[], Awaitable[None]]] = {
-            "nothing": lambda: asyncio.sleep(2.0),
-            "a leaf with state_dir": lambda: region.replace(region.leaves[0], NOW),
-            "a leaf without": lambda: region.replace(region.leaves[1], NOW),
-            "the log's server": region.restart_server,
-            "an aggregator": lambda: region.replace(region.aggregators[0], NOW),
-        }
-        for name, change in parts.items():
-            found: list[list[float]] = []
-            for _ in range(runs):
-                region.going.go_to(region.aggregators[0])
-                found.append(await region.seen(change))
-                await region.quiet()
-            told = [", ".join(f"{each:.2f}" for each in seconds) for seconds in zip(*found, strict=True)]
-            click.echo(f"{log}, {name}: a router that goes {told[0]}; that waits {told[1]}; at the other one {told[2]}")
-        for leaf in region.leaves:
-            region.dropped.update(leaf.counts("kvbus_output_dropped_batches_total"))
-        click.echo(
-            f"{log}: dropped {dict(region.dropped)}, " + str([each.counts(RECORDS) for each in region.aggregators])
-        )
-
-
-@click.command()
-@click.argument("log", type=click.Choice(list(SERVERS)))
-@click.option("--runs", default=3, show_default=True)
-def main(log: str, runs: int) -> None:
-    """Replace each part of a region by itself, and say what its routers notice."""
-    asyncio.run(measured(log, runs))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,8 +12,8 @@ from kvbus.common.errors import KvbusError
 from kvbus.config import load
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
-from kvbus.parts.discovery.contract import DiscoveryError, fitting_name
-from kvbus.parts.discovery.streams import TAKE, LogStreams
+from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.nats import NatsLog
@@ -24,7 +24,7 @@ from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory, Kafka, Nats, found_by
+from tests.log.kinds import Directory, Kafka, found_by
 
 LEVEL = 2.0
 """Seconds: more than passes between two looks at where the log ends."""
@@ -289,44 +289,6 @@ async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(k
             await aggregator.daemon.close(0)
 
 
-async def test_a_record_costs_no_look_at_all_streams(tmp_path, monkeypatch):
-    takes, looks = [], []
-
-    class One(Sipping):
-        async def take(self, seconds):
-            takes.append(self._left or await self._reader.take(seconds))
-            self._left = takes[-1][1:]
-            return takes[-1][:1]
-
-    async def read(self, starts, read=DirectoryLog.read):
-        return One(await read(self, starts))
-
-    def named(name):
-        looks.append(name)
-        return fitting_name(name)
-
-    monkeypatch.setattr(DirectoryLog, "read", read)
-    monkeypatch.setattr("kvbus.parts.discovery.streams.fitting_name", named)
-    kind = Directory(tmp_path / "log")
-    async with fleet(kind) as log:
-        leaves = [log.leaf(topic=f"m␟pod-{n}/engine␟{n}".encode()) for n in range(MANY)]
-        for _ in range(30):
-            for leaf in leaves:
-                leaf.store(1)
-                await leaf.written()
-        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
-        begun = asyncio.get_running_loop().time()
-        await aggregator.daemon.start()
-        try:
-            await eventually(lambda: len(aggregator.next) == MANY, "all streams")
-            await eventually(lambda: min(seq & LAST for seq in aggregator.next) > 30, "all records")
-            most = (asyncio.get_running_loop().time() - begun) / TAKE + 1
-            assert len(takes) > 30 * MANY
-            assert len(looks) <= most * MANY
-        finally:
-            await aggregator.daemon.close(0)
-
-
 async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         first = log.leaf()
@@ -338,26 +300,6 @@ async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tm
         first.store(5)
         await two.level(second)
         await eventually(lambda: two.one.next == two.other.next, "equal numbers")
-        assert two.one.next[0] >> EPOCH_BITS > before >> EPOCH_BITS
-
-
-async def test_a_log_that_has_lost_its_records_is_read_where_the_new_ones_are(nats, tmp_path, monkeypatch):
-    kind = Nats(nats)
-    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
-        leaf = log.leaf()
-        for _ in range(30):
-            leaf.store(3)
-            await leaf.written()
-        await two.level(leaf)
-        (before,) = two.one.next
-        nats.kill()
-        nats.lose()
-        await asyncio.to_thread(nats.start)
-        await kind.make()
-        leaf.store(4, gone=10)
-        await eventually(lambda: leaf.stats.states_sent["lost"], "the state")
-        await two.level(leaf)
-        assert two.one.state == {"pod.a.engine.3": "live"}
         assert two.one.next[0] >> EPOCH_BITS > before >> EPOCH_BITS
 
 

@@ -10,59 +10,7 @@ from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE, Follower, Holds
 from kvbus.parts.log.record import Kind, read
 from kvbus.parts.outputs.appending import ASK_AGAIN
 from tests.log.reading import Reading
-from tests.log.records import batch, clear, gone, lease, record, state
-
-
-def test_a_state_and_the_batches_behind_it():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1, more=True)) == {1}
-    assert reading.follower.holds is Holds.PART
-    assert reading.take(state(1, 1, 2, more=True), state(1, 2, 3)) == {1, 2, 3}
-    assert reading.follower.holds is Holds.ALL
-    assert reading.take(batch(1, 3, 4), lease(1, 4)) == {1, 2, 3, 4}
-    assert not reading.follower.counts
-
-
-def test_a_lower_epoch_counts_after_a_silence():
-    reading = Reading()
-    assert reading.take(clear(7, 0, 1), batch(7, 1, 2)) == {1, 2}
-    assert reading.take(clear(1, 0, 9), now=LEASE_TTL - 0.1) == {1, 2}
-    assert reading.take(batch(1, 1, 8), now=LEASE_TTL) == set()
-    assert reading.take(clear(1, 2, 3), batch(1, 3, 4), now=LEASE_TTL) == {3, 4}
-    assert reading.follower.counts == {"old_epoch": 1, "expired": 1, "clock_set_back": 1, "unusable": 1}
-
-
-def test_who_begins_in_the_middle_waits_for_a_state_and_has_lost_nothing():
-    reading = Reading()
-    assert reading.take(batch(3, 70, 1), lease(3, 71), batch(3, 72, 2)) == set()
-    assert dict(reading.follower.counts) == {"unusable": 2}
-    assert reading.take(clear(3, 73, 2)) == {2}
-
-
-def test_a_batch_inside_a_state_is_a_defect_of_the_writer_and_is_not_believed():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1, more=True), batch(1, 1, 2), state(1, 2, 3)) == set()
-    assert reading.follower.counts["unusable"] == 2
-
-
-def test_the_end_of_a_stream_clears_it_and_another_writer_may_begin_it_again():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1), gone(1, 1)) == set()
-    assert not reading.follower.expire(10 * LEASE_TTL)
-    assert reading.take(clear(2, 0, 3)) == {3}
-
-
-def test_a_writer_that_is_silent_for_too_long_is_void_and_counts_again_with_a_state():
-    reading = Reading()
-    reading.take(clear(1, 0, 1), now=100.0)
-    reading.take(lease(1, 1), now=110.0)
-    assert not reading.follower.expire(110.0 + LEASE_TTL - 0.1)
-    assert reading.follower.expire(110.0 + LEASE_TTL)
-    assert not reading.follower.expire(200.0)
-    assert reading.take(batch(1, 2, 2), now=201.0) == set()
-    assert reading.follower.stranded
-    assert reading.take(clear(1, 3, 1, 2), now=202.0) == {1, 2}
-    assert reading.follower.counts["expired"] == 1
+from tests.log.records import batch, clear, gone, lease, state
 
 
 def below(seconds):
@@ -109,27 +57,6 @@ def test_each_seq_that_a_reader_can_stand_at_is_named():
         (8, True),
         (9, False),
     ]
-
-
-def test_what_is_no_record_is_counted():
-    reading = Reading()
-    reading.take(clear(1, 0, 1), b"\xc1", record(Kind.BATCH, 1, 1)[:-1], batch(1, 1, 2))
-    assert (reading.blocks, reading.follower.counts["malformed"]) == ({1, 2}, 2)
-
-
-def damaged(data):
-    return bytes([data[0] ^ 1]) + data[1:]
-
-
-def test_a_damaged_record_is_refused_and_counted_and_nothing_counts_behind_it_before_the_next_state():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1, 2, more=True), damaged(state(1, 1, 3, more=True)), state(1, 2, 4)) == set()
-    assert reading.take(batch(1, 3, 5)) == set()
-    assert reading.take(clear(1, 4, 6), damaged(batch(1, 5, 7))) == {6}
-    assert reading.take(lease(1, 6)) == set()
-    assert reading.follower.stranded
-    assert reading.take(clear(1, 7, 6, 7), batch(1, 8, 9)) == {6, 7, 9}
-    assert dict(reading.follower.counts) == {"damaged": 2, "lost": 2, "unusable": 2}
 
 
 # -- random histories --------------------------------------------------------------------------------------------------
