@@ -110,7 +110,7 @@ class Engine:
         dealer.connect(f"tcp://{self.host}:{port}")
         dealer.send_multipart([b"", (0).to_bytes(8, "big")])
         loop = asyncio.get_running_loop()
-        end = loop.time() + 20
+        end = loop.time() + 60
         try:
             while True:
                 while not dealer.poll(0):

@@ -43,12 +43,12 @@ async def test_each_topic_is_in_order_by_itself() -> None:
         views = Views(subscriber)
         task = asyncio.ensure_future(views.follow())
         stack.push_async_callback(subscriber.aclose)
-        await eventually(lambda: views.held == workers.truth, "the states", 20)
+        await eventually(lambda: views.held == workers.truth, "the states")
         workers.all_publish()
-        await eventually(lambda: views.held == workers.truth, "live batches", 20)
+        await eventually(lambda: views.held == workers.truth, "live batches")
         fleet.sources = fleet.sources[1:]
         await fleet.reload()
-        await eventually(lambda: views.held == workers.truth, "the end of one", 20)
+        await eventually(lambda: views.held == workers.truth, "the end of one")
         assert views.lost == []
         assert (subscriber.epoch, subscriber.duplicates) == (0, 0)
         await subscriber.aclose()
@@ -62,13 +62,13 @@ async def test_a_router_of_prefixes_names_the_worker_by_its_topic() -> None:
             await workers.start(n, name)
             workers.publish(name, count=2)
         async with PrefixRouter({"bus": Subscriber(at(fleet.out), by_topic=True)}) as router:
-            await eventually(lambda: len(router) == 4, "both workers' blocks", 20)
+            await eventually(lambda: len(router) == 4, "both workers' blocks")
             for name in "ab":
                 block, *_ = workers.holds[topic(name)]
                 assert router.longest_prefix(tokens_of(block)) == {Worker(f"bus/{topic(name).decode()}", 0): 1}
             fleet.sources = fleet.sources[:1]
             await fleet.reload()
-            await eventually(lambda: len(router) == 2, "one of them gone", 20)
+            await eventually(lambda: len(router) == 2, "one of them gone")
             assert router.status()["bus"].state == "live"
             router.discard("bus")
             assert len(router) == 0

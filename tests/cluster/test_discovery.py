@@ -19,7 +19,7 @@ from kvbus.parts.discovery import kubernetes
 from tests.cluster.accounts import account_of
 from tests.cluster.api import Api, Object, RefusedError
 from tests.cluster.control_plane import ApiServer, ControlPlane
-from tests.discovery.fleet import Bus, Worker, running
+from tests.discovery.fleet import DiscoveringBus, Worker, running
 from tests.doubles.bus import PATIENCE, eventually
 from tests.doubles.kvbus_process import Process
 from tests.doubles.socket_routers import TopicRouter
@@ -238,7 +238,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list(
     def lists() -> int:
         return [each["verb"] for each in at_etcd.asked(place.user)].count("list")
 
-    async with running(Bus(place.settings(at_etcd, token_file))) as bus:
+    async with running(DiscoveringBus(place.settings(at_etcd, token_file))) as bus:
         await bus.sources("pod-1")
         source = bus.source("pod-1")
         assert lists() == 1
@@ -291,7 +291,7 @@ async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_no
     for worker in workers:
         await worker.start()
     await asyncio.to_thread(place.join, one)
-    async with running(Bus(place.settings(server, token_file))) as bus:
+    async with running(DiscoveringBus(place.settings(server, token_file))) as bus:
         await bus.sources("pod-1")
         second = issue("second")
         await eventually(lambda: credentials() == 2, "a watch with the second token")
@@ -323,7 +323,7 @@ async def test_who_may_not_watch_is_told_so_by_name_until_it_may(api: Api, serve
     one = Worker("pod-1", 1)
     await one.start()
     await asyncio.to_thread(place.join, one)
-    async with running(Bus(place.settings(server, token_file))) as bus:
+    async with running(DiscoveringBus(place.settings(server, token_file))) as bus:
         await eventually(lambda: bus.stats.failing, "a refusal")
         assert f'403 pods is forbidden: User "{place.user}" cannot list resource "pods"' in bus.stats.failing
         await asyncio.to_thread(account_of, api, place.namespace, {})

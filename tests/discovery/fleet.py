@@ -72,7 +72,7 @@ class Worker:
         await self.publisher.__aexit__(None, None, None)
 
 
-class Bus:
+class DiscoveringBus:
     """A daemon with one merged output, and a router on it from the beginning."""
 
     def __init__(self, discover: dict[str, Any], **settings: Any) -> None:
@@ -145,7 +145,7 @@ def write(path: Path, workers: list[dict[str, Any]]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(bus: Bus) -> AsyncIterator[Bus]:
+async def running(bus: DiscoveringBus) -> AsyncIterator[DiscoveringBus]:
     await bus.daemon.start()
     bus.router.subscribe()
     try:

@@ -11,8 +11,8 @@ import pytest
 
 from kvbus.config import parts
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, Services, fitting_name
-from tests.discovery.fleet import Bus, Worker, running
-from tests.discovery.worlds import Place, World
+from tests.discovery.fleet import DiscoveringBus, Worker, running
+from tests.discovery.worlds import Address, World
 from tests.doubles.bus import eventually
 
 SECONDS = 60
@@ -153,9 +153,9 @@ async def test_in_a_daemon_its_engines_are_sources_and_a_failure_costs_nothing(w
     workers = [Worker(world.name(n), n) for n in world.some(1, 2)]
     for worker in workers:
         await worker.start()
-    places = {worker.name: Place(worker.host, *worker.ports) for worker in workers}
+    places = {worker.name: Address(worker.host, *worker.ports) for worker in workers}
     world.have({world.name(1): places[world.name(1)]})
-    bus = Bus({world.kind: world.settings}, discovery_grace=0)
+    bus = DiscoveringBus({world.kind: world.settings}, discovery_grace=0)
     async with running(bus):
         await bus.sources(world.name(1))
         world.fail()

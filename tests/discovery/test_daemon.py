@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvbus.daemon.keys import read_keys
-from tests.discovery.fleet import Bus, Worker, running, write
+from tests.discovery.fleet import DiscoveringBus, Worker, running, write
 from tests.doubles.bus import eventually
 from tests.security.keys import Keyring
 
@@ -27,12 +27,12 @@ async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_d
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry, two.entry])
-    async with running(Bus(found_in(file))) as first:
+    async with running(DiscoveringBus(found_in(file))) as first:
         await first.sources("pod-1", "pod-2")
         await first.exact(one, two)
         for worker in (one, two):
             worker.go_on()
-        async with running(Bus(found_in(file))) as late:
+        async with running(DiscoveringBus(found_in(file))) as late:
             await late.sources("pod-1", "pod-2")
             for bus in (first, late):
                 await bus.exact(one, two)
@@ -52,7 +52,7 @@ async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file), discovery_grace=0)) as bus:
+    async with running(DiscoveringBus(found_in(file), discovery_grace=0)) as bus:
         await bus.sources("pod-1")
         file.write_text("[{")
         await eventually(lambda: bus.stats.failures, "a failure counted")
@@ -72,7 +72,7 @@ async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_e
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file))) as bus:
+    async with running(DiscoveringBus(found_in(file))) as bus:
         await bus.sources("pod-1")
         source = bus.source("pod-1")
         await eventually(lambda: source.sequencer.next > 3, "some batches")
@@ -90,7 +90,7 @@ async def test_the_same_name_at_another_address_in_another_epoch_begins_anew(fil
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file))) as bus:
+    async with running(DiscoveringBus(found_in(file))) as bus:
         await bus.sources("pod-1")
         source, slot = bus.source("pod-1"), bus.labels["pod-1"]
         await eventually(lambda: source.sequencer.next > 3, "some batches")
@@ -110,7 +110,7 @@ async def test_a_worker_that_is_missing_for_a_moment_was_never_away(file):
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry, two.entry])
-    async with running(Bus(found_in(file), discovery_grace=30)) as bus:
+    async with running(DiscoveringBus(found_in(file), discovery_grace=30)) as bus:
         await bus.sources("pod-1", "pod-2")
         for _ in range(5):
             write(file, [two.entry])
@@ -128,7 +128,7 @@ async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_n
     await one.start()
     write(file, [one.entry])
     loop, listed = asyncio.get_running_loop(), asyncio.Event()
-    async with running(Bus(found_in(file), discovery_grace=0)) as bus:
+    async with running(DiscoveringBus(found_in(file), discovery_grace=0)) as bus:
         await bus.sources("pod-1")
 
         def list_again(config):
@@ -154,7 +154,7 @@ async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(fil
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file), discovery_grace=60)) as bus:
+    async with running(DiscoveringBus(found_in(file), discovery_grace=60)) as bus:
         await bus.sources("pod-1")
         one.name = "pod-1-again"
         write(file, [one.entry])
@@ -164,7 +164,7 @@ async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(fil
 
 
 async def test_a_daemon_ends_while_it_is_asking(file):
-    async with running(Bus(found_in(file))) as bus:
+    async with running(DiscoveringBus(found_in(file))) as bus:
         await eventually(lambda: bus.stats.failures, "the missing file")
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
@@ -175,7 +175,7 @@ async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked
     for worker in workers:
         await worker.start()
     write(file, [worker.entry for worker in workers])
-    first = Bus(found_in(file), state_dir=str(tmp_path / "state"))
+    first = DiscoveringBus(found_in(file), state_dir=str(tmp_path / "state"))
     async with running(first):
         await first.sources("pod-1", "pod-2", "pod-3")
         write(file, [worker.entry for worker in workers[:2]])
@@ -183,7 +183,7 @@ async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked
         await first.exact(*workers[:2])
         slots, seq = first.labels, first.router.next
     file.unlink()
-    again = Bus(found_in(file), state_dir=str(tmp_path / "state"), ports=first.ports)
+    again = DiscoveringBus(found_in(file), state_dir=str(tmp_path / "state"), ports=first.ports)
     assert again.daemon.restored
     assert again.labels == slots
     again.router.next = seq
@@ -204,7 +204,7 @@ async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked
 
 async def test_many_engines_without_room_are_one_line(file, caplog):
     write(file, [{"name": f"pod-{n:03}", "endpoint": f"tcp://127.0.0.1:{n + 1}"} for n in range(500)])
-    async with running(Bus(found_in(file), limits={"max_sources": 1})) as bus:
+    async with running(DiscoveringBus(found_in(file), limits={"max_sources": 1})) as bus:
         await eventually(lambda: bus.stats.left_out["max_sources"] == 499, "all but one left out")
         assert caplog.text.count("left out for max_sources") == 1
         assert "pod-009, pod-010 and 489 more" in caplog.text
@@ -214,7 +214,7 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file))) as bus:
+    async with running(DiscoveringBus(found_in(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
             broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: 1 // 0)
@@ -234,13 +234,13 @@ async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, mo
     for worker in (one, two):
         await worker.start()
     write(file, [one.entry])
-    async with running(Bus(found_in(file))) as bus:
+    async with running(DiscoveringBus(found_in(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
             broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: ())
             write(file, [one.entry, {"name": "pod-3", "endpoint": "tcp://127.0.0.1:1"}])
             await eventually(lambda: bus.stats.changes["refused"] > 3, "several tries")
-        assert caplog.text.count("are no sources yet: a defect, IndexError") == 1
+        assert caplog.text.count("cannot become sources yet: a defect, IndexError") == 1
         assert "Traceback" in caplog.text
         await bus.exact(one)
         write(file, [one.entry, two.entry])
@@ -257,12 +257,12 @@ async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(f
     write(file, [one.entry])
     keys = Keyring(tmp_path)
     keys.engine.public_file.rename(tmp_path / "elsewhere")
-    async with running(Bus(found_in(file), source=keys.source)) as bus:
-        await eventually(lambda: "the engines found are no sources yet" in caplog.text, "the refusal")
+    async with running(DiscoveringBus(found_in(file), source=keys.source)) as bus:
+        await eventually(lambda: "the engines found cannot become sources yet" in caplog.text, "the refusal")
         assert "No such file" in caplog.text
         assert bus.labels == {}
         (tmp_path / "elsewhere").rename(keys.engine.public_file)
         write(file, [one.entry, {"name": "pod-2", "endpoint": "tcp://127.0.0.1:1"}])
         await eventually(lambda: set(bus.labels) == {"pod-1", "pod-2"}, "sources with their keys")
-        assert caplog.text.count("are no sources yet") == 1
+        assert caplog.text.count("cannot become sources yet") == 1
     await one.stop()

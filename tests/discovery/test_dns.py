@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
-from tests.discovery.fleet import Bus, Worker, running
+from tests.discovery.fleet import DiscoveringBus, Worker, running
 from tests.doubles.bus import eventually
 from tests.ports import free_port, free_ports
 
@@ -259,7 +259,7 @@ def connections_to(workers: Iterable[Worker]) -> dict[str, set[str]]:
     return found
 
 
-async def three_ten_two(bus: Bus, workers: list[Worker], serve: Any) -> None:
+async def three_ten_two(bus: DiscoveringBus, workers: list[Worker], serve: Any) -> None:
     """Three workers, ten, two: under traffic, exact after each step, and nothing of those that stay is touched."""
     serve(workers[:3])
     async with running(bus):
@@ -312,7 +312,7 @@ async def test_three_workers_ten_and_two_found_over_the_wire(server):
 
     async with ten_workers() as workers:
         live, replay = workers[0].ports
-        await three_ten_two(Bus({"dns": settings_of(server, port=live, replay_port=replay)}), workers, serve)
+        await three_ten_two(DiscoveringBus({"dns": settings_of(server, port=live, replay_port=replay)}), workers, serve)
 
 
 @pytest.mark.skipif(shutil.which("dnsmasq") is None, reason="dnsmasq is not installed")
@@ -323,7 +323,7 @@ async def test_three_workers_ten_and_two_found_in_dnsmasq(tmp_path):
         async with ten_workers() as workers:
             live, replay = workers[0].ports
             found = {"name": NAME, "port": live, "replay_port": replay, "servers": [f"127.0.0.1:{dnsmasq.port}"]}
-            bus = Bus({"dns": {**found, "interval": 0.1}})
+            bus = DiscoveringBus({"dns": {**found, "interval": 0.1}})
             await three_ten_two(bus, workers, lambda step: dnsmasq.serve(worker.host for worker in step))
     finally:
         await dnsmasq.stop()
@@ -344,7 +344,7 @@ async def test_a_worker_that_is_back_under_another_address_is_found_again(server
     serve(one)
     server.ttl = 1000
     found = settings_of(server, name="_kv.engines.test.", replay_name="_replay.engines.test.", port=None)
-    async with running(Bus({"dns": found})) as bus:
+    async with running(DiscoveringBus({"dns": found})) as bus:
         await bus.sources("pod-1")
         slot = bus.labels["pod-1"]
         await eventually(lambda: bus.source("pod-1").sequencer.next > 3, "some batches")

@@ -10,8 +10,8 @@ import pytest
 from kvbus.parts.discovery.contract import DiscoveryError, Publisher, Services
 from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.parts.discovery.http import HttpDiscoverer, HttpSettings
-from tests.discovery.fleet import Bus, Worker, running
-from tests.discovery.worlds import HttpWorld, Place
+from tests.discovery.fleet import DiscoveringBus, Worker, running
+from tests.discovery.worlds import Address, HttpWorld
 from tests.doubles.bus import eventually
 
 HOST = "10.0.0.3"
@@ -234,13 +234,13 @@ async def test_an_engine_that_is_back_at_other_ports_is_found_at_once(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         one = Worker("workers", 1)
         await one.start()
-        world.have({"workers": Place(one.host, *one.ports)})
-        async with running(Bus({"http": {**world.settings, "interval": 1000}})) as bus:
+        world.have({"workers": Address(one.host, *one.ports)})
+        async with running(DiscoveringBus({"http": {**world.settings, "interval": 1000}})) as bus:
             await bus.sources("workers")
             await eventually(lambda: bus.source("workers").sequencer.next > 3, "some batches")
             again = Worker("workers", 2)
             await again.start()
-            world.have({"workers": Place(again.host, *again.ports)})
+            world.have({"workers": Address(again.host, *again.ports)})
             await one.stop()
             await eventually(lambda: bus.stats.changes["moved"], "the move")
             await bus.exact(again)

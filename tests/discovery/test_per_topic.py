@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.discovery.fleet import Bus, Worker, write
+from tests.discovery.fleet import DiscoveringBus, Worker, write
 from tests.discovery.test_daemon import found_in
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
@@ -13,7 +13,7 @@ from tests.ports import free_port
 
 def bus_of(file, endpoint, **settings):
     output = {"endpoint": endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "heartbeat": 0.2}
-    bus = Bus(found_in(file), outputs=[output], **settings)
+    bus = DiscoveringBus(found_in(file), outputs=[output], **settings)
     bus.router.close()  # it reads merged streams
     return bus
 

@@ -21,7 +21,7 @@ SERVER_INFO = "/sglang.runtime.v1.SglangService/GetServerInfo"
 
 
 @dataclass(frozen=True)
-class Place:
+class Address:
     """Where an engine is."""
 
     host: str
@@ -59,7 +59,7 @@ class World(ABC):
         """What is configured under the kind."""
 
     @abstractmethod
-    def have(self, engines: dict[str, Place]) -> None:
+    def have(self, engines: dict[str, Address]) -> None:
         """From now on these are the engines."""
 
     @abstractmethod
@@ -74,9 +74,9 @@ class World(ABC):
         """Those of these engines that can be there at once."""
         return numbers[:1] if self.one else numbers
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> Address:
         """A place for an engine."""
-        return Place("127.0.0.1", 7000 + 10 * number, 7001 + 10 * number)
+        return Address("127.0.0.1", 7000 + 10 * number, 7001 + 10 * number)
 
     def name(self, number: int) -> str:
         """The name under which an engine is found."""
@@ -94,7 +94,7 @@ class FileWorld(World):
     def settings(self) -> dict[str, Any]:
         return {"path": str(self.path), "interval": 0.02}
 
-    def have(self, engines: dict[str, Place]) -> None:
+    def have(self, engines: dict[str, Address]) -> None:
         self.text = [
             {"name": name, "endpoint": at.endpoint, "replay_endpoint": at.replay_endpoint}
             for name, at in engines.items()
@@ -135,7 +135,7 @@ def dns_world(directory: Path) -> World:
                 "interval": 0.02,
             }
 
-        def have(self, engines: dict[str, Place]) -> None:
+        def have(self, engines: dict[str, Address]) -> None:
             records: dict[tuple[str, str], list[str]] = {}
             for name, at in engines.items():
                 host = f"{name}.{self.domain}."
@@ -187,7 +187,7 @@ class HttpWorld(World):
     def settings(self) -> dict[str, Any]:
         return {"url": f"http://127.0.0.1:{self.port}", "interval": 0.02}
 
-    def have(self, engines: dict[str, Place]) -> None:
+    def have(self, engines: dict[str, Address]) -> None:
         self.answer = {
             str(rank): {
                 "publisher": "zmq",
@@ -226,7 +226,7 @@ class KubernetesWorld(World):
     def settings(self) -> dict[str, Any]:
         return {"selector": "app=engine", **self.server.settings(self.directory)}
 
-    def have(self, engines: dict[str, Place]) -> None:
+    def have(self, engines: dict[str, Address]) -> None:
         for name in self.server.objects.keys() - engines.keys():
             self.server.delete(name)
         for name, at in engines.items():
@@ -289,7 +289,7 @@ def grpc_world(directory: Path) -> World:
         def settings(self) -> dict[str, Any]:
             return {"nodes": [f"127.0.0.1:{port}" for port in self.ports], "interval": 0.02}
 
-        def have(self, engines: dict[str, Place]) -> None:
+        def have(self, engines: dict[str, Address]) -> None:
             self.sources = [
                 {
                     "dp_rank": rank,

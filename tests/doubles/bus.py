@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -21,10 +22,10 @@ PATIENCE = 150.0
 
 
 async def eventually(condition: Callable[..., object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until the condition holds."""
+    """Wait until the condition holds. It may be a coroutine function."""
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
-    while not condition():
+    while not ((await found) if inspect.isawaitable(found := condition()) else found):
         if loop.time() > end:
             raise AssertionError(f"not within {patience:g} s: {what}")
         await asyncio.sleep(0.005)

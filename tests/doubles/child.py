@@ -104,7 +104,7 @@ class Child:
         """Send SIGKILL and return the exit status."""
         return await self.end(signal.SIGKILL)
 
-    async def end(self, number: int = signal.SIGTERM, patience: float = 20.0) -> int:
+    async def end(self, number: int = signal.SIGTERM, patience: float = 60.0) -> int:
         """Send a signal, wait for the program to end and return its exit status.
 
         Raises:

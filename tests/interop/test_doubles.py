@@ -21,13 +21,10 @@ ANY = "tcp://127.0.0.1:*"
 
 
 async def until(read: Callable[[], Awaitable[set[int]]], wanted: set[int]) -> None:
-    found: set[int] | None = None
-    try:
-        async with asyncio.timeout(30):
-            while (found := await read()) != wanted:  # noqa: ASYNC110 - it reads meanwhile
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"{found} is not {wanted}") from None
+    async def has_read() -> bool:
+        return await read() == wanted
+
+    await eventually(has_read, f"{wanted}")
 
 
 async def test_llmd_takes_a_whole_answer_and_an_empty_one_but_not_one_that_begins_late() -> None:

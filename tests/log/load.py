@@ -12,6 +12,7 @@ from kvbus.core.numbered import EPOCH_BITS
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.log.follower import Holds
 from kvbus.parts.log.record import RANDOM_BITS
+from tests.doubles.bus import eventually
 from tests.log.fleet import Fleet
 from tests.log.test_aggregator import TOPIC, Aggregator, Moving
 
@@ -34,15 +35,6 @@ async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
             said = error
         await asyncio.sleep(0.05)
     raise AssertionError(f"{text}: {said!r}")
-
-
-async def settles(what: Callable[[], object], text: str) -> None:
-    """Wait until it is so."""
-
-    async def ask() -> bool:
-        return bool(what())
-
-    await asked(ask, text)
 
 
 class Observed(contextlib.AsyncExitStack):
@@ -90,7 +82,7 @@ class Observed(contextlib.AsyncExitStack):
     async def goes_on(self) -> float:
         """New batches are appended, and read. Returns the seconds that it took."""
         begun, batches, follower = time.monotonic(), self.leaf.stats.batches + MORE, self.reading.follower
-        await settles(lambda: self.leaf.stats.batches >= batches, "appends")
+        await eventually(lambda: self.leaf.stats.batches >= batches, "appends", PATIENCE)
         epoch, seq = follower.epoch, follower.seq + MORE
         while (follower.epoch, follower.seq) < (epoch, seq) or follower.holds is not Holds.ALL:
             assert time.monotonic() < begun + PATIENCE, "nothing is read"
@@ -101,12 +93,14 @@ class Observed(contextlib.AsyncExitStack):
     async def exact(self) -> None:
         """Everybody holds what the engine holds, epochs went forward, and each batch was appended or counted."""
         until = time.monotonic() + PATIENCE
-        await settles(lambda: self.leaf.stats.states_sent and not self.leaf.driver.busy, "everything in the log")
+        await eventually(
+            lambda: self.leaf.stats.states_sent and not self.leaf.driver.busy, "everything in the log", PATIENCE
+        )
         while self.reading.follower.holds is not Holds.ALL or self.reading.blocks != self.leaf.blocks:
             assert time.monotonic() < until, "the reader holds something else"
             with contextlib.suppress(UnavailableError):
                 await self.reading.take()
-        await settles(lambda: self.router.blocks(TOPIC) == self.leaf.blocks, "the router")
+        await eventually(lambda: self.router.blocks(TOPIC) == self.leaf.blocks, "the router", PATIENCE)
         assert self.router.violations == []
         assert self.router.next[TOPIC] >> EPOCH_BITS == self.epoch
         stats = self.leaf.stats

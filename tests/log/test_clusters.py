@@ -13,10 +13,11 @@ from kvbus.parts.log.contract import START
 from kvbus.parts.log.kafka_client import partition_of
 from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.place import POINTERS
+from tests.doubles.bus import eventually
 from tests.log.clusters import Cluster
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, insist
-from tests.log.load import Observed, asked, settles
+from tests.log.load import PATIENCE, Observed, asked
 from tests.log.server import Server
 
 PARTITIONS: Final = 2
@@ -129,15 +130,17 @@ async def test_two_go_and_nothing_is_taken_until_they_are_back(kind, tmp_path, m
                 leader.kill()
                 late = log.leaf(topic="m␟late/engine␟0".encode())
                 late.store(5)
-                await settles(lambda: seen.leaf.stats.refused and late.stats.refused, "both to be refused")
-                await settles(lambda: seen.aggregator.failing, "the aggregator to notice")
+                await eventually(lambda: seen.leaf.stats.refused and late.stats.refused, "both to be refused", PATIENCE)
+                await eventually(lambda: seen.aggregator.failing, "the aggregator to notice", PATIENCE)
                 assert seen.leaf.stats.dropped_batches["log_unavailable"]
                 assert seen.aggregator.held["pod.a.engine.3"], "what was known stands"
                 await asyncio.to_thread(kind.cluster.restore)
                 await seen.goes_on()
             await seen.exact()
             assert seen.epoch > before
-            await settles(lambda: seen.aggregator.held.get("late.engine.0") == 5, "the stream that could not begin")
+            await eventually(
+                lambda: seen.aggregator.held.get("late.engine.0") == 5, "the stream that could not begin", PATIENCE
+            )
 
 
 async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluster, tmp_path, monkeypatch):

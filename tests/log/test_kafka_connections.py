@@ -100,6 +100,6 @@ async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(ki
         monkeypatch.setattr(place, "STOP", 0.02)
     await writer.close()
     appending.cancel()
-    _, left = await asyncio.wait({appending, *under_way}, timeout=10)
+    _, left = await asyncio.wait({appending, *under_way}, timeout=60)
     assert left == set()
     assert held.open == []

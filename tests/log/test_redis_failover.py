@@ -6,11 +6,12 @@ import pytest
 
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.log.redis import RedisLog
+from tests.doubles.bus import eventually
 from tests.doubles.link import Link
 from tests.log.clusters import Redises
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Redis, insist
-from tests.log.load import Observed, asked, settles
+from tests.log.load import PATIENCE, Observed, asked
 from tests.log.redis_server import MISSING, command
 from tests.ports import free_port
 
@@ -111,7 +112,7 @@ async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
             await seen.goes_on()
             first = seen.epoch
             one.kill()
-            await settles(lambda: seen.leaf.stats.refused["unreachable"], "the end of the turn")
+            await eventually(lambda: seen.leaf.stats.refused["unreachable"], "the end of the turn", PATIENCE)
             await seen.goes_on()
             assert seen.epoch > first
             await asyncio.to_thread(one.start)  # it takes itself for the primary, until Sentinels have seen it
@@ -121,7 +122,7 @@ async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
 
             await asked(follows, "the former primary to follow")
             await told(other, "CONFIG", "SET", "min-replicas-to-write", 2)
-            await settles(lambda: seen.leaf.stats.refused["too_few_replicas"], "the primary to refuse")
+            await eventually(lambda: seen.leaf.stats.refused["too_few_replicas"], "the primary to refuse", PATIENCE)
             await told(other, "CONFIG", "SET", "min-replicas-to-write", 0)
         await seen.exact()
     unknown = RedisLog(kind.place(redises.address, sentinel="nobody"))

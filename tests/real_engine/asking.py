@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+from tests.doubles.bus import eventually
 
+if TYPE_CHECKING:
     from tests.doubles.child import Child
 
 
@@ -33,8 +32,7 @@ async def answering(url: str, patience: float, process: Child) -> None:
     """Wait until an address answers.
 
     Raises:
-        AssertionError: the process behind it has ended.
-        TimeoutError: it takes too long.
+        AssertionError: the process behind it has ended, or it takes too long.
     """
 
     async def answers() -> bool:
@@ -44,15 +42,4 @@ async def answering(url: str, patience: float, process: Child) -> None:
             return True
         return False
 
-    await eventually(answers, patience)
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], patience: float) -> None:
-    """Wait until a condition holds.
-
-    Raises:
-        TimeoutError: it takes too long.
-    """
-    async with asyncio.timeout(patience):
-        while not await condition():  # noqa: ASYNC110 - other processes set no event
-            await asyncio.sleep(0.05)
+    await eventually(answers, f"{url} to answer", patience)

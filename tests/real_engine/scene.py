@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvbus.client import BlockView, Removed, Subscriber, Synced
+from tests.doubles.bus import eventually
 from tests.doubles.child import Child
 from tests.ports import free_port, ports_in_a_row
 
-from .asking import answering, eventually, fetched
+from .asking import answering, fetched
 from .outcome import ARRIVAL, Blocks, Outcome, Point, blocks_of, blocks_of_text, score
 from .traffic import Traffic
 
@@ -44,7 +45,7 @@ class Bus:
         async def has_source() -> bool:  # a discovery may not have found the engine yet
             return bool(await self.sources())
 
-        await eventually(has_source, 60)
+        await eventually(has_source, "a source")
 
     async def sources(self) -> list[dict[str, Any]]:
         sources: list[dict[str, Any]] = json.loads(await fetched(f"{self._url}/sources"))
@@ -132,7 +133,7 @@ class Scene:
         async def arrived() -> bool:
             return sum(router.updates for router in self._early) >= end
 
-        await eventually(arrived, 60)
+        await eventually(arrived, "every batch")
 
     async def quiet(self, what: str, *, within: float = QUIET, asleep: bool = False) -> None:
         """Compare until everything is equal, or for so long. An engine that is ``asleep`` keeps its last events to itself."""

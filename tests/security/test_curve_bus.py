@@ -112,16 +112,19 @@ async def test_a_key_that_is_not_on_the_list(keys):
             assert router.read() == 0
 
 
-async def test_no_key(keys):
+@pytest.mark.parametrize(
+    ("client", "server", "reasons"),
+    [
+        ("", "", [Refused.MECHANISM]),
+        ("router", "stranger", [Refused.PROTOCOL, Reason.CURVE]),
+    ],
+    ids=["no key", "the wrong server key"],
+)
+async def test_who_is_not_let_in(keys, client, server, reasons):
     async with bus_and_engine(keys) as (bus, _):
-        with Router(bus) as router:
-            await asks_in_vain(router, bus, Refused.MECHANISM)
-
-
-async def test_the_wrong_server_key(keys):
-    async with bus_and_engine(keys) as (bus, _):
-        with Router(bus, client_context(keys.router, keys.stranger)) as router:
-            await asks_in_vain(router, bus, Refused.PROTOCOL, Reason.CURVE)
+        context = client_context(getattr(keys, client), getattr(keys, server)) if client else None
+        with Router(bus, context) as router:
+            await asks_in_vain(router, bus, *reasons)
 
 
 async def test_an_empty_list_lets_nobody_in(keys):

@@ -86,7 +86,7 @@ class Workers:
 
     async def exact(self, *routers: TopicRouter) -> None:
         for router in routers:
-            await eventually(lambda router=router: router.held == self.truth, "an exact router", 20)
+            await eventually(lambda router=router: router.held == self.truth, "an exact router")
 
 
 async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_asked_for() -> None:
@@ -142,13 +142,13 @@ async def test_beside_ports_that_follow_the_list() -> None:
                 await workers.start(n, name)
                 workers.publish(name, count=3)
             await workers.exact(router)
-            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("b")], "the port", 20)
+            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("b")], "the port")
             fleet.sources = [fleet.source(0, "a"), fleet.source(2, "x")]
             await fleet.reload()
             await workers.start(2, "x")
             workers.publish("x")
             await workers.exact(router)
-            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("x")], "the same port", 20)
+            await eventually(lambda: reader.blocks(b"") == workers.holds[topic("x")], "the same port")
             assert topic("b") in router.views
 
 
@@ -164,7 +164,7 @@ async def test_dialling_out() -> None:
             await workers.exact(router)
             router.disconnect()
             workers.publish("a")
-            await eventually(router.listen_again, "its own address", 20)
+            await eventually(router.listen_again, "its own address")
             await workers.exact(router)
 
 
@@ -189,7 +189,7 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
                             router.read()  # libzmq subscribes anew when its socket is used
                         return stats.subscribers == 2
 
-                    await eventually(both, "both routers", 20)
+                    await eventually(both, "both routers")
                     for _ in range(4):
                         chosen = rng.sample(names, rng.randrange(1, 7))
                         if rng.random() < 0.5:
@@ -200,7 +200,6 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
                         await eventually(
                             lambda present=present: all(source.state == "live" for source in present),
                             "every source",
-                            20,
                         )
                         workers.all_publish()
                         await workers.exact(stays)
@@ -212,7 +211,6 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
                                 {at: held for at, held in away.held.items() if at in known} == workers.truth
                             ),
                             "what is remembered",
-                            20,
                         )
                 if rng.random() < 0.5:
                     _lose_the_state(tmp_path)

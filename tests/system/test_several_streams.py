@@ -114,6 +114,6 @@ async def test_a_wrong_topic_is_named_in_sources() -> None:
 
 
 def findings_at(port: int) -> list[dict[str, str]]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/sources", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/sources", timeout=60) as answer:
         findings: list[dict[str, str]] = json.load(answer)[0]["findings"]
         return findings

@@ -107,11 +107,11 @@ def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
                         return bool(asked)
                     return True
 
-                await eventually(was_asked, "a question to the name server", 60)
+                await eventually(was_asked, "a question to the name server")
                 async with asyncio.timeout(60), engine_at(place) as engine:
                     for n in range(20):
                         engine.publish(batch(store([n + 1])))
-                    await eventually(lambda: place.sources()[1]["last_seq"] == 19, "relayed meanwhile", 60)
+                    await eventually(lambda: place.sources()[1]["last_seq"] == 19, "relayed meanwhile")
                 bus.process.kill()
 
     run_async(main())

@@ -66,7 +66,7 @@ async def read(bus: Bus, snapshots: str) -> bytes:
             for socket, last in ((live, b"BlockStored"), (replay, END_SEQ), (snapshot, b"BlockStored")):
                 frames: list[bytes] = []
                 while not any(last in frame for frame in frames):
-                    await eventually(partial(socket.poll, 0), "a message", 20)
+                    await eventually(partial(socket.poll, 0), "a message")
                     frames = socket.recv_multipart()
                     found += frames
         finally:
