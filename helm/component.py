@@ -44,7 +44,7 @@ _ABOUT: Final = """\
 # tcp://127.0.0.1:15657 (rank r at port + r). WHERE
 """
 _WHERE: Final = "Routers find events at {0[kv-events]} and replay at {0[kv-replay]} of the pod."
-_INTERPOSED: Final = "Whoever derives his own address from the engine's flag finds kvbus there, too."
+_INTERPOSED: Final = "A program that derives its address from the engine's flag finds kvbus there, too."
 
 
 _AND_THEN: Final = """\

@@ -480,7 +480,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Sources that have a slot",
             "short",
-            "Those that are there, those that are gone and remembered, the most of them, and slots that others needed.",
+            "Slots of present and of remembered sources, their maximum, and slots that were given to other sources.",
             (f"kvbus_source_slots{{{TARGET}}}", "{{instance}} {{state}}"),
             (f"kvbus_source_slots_limit{{{TARGET}}}", "{{instance}} limit"),
             (f"kvbus_source_slots_reused_total{{{TARGET}}}", "{{instance}} reused"),
@@ -520,7 +520,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Connections to the front",
             "short",
-            "Those that are open, and the most of them.",
+            "Open connections, and their maximum.",
             (f"kvbus_front_connections{{{TARGET}}}", "{{instance}} open"),
             (f"kvbus_front_connections_limit{{{TARGET}}}", "{{instance}} limit"),
         ),
@@ -533,7 +533,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Calls at the gRPC front",
             "short",
-            "Those under way, and the most of them.",
+            "Open calls, and their maximum.",
             (f"kvbus_front_grpc_calls{{{TARGET}}}", "{{instance}} under way"),
             (f"kvbus_front_grpc_calls_limit{{{TARGET}}}", "{{instance}} limit"),
         ),

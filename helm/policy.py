@@ -15,9 +15,9 @@ _CONTAINER: Final = "spec.initContainers"
 _MAPS: Final = ("limits", "requests")
 
 _ABOUT: Final = """\
-# kvbus in every pod with the label kvbus/inject=true, whoever makes the pod. No webhook, no certificates. From
+# kvbus in every pod with the label kvbus/inject=true, whatever created the pod. No webhook, no certificates. From
 # Kubernetes 1.36 on; in 1.34 and 1.35 say v1beta1 in both objects, and switch on the API server's feature gate
-# MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1. Where the engine publishes is said by you.
+# MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1. You configure where the engine publishes.
 #
 #   sed 's|kvbus:0.1.0|REGISTRY/kvbus:0.1.0|' policy.yaml | kubectl apply -f -
 #

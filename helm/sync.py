@@ -202,7 +202,7 @@ _SECTION: Final = re.compile(r"^kvbus:\n(?:(?:  .*)?\n)*?(?=\n?^\S)", re.MULTILI
 
 
 def with_table(readme: str, values: str) -> str:
-    """A README with its table of values made anew."""
+    """Return a README with the current table of values."""
     before, rest = readme.split(_BEGIN, 1)
     after = rest.split(_END, 1)[1]
     rows = ["| value | default | |", "|---|---|---|"]

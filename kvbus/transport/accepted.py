@@ -89,7 +89,7 @@ class AcceptedStream:
         if len(self._peers) == 1:
             self._events.connection(True)
 
-    def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - the source is one, whoever publishes
+    def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - all peers publish for one source
         """Pass a batch to the source, and call ``drained`` once after the burst of batches."""
         if self._closed:
             return

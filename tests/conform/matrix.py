@@ -54,7 +54,7 @@ source. (S) is a SHOULD.
 """
 
 _UNSEEN: Final = """
-5.2, 5.3 and 5.4 speak of a state on subscription, 5.5 of snapshots, 14.1 of CURVE: no released engine has any of these
+5.2, 5.3 and 5.4 are about a state on subscription, 5.5 of snapshots, 14.1 of CURVE: no released engine has any of these
 (vllm#57789 proposes snapshots), so no peer but kvbus can show them. 1.4, 1.5, 4.6, 4.8 and 9.2 take what not every run
 has: batches during an answer, heartbeats, a thousand batches, two media.
 

@@ -180,7 +180,7 @@ class TestProtocol:
         assert re.findall(r"^\* `(\w+)`:", run, re.MULTILINE) == list(CASES)
 
     def test_the_example_is_what_leaves(self):
-        left = section(PROTOCOL, "## What leaves")
+        left = section(PROTOCOL, "## What kvbus sends")
         dump = bytes.fromhex("".join(re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} )+)", left, re.MULTILINE)))
         (told,) = re.findall(r"```json\n(.+?)```", left, re.DOTALL)
         batch = msgspec.json.decode(told)

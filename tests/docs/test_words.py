@@ -1,4 +1,7 @@
-"""Words that were retired stay out of names (docs/GLOSSARY.md has the words that took their places)."""
+"""Retired words stay out of names, and phrases that misled readers stay out of code and docs.
+
+docs/GLOSSARY.md has the words that replace the retired ones.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,38 @@ RETIRED = {
     "wiring": "build",
     "withdrawn": "expired",
 }
+
+PHRASES = {
+    "also where": "even if",
+    "are taken in": "are applied",
+    "behind the journal": "older than the journal",
+    "came behind": "followed",
+    "comes behind": "follows",
+    "in one go": "at once",
+    "is for nothing": "has no effect",
+    "is taken in": "is applied",
+    "let go": "release",
+    "made anew": "made again",
+    "of which nothing": "name the thing, and what is not known of it",
+    "one more not": "the maximum is",
+    "read off": "taken from",
+    "so many": "up to N",
+    "speaks of": "is about",
+    "stays it": "name the state",
+    "the most of it": "maximum",
+    "the most of them": "maximum",
+    "to be had": "available",
+    "told apart": "distinguished",
+    "what becomes of": "name the outcome",
+    "what comes of": "name the result",
+    "what is behind": "name the thing after it",
+    "what is left": "the remaining, and the noun",
+    "what leaves": "outgoing, and the noun",
+    "whoever": "name the program or the person",
+}
+"""Phrases that readers had to read twice, with better ones."""
+
+TEXTS = {".html", ".js", ".md", ".py", ".toml", ".tpl", ".yaml", ".yml"}
 
 
 def names(source: str) -> Iterator[str]:
@@ -68,3 +103,28 @@ def test_no_name_has_a_retired_word() -> None:
 )
 def test_a_retired_word_is_found_however_it_is_spelled(name: str) -> None:
     assert retired(name)
+
+
+def misleading(text: str) -> Iterator[str]:
+    """The phrases in a text that misled readers. A phrase may be broken over lines, also in a comment."""
+    words = re.sub(r"[\s#*]+", " ", text.lower())
+    return (phrase for phrase in PHRASES if re.search(rf"\b{phrase}\b", words))
+
+
+def test_no_text_has_a_phrase_that_misled_readers() -> None:
+    root = ROOT.parent
+    found = {
+        f"{path.relative_to(root)}: {phrase!r} (say: {PHRASES[phrase]})"
+        for path in (
+            *(root / name for name in ("README.md", "CONTRIBUTING.md", "MAINTAINERS.md", "SECURITY.md")),
+            *(each for name in ("kvbus", "docs", "deploy", "helm") for each in (root / name).rglob("*")),
+        )
+        if path.suffix in TEXTS
+        for phrase in misleading(path.read_text())
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("text", ["Whoever asks", "what\n    leaves", "# it is\n# to be had", "so many."])
+def test_a_misleading_phrase_is_found_wherever_a_line_ends(text: str) -> None:
+    assert list(misleading(text))

@@ -437,7 +437,7 @@ class LogStreams:
     def _expire(self) -> None:
         """Give up the epochs of silent streams. Only the time counts up to which the log was read.
 
-        This includes a stream of which nothing was read since reading began again, because it was announced before.
+        This includes a stream without a record since reading began again, because it was announced before.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):

@@ -100,7 +100,7 @@ def _judge_numbers(ledger: Ledger, answer: Answer, batches: Sequence[Message]) -
         if other.seq <= one.seq:
             ledger.broken("4.2", f"an answer has {other.seq} behind {one.seq}", other.evidence)
         elif other.seq > one.seq + 1 and answer.slow:
-            ledger.broken("4.3", f"{other.seq} came behind {one.seq} at a slow requester", other.evidence)
+            ledger.broken("4.3", f"{other.seq} followed {one.seq} at a slow requester", other.evidence)
         elif other.seq > one.seq + 1:
             ledger.broken("4.4", f"an answer has {other.seq} behind {one.seq}", other.evidence)
         else:
@@ -249,7 +249,7 @@ class EngineJudge:
         """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # several publishers, which cannot be told apart before their live batches have come
+            return  # several publishers, which cannot be distinguished before their live batches have come
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)

@@ -133,7 +133,7 @@ class Watch:
         if outcome.mechanism == "CURVE":
             self.judge.ledger.kept("14.1")
         elif not parse_endpoint(self._target.endpoint).is_loopback:
-            self.judge.ledger.broken("14.1", f"{self._target.endpoint} takes whoever connects, without CURVE")
+            self.judge.ledger.broken("14.1", f"{self._target.endpoint} accepts every peer without CURVE")
 
     async def _until_connected(self, tap: Tap) -> bool:
         try:

@@ -308,7 +308,7 @@ FAULTS: Final = (
     Case(name="pause", clauses=("3.7",), title="three seconds of silence", steps=(*flow(), Seen(), Pause(3.0)),
          cache=FLOW.live(COUNT)),
     Case(name="late-join", clauses=("3.4",), level=Level.SHOULD,
-         title="it comes behind 64 batches that can be replayed", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
+         title="it joins after 64 batches that can be replayed", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
     Case(name="state", clauses=("5.1",), title="it comes late, and is sent the state",
          steps=(*flow(), Answers(first=COUNT), Join(),
                 Batch([CLEARED, stored(900), stored(901, parent=900)]), Batch([stored(902, parent=901)])),
@@ -333,7 +333,7 @@ FAULTS: Final = (
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
                 Restart(rank=1), Batch([stored(5)], rank=1)),
          cache=device(1, 2) | device(5, rank=1)),
-    Case(name="heartbeats", clauses=("1.5",), title="the publisher cuts off whoever does not answer PING",
+    Case(name="heartbeats", clauses=("1.5",), title="the publisher closes a connection whose peer does not answer PING",
          steps=(Batch([stored(1)]), Seen(), Pause(3.0), Batch([stored(2)])), cache=device(1, 2), heartbeats=True),
 )  # fmt: skip
 
