@@ -24,6 +24,9 @@ from kvbus.transport.tls_files import TlsFileError
 PROBE: Final = 5.0
 """Timeout for asking a broker why it refuses kvbus, in seconds."""
 
+ASK: Final = 5.0
+"""Seconds that a request may take before kvbus asks a broker for the cause."""
+
 CLOSE: Final = 1.0
 """Timeout for closing a connection, in seconds."""
 
@@ -71,22 +74,33 @@ async def said(place: Place) -> AsyncIterator[None]:
 async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
     """Wait up to :data:`REQUEST` seconds for work that the client would repeat forever.
 
+    Stop waiting as soon as a broker refuses kvbus.
+
     Args:
         place: the servers of the log.
         options: the client's options. The files may have changed since they were read.
         work: the client's work.
 
     Raises:
-        UnavailableError: the work was not done in time; with the reason if a broker refuses kvbus.
+        UnavailableError: a broker refuses kvbus, or the work was not done in time.
     """
+    time = asyncio.get_running_loop().time
     task = asyncio.ensure_future(work)
+    until, found = time() + REQUEST, None
     try:
-        if (await asyncio.wait([task], timeout=REQUEST))[0]:
-            return task.result()
-        text = f"not done in {REQUEST:.0f} s: too few brokers, or replicas that are in sync"
-        raise await cause(place, options) or UnavailableError(text)
+        while not (await asyncio.wait([task], timeout=min(ASK, until - time())))[0]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(PROBE, until - time())):
+                    found = await cause(place, options)
+            if found is not None and found.reason != UNREACHABLE:
+                raise found
+            if time() >= until:
+                text = f"not done in {REQUEST:.0f} s: too few brokers, or replicas that are in sync"
+                raise found or UnavailableError(text)
+        return task.result()
     finally:
-        await end_tasks([task])
+        if not task.done():
+            await end_tasks([task])
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
