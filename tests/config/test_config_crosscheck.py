@@ -8,34 +8,6 @@ from kvbus.core.wire.profiles import PROFILES
 from tests.config.texts import text_of
 
 
-def test_at_least_one_source_and_output(problems):
-    found = problems("model: x")
-    assert set(found) == {"sources", "outputs"}
-    assert "at least one is needed; for example sources: [{endpoint:" in found["sources"]
-    assert set(problems("sources: []\noutputs: [{}]")) == {"sources"}
-
-
-def test_duplicate_names(problems):
-    found = problems(
-        text_of("[{endpoint: 'ipc:///a'}, {endpoint: 'ipc:///b'}]", "[{layout: merged}, {endpoint: 'ipc:///c'}]")
-    )
-    assert "the same name as sources[0].name; for example name: engine-1" in found["sources[1].name"]
-    assert "the same name as outputs[0].name" in found["outputs[1].name"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "sources: [{endpoint: bad}, {name: b}]\noutputs: [{layout: merged}, {name: b, layout: bad}]",
-        "sources: [{name: a, data_parallel_size: x}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{layout: merged}]",
-        "sources: 5\noutputs: [{}, {endpoint: bad, name: b}]",
-    ],
-)
-def test_a_bad_key_causes_no_second_problem(problems, text):
-    found = problems(text)
-    assert not [line for line in found.values() if "taken by" in line or "at least one" in line]
-
-
 def test_slots_keep_places_and_may_not_meet(read, problems):
     three = "[{name: a, endpoint: 'ipc:///a'}, {name: c, endpoint: 'ipc:///c', slot: 2, data_parallel_size: 2}, "
     config = read(text_of(three + "{name: d, endpoint: 'ipc:///d'}]", "[{layout: merged}]"))
@@ -74,9 +46,3 @@ def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, r
     wrong = problems(text_of("[{}]", output))["outputs[0].token_ids"]
     assert f"routers of profile {profile} hash the tokens themselves" in wrong
     assert "for example token_ids: keep" in wrong
-
-
-def test_a_medium_that_is_left_out_has_no_lifetime(problems):
-    found = problems("sources: [{}]\noutputs: [{}]\nwithout_media: [cpu]\nexpiring_media: [DISK, CPU]\n")
-    assert list(found) == ["expiring_media[1]"]
-    assert "left out by without_media" in found["expiring_media[1]"]

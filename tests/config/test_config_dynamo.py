@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 SOURCES = "sources: [{name: e}]\n"
 
 
@@ -24,37 +22,3 @@ def test_everything_that_may_be_said(read):
         "advertise": "h",
         "workers": {"e": 7},
     }
-
-
-@pytest.mark.parametrize(
-    ("keys", "key", "says"),
-    [
-        ("profile: vllm", "profile", "type: dynamo goes with profile: dynamo-plane alone"),
-        ("topic: kv", "topic", "type: dynamo goes with topic: {source}@{rank} alone"),
-        ("bind: false, endpoint: 'tcp://router:1'", "bind", "type: dynamo goes with bind: true alone"),
-        ("layout: merged", "layout", "type: dynamo goes with layout: per_source alone"),
-        ("replay_endpoint: 'tcp://*:1'", "replay_endpoint", "Dynamo's event plane has no such thing"),
-        ("snapshot_endpoint: 'tcp://*:1'", "snapshot_endpoint", "Dynamo's event plane has no such thing"),
-        ("endpoint: 'ipc:///x'", "endpoint", "Dynamo's frontends connect over TCP alone"),
-        ("dynamo: {workers: {f: 1}}", "dynamo", "workers names 'f', and no source has this name"),
-        ("dynamo: {workers: {e: x}}", "dynamo.workers.e", "must be a whole number"),
-        ("dynamo: {workers: {e: -1}}", "dynamo.workers.e", "at least 0"),
-        ("dynamo: {discovery: /tmp}", "dynamo.discovery", "must be file:///DIRECTORY or http://host:2379"),
-        ("dynamo: {discovery: 'https://etcd'}", "dynamo.discovery", "must be file:///DIRECTORY or http://host:2379"),
-        ("dynamo: {discovery: 'http://etcd:x'}", "dynamo.discovery", "must be file:///DIRECTORY or http://host:2379"),
-        ("dynamo: {discovery: 'file://host/x'}", "dynamo.discovery", "must be file:///DIRECTORY or http://host:2379"),
-        ("dynamo: {advertise: 'h:1'}", "dynamo.advertise", "must be a host name or an address, without a port"),
-        ("dynamo: {advertise: '*'}", "dynamo.advertise", "must be a host name or an address, without a port"),
-        ("dynamo: {namespace: 'a/b'}", "dynamo.namespace", "must be a name without slashes and spaces"),
-        ("dynamo: {component: ''}", "dynamo.component", "must be a name without slashes and spaces"),
-    ],
-)
-def test_what_cannot_be(problems, keys, key, says):
-    found = problems(f"{SOURCES}outputs: [{{type: dynamo, {keys}}}]")
-    assert list(found) == [f"outputs[0].{key}"]
-    assert says in found[f"outputs[0].{key}"]
-
-
-def test_the_keys_belong_to_the_type(problems):
-    found = problems(f"{SOURCES}outputs: [{{dynamo: {{}}}}]")
-    assert "only type: dynamo has these keys, and the type is zmq" in found["outputs[0].dynamo"]

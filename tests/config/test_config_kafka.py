@@ -45,28 +45,6 @@ def test_everything_that_may_be_said(read):
 
 
 @pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        ("tls_certificate_file: /c, tls_key_file: /k", "tls_ca_file"),
-        ("username: u, password_file: /p", "tls_ca_file"),
-        ("tls_ca_file: /a, tls_certificate_file: /c", "tls_key_file"),
-        ("tls_ca_file: /a, tls_key_file: /k", "tls_certificate_file"),
-        ("tls_ca_file: /a, username: u", "password_file"),
-        ("tls_ca_file: /a, password_file: /p", "username"),
-    ],
-)
-def test_half_of_what_says_who_kvbus_is_is_refused(problems, given, missing):
-    found = problems(f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:1', kafka: {{{given}}}}}]")
-    assert list(found) == [f"outputs[0].kafka.{missing}"]
-    assert "needed with" in found[f"outputs[0].kafka.{missing}"]
-
-
-def test_a_password_in_the_configuration_is_no_key(problems):
-    (key,) = problems(f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:1', kafka: {{password: hunter2}}}}]")
-    assert key == "outputs[0].kafka.password"
-
-
-@pytest.mark.parametrize(
     ("keys", "key", "says"),
     [
         (

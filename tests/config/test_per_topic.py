@@ -49,19 +49,7 @@ def test_bad_ones(output: dict[str, Any], said: str) -> None:
     assert "has a problem:" in found
 
 
-def test_ranks_need_a_topic_each() -> None:
-    assert 'by {rank} in it; for example topic: "kv@{source}.{rank}@{model}"' in problems({"data_parallel_size": 2})
-    same = problems({"name": "a", "data_parallel_size": 12}, {"name": "a1"}, topic="kv@{source}{rank}@m")
-    assert "a/10 and a1/0 would both have" in same or "a/10 and a1 would both have the topic 'kv@a10@m'" in same
-
-
 def test_by_default_there_is_no_replay() -> None:
     """Of the default endpoints there is the live one alone."""
     made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
     assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)
-
-
-def test_only_so_many_sources() -> None:
-    sources = [{"name": "a", "endpoint": "ipc:///run/a-{rank}", "data_parallel_size": 3}]
-    with pytest.raises(ConfigError, match=r"there are 3 sources, all ranks counted; for example max_sources: 3"):
-        load(None, env={}, overrides={"sources": sources, "outputs": [GOOD], "limits": {"max_sources": 2}})

@@ -14,36 +14,6 @@ def test_a_topic_needs_the_model(problems, read):
     assert read("model: m\n" + text).model == "m"
 
 
-def test_a_topic_with_an_empty_model_is_one_without_it(problems):
-    """As a variable is in Kubernetes that is filled in from an annotation nobody set."""
-    found = problems(text_of("[{}]", "[{profile: llm-d, topic: 'kv@{worker}@{model}'}]"), env={"KVBUS_MODEL": ""})
-    assert set(found) == {"model"}
-    assert (
-        "model = '': outputs[0].topic uses {model}; for example model: Qwen/Qwen3-32B (KVBUS_MODEL)" in found["model"]
-    )
-
-
-@pytest.mark.parametrize(
-    "topic",
-    ["kv@{model}", "kv@{worker}@{model}@x", "kv", "@{worker}@{model}", "", "kv@@{model}", "x@{worker}@{model}"],
-)
-def test_llm_d_topics_have_three_parts(problems, topic):
-    text = text_of("[{}]", f"[{{profile: llm-d, topic: '{topic}'}}]", "model: m\nworker: w")
-    assert "exactly three parts" in problems(text)["outputs[0].topic"]
-
-
-@pytest.mark.parametrize("prefix", ["", "kv@", "kv@pod", "kv@pod@", "kv@pod@m@x", "engine@pod@m"])
-def test_llm_d_is_not_given_topics_that_only_the_engine_knows(problems, prefix):
-    """A router that listens to ``kv@`` would hear nothing of an engine whose topic is empty, vLLM's default."""
-    sources = f"[{{name: a, topic: 'kv@pod@m'}}, {{name: b, endpoint: 'ipc:///b', topic: '{prefix}'}}]"
-    found = problems(text_of(sources, "[{layout: merged}, {name: x, endpoint: 'ipc:///x', profile: llm-d}]"))
-    assert set(found) == {"outputs[1].topic"}
-    line = found["outputs[1].topic"]
-    assert line.startswith("outputs[1].topic = null: profile llm-d needs exactly three parts, kv@POD@MODEL;")
-    assert f"sources[1].topic is {prefix!r}" in line
-    assert line.endswith('; for example topic: "kv@{worker}@{model}"')
-
-
 def test_llm_d_may_have_the_sources_topics_where_they_are_told_in_full(read):
     sources = "[{name: a, topic: 'kv@pod-a@m'}, {name: b, endpoint: 'ipc:///b', topic: 'kv@pod-b@m'}]"
     assert read(text_of(sources, "[{layout: merged, profile: llm-d}]")).outputs[0].topic is None
@@ -58,12 +28,6 @@ def test_the_vllm_router_takes_nothing_under_a_topic(problems, read):
     found = problems(text_of("[{}]", "[{profile: vllm-router, topic: 'kv@{worker}@m'}]"))["outputs[0].topic"]
     assert "profile vllm-router takes batches without a topic alone; for example topic: null" in found
     assert read(text_of("[{}]", "[{profile: vllm-router, topic: ''}]")).outputs[0].topic == ""
-
-
-def test_what_is_wrong_with_a_source_is_said_once(problems):
-    found = problems(text_of("[{topic: 5}]", "[{profile: llm-d}]"))
-    assert set(found) == {"sources[0].topic"}
-    assert set(problems("outputs: [{profile: llm-d}]")) == {"sources"}
 
 
 def test_a_model_with_an_at_sign_breaks_an_llm_d_topic(problems, read):
