@@ -11,6 +11,7 @@ import filecmp
 import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -145,6 +146,7 @@ class Upgrade:
         ports = [int(each.rpartition(":")[2]) for each in (self.bus.endpoint, self.bus.replay_endpoint)]
         async with self.rank.publisher:
             with self.bus:
+                shutil.copyfile(self.bus.file, self.checkout / "kvbus.yaml")
                 reading = asyncio.ensure_future(self.subscriber.read())
                 try:
                     await self.router.start([Stream("127.0.0.1", *ports)])
