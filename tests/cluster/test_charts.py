@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,6 +127,20 @@ def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
     assert [pod["containers"][0]["image"].rpartition(":")[2] for pod in pods][1] == "NEW"
     installer.rollback(RELEASE)
     assert spec(api.read(workload)) == spec(before)
+
+
+def test_a_sidecar_gets_another_image_in_place(api: Api, place: str) -> None:
+    """The patch of docs/OPERATIONS.md: the pod stays, and so does its engine."""
+    release = render(namespace=place)
+    api.apply(placed(release.one("ServiceAccount"), place))
+    before = api.create(pod_of(release, place))
+    page = (CHART.parents[1] / "docs" / "OPERATIONS.md").read_text()
+    (body,) = re.findall(r"^kubectl patch pod POD --type=strategic -p '(.+)'$", page, re.MULTILINE)
+    after = api.ask("PATCH", api.path(before), json.loads(body), "application/strategic-merge-patch+json")
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    (old,), (new,) = (each["spec"]["initContainers"] for each in (before, after))
+    assert new == {**old, "image": "REGISTRY/kvbus:NEW"}
+    assert after["spec"]["containers"] == before["spec"]["containers"]
 
 
 def hooks(each: Object) -> Object:
