@@ -197,7 +197,7 @@ class Outgoing:
         """
         payloads: dict[tuple[Wire, int], bytes] = {}
         for number, output in self._plain:
-            at, rank = (0, i) if output.merged else (i, source.rank)
+            at, rank = 0 if output.merged else i, output.rank_of(i, source)
             stream = output.streams[at]
             payload = payloads.get((stream.wire, rank))
             if payload is None:
@@ -298,7 +298,7 @@ class Outgoing:
         now: float,
     ) -> None:
         """Number and keep one batch on one output. Divide it if it is too large for the output's routers."""
-        at, rank = (0, i) if output.merged else (i, source.rank)
+        at, rank = 0 if output.merged else i, output.rank_of(i, source)
         stream = output.streams[at]
         profile = stream.profile
         payload = encode(profile.wire, events, source.ts, rank)

@@ -79,5 +79,10 @@ class Output:
         return not stream.closed or (self.spec.by_topic and bool(stream.topic))
 
     def rank_of(self, i: int, source: Source) -> int:
-        """Return the rank in a batch: the engine's own; on a merged stream the source's slot, which is unique there."""
-        return i if self.spec.merged else source.rank
+        """Return the rank in a batch: the engine's own; on a merged stream the source's slot, which is unique there.
+
+        A merged stream for routers that number each rank by itself has only rank 0.
+        """
+        if not self.spec.merged:
+            return source.rank
+        return 0 if self.spec.profile.one_rank else i

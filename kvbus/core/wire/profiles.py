@@ -102,6 +102,9 @@ class Profile(msgspec.Struct, frozen=True):
 
     On a merged stream, such a block is stored by the first rank that has it, and removed by the last rank.
     """
+    one_rank: bool = False
+    """Whether the router expects consecutive seqs in each rank. A merged stream numbers all ranks together, so it has
+    only rank 0."""
     one_group: bool = False
     """Whether the router accepts only one group. It gets only the first prefix-carrying group, without a number."""
     topics: Topics = "any"
@@ -185,6 +188,8 @@ PROFILES: Final[dict[str, Profile]] = {
         reads_arrays=True,
         filled_replay=False,
         clears="connection",
+        one_copy=True,
+        one_rank=True,
         one_stream="keep one seq for each connection",
         short_seqs=True,
         max_bytes=4 * _MIB,
@@ -216,6 +221,7 @@ _NEEDS: Final[tuple[tuple[str, Callable[[Profile], bool]], ...]] = (
     ("single tokens in place of EAGLE's pairs", lambda of: of.wire.fold_pairs),
     ("extra keys without the adapter's name", lambda of: of.wire.drop_adapter_key),
     ("one removal for a block of several ranks", lambda of: of.one_copy),
+    ("only rank 0 on a merged stream", lambda of: of.one_rank),
     ("removals in place of a clear of one rank", lambda of: of.clears != "rank"),
     ("no topic", lambda of: of.topics == "empty"),
     ("the topic kv-events", lambda of: of.topics == "kv-events"),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvbus.core.commands import Publish, SendState
@@ -128,3 +129,11 @@ def test_pods_of_their_own_are_cleared_by_themselves() -> None:
 def test_runs() -> None:
     assert list(runs_of([True, True, False, True])) == [(0, 2), (3, 4)]
     assert list(runs_of([False])) == []
+
+
+@pytest.mark.parametrize(("profile", "ranks"), [("smg", {0}), ("llm-d", {0, 1})])
+def test_a_merged_stream_for_smg_has_rank_0_alone(profile: str, ranks: set[int]) -> None:
+    bus = Bus(profile, 2, topics=[b"kv@a@m"])
+    live = [*bus.say(0, store([1, 2])), *bus.say(1, store([3], 1))]
+    for payloads in (live, bus.state()):
+        assert {msgspec.msgpack.decode(payload)[2] for payload in payloads} == ranks
