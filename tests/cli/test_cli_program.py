@@ -98,6 +98,12 @@ def test_every_exit_code_that_a_help_page_names_is_in_the_table():
         assert codes <= set(ExitCode), name
 
 
+@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
+def test_a_help_page_shows_examples_before_options(name):
+    page = CliRunner().invoke(main, [name, "--help"]).output
+    assert 0 < page.index("Examples:") < page.index("Options:")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_asks_kvbus(shell):
     script = CliRunner().invoke(main, ["completion", shell])

@@ -5,7 +5,6 @@ The expected numbers are the table of docs/INTEROP.md: a row that is not what is
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -141,67 +140,6 @@ def test_a_capture_direct_and_through_kvbus(
         assert (score(capture, indexer, "direct", marks), kvbus_score) == (expected.direct, expected.kvbus)
         if expected.direct == Score(0, 0):
             assert through_kvbus == direct  # parents, token hashes, tiers and ranks too
-
-
-def test_unsalted_traffic_of_the_same_engine_is_exact(
-    indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
-) -> None:
-    """What is wrong with the row of `vllm033_map_extras` are its salted sequences, and nothing else."""
-    capture = Capture.load("vllm033_map_extras")
-    salted: set[int] = set()
-    batches = [without_salted(payload, salted) for _, payload in capture.lives[0]]
-    unsalted = dataclasses.replace(capture, truth=[block for block in capture.truth if block.hash not in salted])
-    assert (len(unsalted.truth), len(capture.truth)) == (161, 251)
-    with Kvbus(engine, tmp_path) as kvbus:
-        indexer.register("direct", engine.endpoint, engine.replay_endpoint, capture.block_size)
-        indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
-        wait_for_subscribers(engine, 2)
-        for payload in batches:
-            engine.publish(payload)
-        mark = Sentinel.make(0, capture.block_size)
-        engine.publish(mark.payload)
-        indexer.wait_until_finds("kvbus", mark.tokens)
-        indexer.wait_until_finds("direct", mark.tokens)
-        assert score(unsalted, indexer, "kvbus", [mark]) == Score(missing=0, dead=0)
-        assert score(unsalted, indexer, "direct", [mark]) == Score(missing=33, dead=0)
-
-
-def without_salted(payload: bytes, salted: set[int]) -> bytes:
-    """The batch without sequences that start with a salt; `salted` collects their blocks."""
-    ts, events, rank = msgspec.msgpack.decode(payload)
-    kept = []
-    for event in events:
-        if event["type"] == "BlockStored":
-            keys = [key for block in event["extra_keys"] for key in block or []]
-            if event["parent_block_hash"] in salted or any(str(key).startswith("tenant-") for key in keys):
-                salted.update(event["block_hashes"])
-                continue
-        elif event["type"] == "BlockRemoved":
-            event["block_hashes"] = [known for known in event["block_hashes"] if known not in salted]
-        kept.append(event)
-    return msgspec.msgpack.encode([ts, kept, rank])
-
-
-def test_variable_nodes_are_exact_once_they_are_known_to_be_nodes(
-    indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
-) -> None:
-    """The dead block of `syn_sglang_variable` is its first page, told under the name of a node that has only one."""
-    capture = Capture.load("syn_sglang_variable")
-    node = {"block_hashes": [7], "token_ids": [9] * 3 * capture.block_size, "block_size": 3 * capture.block_size}
-    prelude = [
-        {"type": "BlockStored", "parent_block_hash": None, "lora_id": None, **node},
-        {"type": "BlockRemoved", "block_hashes": [7]},
-    ]
-    (clear, *batches) = [payload for _, payload in capture.lives[0]]
-    mark = Sentinel.make(0, capture.block_size)
-    with Kvbus(engine, tmp_path) as kvbus:
-        indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
-        wait_for_subscribers(engine, 1)
-        for payload in [clear, *(msgspec.msgpack.encode([0.0, [event], 0]) for event in prelude), *batches]:
-            engine.publish(payload)
-        engine.publish(mark.payload)
-        indexer.wait_until_finds("kvbus", mark.tokens)
-        assert score(capture, indexer, "kvbus", [mark]) == Score(missing=0, dead=0)
 
 
 def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:

@@ -65,9 +65,3 @@ class Noting(Moving):
             before = self._said.setdefault((topic, seq), said)
             assert before == said, f"two contents of {seq} at {self.at}: {before} and {said}"
         super()._take(topic, seq, payload)
-
-
-def above(router: Moving, newest: dict[bytes, int], batches: int = 20) -> bool:
-    """Whether a router has had so many messages more of each topic."""
-    router.read()
-    return set(router.next) == set(newest) and all(router.next[topic] > newest[topic] + batches for topic in newest)

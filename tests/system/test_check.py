@@ -201,13 +201,6 @@ def test_usage(args):
     assert "Usage: kvbus" in done.stderr
 
 
-@pytest.mark.parametrize("args", [("--help",), ("check", "--help"), ("check", "-h")])
-def test_help_shows_examples_before_options(args):
-    done = kvbus(*args)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
-    assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
-
-
 def test_version():
     done = kvbus("--version")
     assert done.returncode == 0

@@ -240,13 +240,3 @@ def test_on_a_terminal_kvbus_asks_before_it_replaces_a_recording(answer, tmp_pat
         _, said = process.communicate(timeout=60)
     assert f"{copy} exists already. Replace it?" in said
     assert copy.read_text() == ("kept" if answer == "n" else "")
-
-
-@pytest.mark.parametrize("name", ["play", "record", "sim"])
-def test_help_begins_with_examples(name):
-    done = subprocess.run(
-        [sys.executable, "-m", "kvbus", name, "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    text = done.stdout
-    assert 0 < text.index("Examples:") < text.index("Options:")
-    assert f"\n    kvbus {name} " in text

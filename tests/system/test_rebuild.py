@@ -93,9 +93,6 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-# -- joining late ------------------------------------------------------------------------------------------------------
-
-
 def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_path: Path) -> None:
     count = 6
     replay = f"ipc://{tmp_path}/replay"
@@ -104,8 +101,7 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
         async with (
             circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
             # they take little at a time, so that no answer is over before the last one has begun
-            # a quarter of a second's work of this process passes between two messages to the last one of them
-            routers(bus, count, replay=replay, hwm=1, idle=30.0) as late,
+            routers(bus, count, replay=replay, hwm=1) as late,
         ):
             output = bus.daemon.relay.outputs[0]
             newest = output.streams[0].next_seq - 1
@@ -122,65 +118,3 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
             assert [router.holes for router in late] == [0] * count
 
     run(test())
-
-
-@pytest.mark.parametrize("journal", [JOURNAL, 3000])
-def test_a_requester_so_slow_that_the_journal_is_trimmed_past_it(cuts: list[int], tmp_path: Path, journal: int) -> None:
-    """It waits while the state is told (small journal), or while the journal itself is (large journal)."""
-    replay = f"ipc://{tmp_path}/replay"
-
-    async def test() -> None:
-        async with (
-            # a state too large for the buffers between the two
-            circuit(batches=4000, blocks=10_000, replay_endpoint=replay, journal_batches=journal) as (bus, engine),
-            routers(bus, replay=replay, hwm=1) as (router,),
-        ):
-            output = bus.daemon.relay.outputs[0]
-            stream = output.streams[0]
-            if journal > JOURNAL:
-                assert stream.journal.first_seq is not None
-                router.next = stream.journal.first_seq + 1
-            first, newest = router.next, stream.next_seq - 1
-            router.ask()
-            await router.read(3)
-            await engine.publish(journal + JOURNAL)
-            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
-            assert stream.journal.first_seq is not None
-            assert stream.journal.first_seq > newest + 1
-            assert bus.daemon.outputs.stats[0].replay_batches < newest - first, (
-                "most of the answer waits for the requester"
-            )
-            trimmed = stream.next_seq - 1
-            await router.read()
-            (cut,) = cuts
-            assert cut == newest if journal == JOURNAL else newest < cut <= trimmed
-            await in_step(bus, engine, router)
-            assert router.holes == 0
-
-    run(test())
-
-
-def test_requesters_that_die_are_forgotten_and_the_others_served(tmp_path: Path) -> None:
-    replay = f"ipc://{tmp_path}/replay"
-
-    async def test() -> None:
-        async with (
-            circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
-            routers(bus, 4, replay=replay, hwm=1) as (slow, *others),
-        ):
-            async with routers(bus, 3, replay=replay, hwm=1) as doomed:
-                for router in (slow, *doomed):
-                    router.ask()
-                    await router.read(3)
-                assert bus.daemon.outputs.drivers[0].busy == 4
-            await asyncio.gather(*(router.rebuild() for router in others), engine.publish(JOURNAL // 2))
-            await eventually(lambda: bus.daemon.outputs.drivers[0].busy == 1, "only the slow one is still served")
-            assert bus.daemon.outputs.stats[0].replay_requests["gone"] == 3
-            await slow.read()
-            await in_step(bus, engine, slow, *others)
-            await eventually(lambda: not bus.daemon.outputs.drivers[0].busy, "all of it sent")
-
-    run(test())
-
-
-# -- restarts ----------------------------------------------------------------------------------------------------------

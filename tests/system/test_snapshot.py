@@ -13,7 +13,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
-from tests.doubles.payloads import payload, removed, store, unpack
+from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter, RankedRouter
 from tests.ports import free_port, ports_in_a_row
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
@@ -113,36 +113,6 @@ async def the_protocol(kind: int) -> None:
 def test_a_snapshot_is_the_live_state(kind: int) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(the_protocol(kind))
-
-
-BLOCKS = 1_100_000
-
-
-async def a_million_blocks() -> None:
-    """Every block is there, in chunks that any reader can take."""
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    async with (
-        running_bus(output={"snapshot_endpoint": endpoint}, limits={"max_blocks": 2_000_000}) as bus,
-        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-    ):
-        await eventually(lambda: bus.source.state == "live", "the bus in sync")
-        for first in range(0, BLOCKS, 1000):
-            engine.publish(payload(store(list(range(first, first + 1000)), block_size=1, tokens=[7] * 1000)))
-            if first % 100_000 == 0:
-                await eventually(lambda: bus.caught_up(engine.next_seq - 1), "batches relayed")
-        await eventually(lambda: len(bus.source.normalizer.index) == BLOCKS, "every block known")
-        with zmq.Context() as context:
-            _, _, *chunks = await answered(ask(context, zmq.DEALER, endpoint, b"snapshot"))
-    assert len(chunks) > 1000
-    assert max(map(len, chunks)) < 1_000_000
-    told = [block for chunk in chunks for event in unpack(chunk)[1] for block in event.get("block_hashes", ())]
-    assert sorted(told) == list(range(BLOCKS))
-
-
-@pytest.mark.slow
-def test_more_than_a_million_blocks() -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(a_million_blocks())
 
 
 def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:

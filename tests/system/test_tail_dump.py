@@ -441,12 +441,6 @@ def test_dump_is_interrupted_at_once(publisher):
 
 
 @pytest.mark.parametrize("name", ["tail", "dump"])
-def test_help_begins_with_examples(name):
-    out, _ = run(name, "--help")
-    assert 0 < out.index("Examples:\n") < out.index("Options:")
-
-
-@pytest.mark.parametrize("name", ["tail", "dump"])
 def test_a_malformed_endpoint_is_a_usage_error(name):
     way = ["--replay-endpoint"] if name == "dump" else []
     _, err = run(name, *way, "nonsense", code=2)
