@@ -17,7 +17,8 @@ Engines whose real cache contents are known. There are two, because they answer 
   ``tests.chaos.engines`` runs `kvbus sim` and `kvbus play` as processes.
 
 Kvbus. `stage.Stage` is a relay without sockets or a clock. `bus.running_bus` is a daemon on real sockets in the test's
-process. `kvbus_process.KvbusProcess` is `kvbus run` as a separate process.
+process; ``tests.discovery.fleet.DiscoveringBus`` also finds its engines. `kvbus_process.KvbusProcess` is `kvbus run` as
+a separate process; ``tests.chaos.bus.BusProcess`` can live in other namespaces. `growth` judges samples of a process.
 
 Network and processes. `link.Link` is a TCP proxy that injects faults. `child.Child` is a program that can be stopped,
 killed and inspected.
