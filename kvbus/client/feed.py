@@ -21,7 +21,7 @@ from kvbus.client.updates import (
     Synced,
     Unreachable,
 )
-from kvbus.core.normalizing.validate import check_removed, check_stored
+from kvbus.core.normalizing.admission import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
 from kvbus.core.wire.carried import set_aside
 from kvbus.core.wire.codec import clears_all

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from kvbus.core.answering import ReplayAnswer
+from kvbus.core.answering import ReplayAnswer, StreamState
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Answer, AnswerReplay, AnswerSnapshot, Command
-from kvbus.core.outputs.state_transfer import Transfer
-from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.outputs.stream import OutputStream, Transfer
 from kvbus.core.relay import Relay
-from kvbus.core.stream_state import StreamState
 from kvbus.core.wire.frames import ReplayRequest
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.normalizing.validate import check_removed, check_stored
+from kvbus.core.normalizing.admission import check_removed, check_stored
 from kvbus.core.outputs.snapshot import parse_snapshot, parse_snapshot_request
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay

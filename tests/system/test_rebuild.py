@@ -89,7 +89,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             made.append(seq)
             super().__init__(seq, *rest, **options)
 
-    monkeypatch.setattr("kvbus.core.stream_state.StateSnapshot", CountedCut)
+    monkeypatch.setattr("kvbus.core.answering.StateSnapshot", CountedCut)
     return made
 
 

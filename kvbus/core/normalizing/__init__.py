@@ -16,7 +16,7 @@ from it. The second pass applies the accepted events, in order. Each rule has on
 =====================================================================  ==============================================
 rule                                                                   place
 =====================================================================  ==============================================
-hashes, tokens, sizes and media of one event are possible              ``validate``
+hashes, tokens, sizes and media of one event are possible              ``check_stored``, ``check_removed``
 groups without prefixes, media, the stream's kind of hash, limits      ``Admission._verdict``
 fields with an unexpected type are set aside                           ``Admission._extras_of``
 long stores are split                                                  ``Admission._parts``

@@ -1,25 +1,79 @@
 """Decide which events of a batch may be applied, and count the reason for each refused event.
 
-Admission checks each event once. It learns block sizes from the complete batch before any event is applied.
-:mod:`~kvbus.core.normalizing.validate` has the rules that do not depend on the rest of the stream.
+Admission checks each event once. It learns block sizes from the complete batch before any event is applied. The rules
+for a single event do not depend on the rest of the stream. Each broken rule has its own reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 from msgspec import UNSET, UnsetType
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, TableKey
 from kvbus.core.normalizing.cache import EngineCache
-from kvbus.core.normalizing.validate import check_removed, check_stored
-from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
+from kvbus.core.types import MAX_HASH_BYTES, PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.carried import known_names, set_aside
 from kvbus.core.wire.codec import lacks_field, note
 from kvbus.core.wire.encoding import NOTHING, extras_of, parts
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, BlockRemoved, BlockStored, Extras
+from kvbus.core.wire.tokens import count_tokens
+
+MAX_SIZE: Final = 2**31
+"""The largest valid block size, in tokens."""
+
+
+def check_stored(event: BlockStored) -> int | Reason:
+    """Return the number of tokens of a store, or the rule it breaks.
+
+    llm-d-inference-sim sends tokens with a block size of 0: the size is computed from the counts and filled in. Stores
+    without hashes or without tokens are valid. A store may have more tokens than its hashes account for: vLLM leaves
+    out the hashes of masked blocks.
+    """
+    if medium_key(event.medium) is None:
+        return Reason.UNKNOWN_MEDIUM
+    tokens = count_tokens(event.token_ids)
+    if isinstance(tokens, Reason):
+        return tokens
+    if not 0 <= event.block_size <= MAX_SIZE:
+        return Reason.BLOCK_SIZE
+    hashes = event.block_hashes
+    count = len(hashes)
+    if count and tokens:
+        if event.block_size == 0 and tokens % count == 0:
+            event.block_size = tokens // count
+        size = event.block_size
+        if size == 0 or size * count > tokens or tokens % size:
+            return Reason.TOKEN_COUNT
+    if not count:
+        return tokens
+    if (reason := check_hashes(hashes)) is not None:
+        return reason
+    if len(set(hashes)) != count:
+        return Reason.DUPLICATE_HASH
+    parent = event.parent_block_hash
+    reason = None if parent is None or parent is UNSET else check_hashes((hashes[0], parent))
+    return tokens if reason is None else reason
+
+
+def check_removed(event: BlockRemoved) -> str | Reason:
+    """Return the index key of a removal's medium, or the rule that the removal breaks."""
+    medium = medium_key(event.medium)
+    if medium is None:
+        return Reason.UNKNOWN_MEDIUM
+    reason = check_hashes(event.block_hashes) if event.block_hashes else None
+    return medium if reason is None else reason
+
+
+def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
+    """Return a reason unless all hashes are integers, or all are byte strings of 1 to 64 bytes."""
+    kinds = set(map(type, hashes))
+    if kinds == {bytes}:
+        lengths = {len(block) for block in cast("Sequence[bytes]", hashes)}
+        return None if min(lengths) > 0 and max(lengths) <= MAX_HASH_BYTES else Reason.HASH_KIND
+    return None if kinds == {int} else Reason.HASH_KIND
 
 
 class Checked:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.core.normalizing.validate import check_hashes, check_removed, check_stored
+from kvbus.core.normalizing.admission import check_hashes, check_removed, check_stored
 from kvbus.core.types import MEDIA, Reason, medium_key
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from tests.doubles.payloads import payload, removed, store
