@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvbus.core.outputs.state_transfer import Transfer
+from kvbus.core.outputs.stream import Transfer
 
 
 class Publish(msgspec.Struct, gc=False):

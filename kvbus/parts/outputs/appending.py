@@ -19,7 +19,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
 from kvbus.core.numbered import LAST
-from kvbus.core.outputs.state_transfer import Transfer
+from kvbus.core.outputs.stream import Transfer
 from kvbus.parts.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer
 from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE
 from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import structs
 
 from kvbus.core.commands import SendState
-from kvbus.core.outputs.state_transfer import Transfer
+from kvbus.core.outputs.stream import Transfer
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.endpoint import Endpoint, Shared

@@ -8,7 +8,7 @@ import zmq
 
 from kvbus.core.blocks.compaction import SnapshotChunks
 from kvbus.core.commands import SendState
-from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.outputs.stream import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sender import Sender

@@ -15,7 +15,7 @@ import zmq
 
 from kvbus.common.errors import BindError
 from kvbus.core.commands import SendState
-from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.outputs.stream import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live import states

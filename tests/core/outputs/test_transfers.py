@@ -1,6 +1,5 @@
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.state_transfer import JournalTransfer
-from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.outputs.stream import JournalTransfer, OutputStream
 from kvbus.core.wire.profiles import PROFILES
 
 
