@@ -228,6 +228,16 @@ async def nobody_dials(scene):
 
 
 @mistake(
+    "`interpose`, and no engine dials in",
+    key="interpose.endpoint",
+    says="no engine has dialled in",
+    running="no_engine_dialled_in",
+)
+async def interposed(scene):
+    scene.over |= {"interpose": {"endpoint": scene.source["endpoint"]}, "sources": [], "outputs": []}
+
+
+@mistake(
     "two engines dial one port",
     key="sources[0].endpoint",
     says="several publishers send on one endpoint",
