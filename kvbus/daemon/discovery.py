@@ -33,9 +33,6 @@ FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 30.0
 """Shortest and longest pause in seconds before a failed discoverer is asked again. The pause doubles each time."""
 
-SHOWN: Final = 10
-"""Maximum number of engines named in one line of the log."""
-
 
 class Daemon(Protocol):
     """The daemon whose sources discovery changes."""
@@ -90,7 +87,8 @@ class Discovery:
         self._daemon = daemon
         self._loop = asyncio.get_running_loop()
         self._entries = {source.name: Entry(source) for source in config.sources if source.discover is not None}
-        self._left_out: Mapping[tuple[str, str], str] = {}
+        self.left_out: Mapping[tuple[str, str], str] = {}
+        """Reasons why found engines are not sources, by entry and name."""
         self._changed = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
         self._away: set[int] = set()
@@ -289,16 +287,7 @@ class Discovery:
                 log.info(text, name, stream.label, what, stream.endpoint, stream.found, extra=fields)
 
     def _show_left_out(self, left_out: Mapping[tuple[str, str], str]) -> None:
-        new: dict[tuple[str, str], list[str]] = {}
-        for (name, engine), reason in left_out.items():
-            if self._left_out.get((name, engine)) != reason:
-                new.setdefault((name, reason), []).append(engine)
-        for (name, reason), engines in new.items():
-            more = f" and {len(engines) - SHOWN} more" if len(engines) > SHOWN else ""
-            text = "discovery %s: left out for %s: %s%s"
-            fields = {"discovery": name, "reason": reason}
-            log.warning(text, name, reason, ", ".join(engines[:SHOWN]), more, extra=fields)
-        self._left_out = left_out
+        self.left_out = left_out
         for name, entry in self._entries.items():
             for reason in LEFT_OUT:
                 entry.stats.left_out[reason] = sum(each == reason for (of, _), each in left_out.items() if of == name)

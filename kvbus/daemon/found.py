@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, topic_for
+from kvbus.core.findings.bus import ENGINE_LEFT_OUT
+from kvbus.core.findings.finding import Finding
 from kvbus.parts.discovery.contract import Engine
 from kvbus.state.reservations import SeqReservations
 
@@ -215,3 +217,32 @@ class FoundFile:
         """Keep the found engines."""
         if self._searches:
             self._reservations.keep(_KEPT, msgspec.json.encode(found))
+
+
+_REMEDIES: Final = {
+    "max_sources": "raise limits.max_sources",
+    "same_name": "remove one of the two entries, or give one another name",
+    "same_endpoint": "remove one of the two entries: one publisher is one worker",
+    "same_topic": "put {source} and {rank} into the topic of the output with layout: per_topic",
+}
+
+
+def left_out_findings(config: Config, left_out: Mapping[tuple[str, str], str]) -> list[Finding]:
+    """Return a finding for each entry of which engines are not sources.
+
+    Args:
+        config: the configuration without found engines.
+        left_out: see :class:`Outcome`.
+    """
+    positions = {source.name: index for index, source in enumerate(config.sources)}
+    engines: dict[str, dict[str, str]] = {}
+    for (entry, engine), reason in left_out.items():
+        engines.setdefault(entry, {})[engine] = reason
+    findings = []
+    for entry, reasons in engines.items():
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        causes = sorted(set(reasons.values()))
+        facts = {"reason": ", ".join(causes), "do": "; ".join(_REMEDIES[each] for each in causes)}
+        at = f"sources[{positions[entry]}].discover"
+        findings.append(ENGINE_LEFT_OUT(at=at, engine=f"{next(iter(reasons))}{more}", **facts))
+    return findings

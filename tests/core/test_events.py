@@ -23,6 +23,7 @@ def made(kind, frames):
     values = {
         int: 0,
         int | None: 0,
+        Finding: NO_PREFIX(),
         Finding | None: NO_PREFIX(),
         dict[int, Place]: {0: Place("sources[1]")},
         float: 0.0,

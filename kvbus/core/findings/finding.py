@@ -103,7 +103,7 @@ class Findings:
 
     def __init__(self, written: Callable[[str], str] = str) -> None:
         self._written = written
-        self._now: dict[str, Finding] = {}
+        self._now: dict[tuple[str, str], Finding] = {}
 
     @property
     def standing(self) -> list[Finding]:
@@ -112,19 +112,19 @@ class Findings:
 
     def since(self, finding: Finding) -> Finding:
         """Return a finding with the time at which it began, and with its key as the operator has written it."""
-        known = self._now.get(finding.id)
-        since = None if known is None else known.since
-        return msgspec.structs.replace(finding, since=since, key=self._written(finding.key))
+        key = self._written(finding.key)
+        known = self._now.get((finding.id, key))
+        return msgspec.structs.replace(finding, since=None if known is None else known.since, key=key)
 
     def update(self, found: Iterable[Finding], now: float) -> list[Change]:
         """Replace the current findings, at this time of day; return the changes."""
         before, self._now = self._now, {}
         changes = []
         for each in found:
-            known = before.pop(each.id, None)
+            key = self._written(each.key)
+            known = before.pop((each.id, key), None)
             began = now if known is None or known.since is None else known.since
-            finding = msgspec.structs.replace(each, since=began, key=self._written(each.key))
-            self._now[each.id] = finding
+            self._now[each.id, key] = finding = msgspec.structs.replace(each, since=began, key=key)
             if known is None:
                 changes.append(Change("begins", finding, 0.0))
             elif known.sense != finding.sense:

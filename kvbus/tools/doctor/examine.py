@@ -19,7 +19,7 @@ from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, furthe
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.engine import API_UNUSABLE, HASHES_DIFFER
 from kvbus.daemon.discovery import discoverer_of
-from kvbus.daemon.found import Listed, with_found
+from kvbus.daemon.found import Listed, left_out_findings, with_found
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.parts.discovery.contract import Carrier, DiscoveryError
 from kvbus.parts.log.follower import OTHER_SCHEMA
@@ -39,13 +39,6 @@ SECONDS: Final = 15.0
 
 _INDEX: Final = re.compile(r"^sources\[(\d+)\]")
 
-_DO: Final = {
-    "max_sources": "raise limits.max_sources",
-    "same_name": "remove one of the two entries, or give one another name",
-    "same_endpoint": "remove one of the two entries: one publisher is one worker",
-    "same_topic": "put {source} and {rank} into the topic of the output with layout: per_topic",
-}
-
 
 async def find(config: Config) -> tuple[Config, Report]:
     """Ask the discoverer of every ``discover`` entry. Return the configuration with the found engines, and a report."""
@@ -54,10 +47,7 @@ async def find(config: Config) -> tuple[Config, Report]:
     asked = await asyncio.gather(*(_ask(i, source, report) for i, source in entries.items()))
     found = {source.name: listed for source, listed in zip(entries.values(), asked, strict=True)}
     outcome = with_found(config, found, ())
-    numbers = {source.name: i for i, source in entries.items()}
-    for (entry, engine), reason in outcome.left_out.items():
-        at = f"sources[{numbers[entry]}].discover"
-        report.add([catalogue.ENGINE_LEFT_OUT(at=at, engine=engine, reason=reason, do=_DO[reason])])
+    report.add(left_out_findings(config, outcome.left_out))
     return outcome.config, report
 
 
