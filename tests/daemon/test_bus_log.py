@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import zmq
 
 from kvbus.config import load
+from kvbus.core import source
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon import bus_log
 from kvbus.daemon.daemon import Daemon
@@ -101,6 +103,25 @@ async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptur
     (finding,) = entry["findings"]
     assert (finding["id"], finding["severity"]) == ("router_lost_batches", "note")
     assert f"lost {entry['dropped']['batches']:,} batches" in finding["text"]
+
+
+async def test_a_finding_about_refused_messages_ends_some_time_after_the_last(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(source, "RECENT_S", 0.5)
+    async with (
+        running_bus(block_size=24) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await engine.wait_for_subscriber(60)
+        engine.publish(payload(store([1, 2]), ts=time.time()))
+        text = "block_size is 24, and the engine has blocks of 16 tokens"
+        await eventually(lambda: f"{text} [block_size]: set it" in caplog.text, "the finding")
+        ended = re.compile(rf"source engine: over after \d+ s: events refused \(1\): {text}")
+        await eventually(lambda: ended.search(caplog.text), "the end of it")
+        (entry,) = await asked(bus.daemon, "/sources")
+    assert "block_size" not in [each["id"] for each in entry["findings"]]
 
 
 async def test_discovery_that_finds_nothing(

@@ -14,7 +14,7 @@ BEGIN, END = "## Findings\n", "\n## Alerts\n"
 INTRO = """
 A finding has one id and one wording, in the log, in `/sources` and `/routers`, on the status page, in `kvbus top`, in
 `kvbus doctor` and here. A `problem` is certain to be wrong. A `note` may be intended, or passes by itself.
-`python -m tests.docs.runbook` makes this section.
+One about refused messages ends ten minutes after the last of them. `python -m tests.docs.runbook` makes this section.
 """
 
 
