@@ -84,8 +84,9 @@ class Unreachable:
                 search.connected()
                 del self._searches[slot, connected]
         for slot, stream in self._observed.streams.items():
-            connected = not self._is(slot, stream, False)
-            if (slot, connected) not in self._searches and self._is(slot, stream, connected):
+            source = self._observed.relay.sources[slot]
+            connected = source.sequencer.phase not in SEPARATED
+            if (slot, connected) not in self._searches and not source.spec.numbered:
                 find = partial(self._find_further if connected else self._find, slot, stream)
                 search = MissingConnection(FURTHER_AFTER if connected else AFTER, find)
                 search.missing(now)
