@@ -1,0 +1,41 @@
+"""An engine's blocks and those that LMCache keeps for it are one view of one worker.
+
+Both come through vLLM's stream. LMCache 0.5.7rc2 (`lmcache_mp_connector.py`) announces chunks of 256 tokens on the CPU
+under its own hashes, and removes them one by one.
+"""
+
+from __future__ import annotations
+
+from kvbus.client import Match, PrefixRouter, Subscriber, Worker
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.payloads import payload, removed, store
+
+PROMPT = list(range(1000, 1512))
+BLOCKS = list(range(1, 17))
+"""The engine's blocks of the first half, by 16 tokens."""
+CHUNKS = [9001, 9002]
+
+
+async def test_a_worker_has_one_prefix_on_both_tiers():
+    async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+        await engine.wait_for_subscriber(60)
+        out = bus.daemon.config.outputs[0]
+        async with PrefixRouter({"pod": Subscriber(out.endpoint, out.replay_endpoint)}) as router:
+
+            async def holds(**tiers: int) -> None:
+                expected = {Worker("pod", 0): Match(max(tiers.values()), 16, tiers)} if tiers else {}
+                await eventually(lambda: router.matches(PROMPT) == expected, f"{tiers}")
+
+            engine.publish(payload(store(BLOCKS, tokens=PROMPT[:256], block_size=16)))
+            for at, chunk in enumerate(CHUNKS):
+                tokens = PROMPT[256 * at : 256 * (at + 1)]
+                above = CHUNKS[at - 1] if at else None
+                engine.publish(payload(store([chunk], above, tokens=tokens, block_size=256, medium="CPU")))
+            await holds(GPU=16, CPU=32)
+            engine.publish(payload(removed(BLOCKS[::-1])))
+            await holds(CPU=32)
+            engine.publish(payload(removed([CHUNKS[1]], medium="CPU")))
+            await holds(CPU=16)
+            engine.publish(payload(removed([CHUNKS[0]], medium="CPU")))
+            await holds()
