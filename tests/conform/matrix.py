@@ -40,45 +40,46 @@ ROUTERS: Final = {
 
 _HEAD: Final = """# Who keeps which clause
 
-What was seen, not what is promised: *kept* where a run or a capture shows it, *broken* with what shows it, *not seen*
-where nothing was. Every cell is made of files of [results](results/README.md) and of the captures in
-[tests/wire/data](../../tests/wire/data/README.md), by `python -m tests.conform.matrix`; a test compares it, and tests run
-the cheaper ones of these runs again. What the kit finds in each capture is in [recordings.md](recordings.md), at
-kvbus's profiles in [profiles.md](profiles.md). A head of a column leads to what could be done about what is broken.
+This page shows what was observed. *Kept*: a run or a capture shows that the program keeps the clause. *Broken*: the cell names
+the run that shows it. *Not seen*: no run shows it. `python -m tests.conform.matrix` makes each cell from
+[results](results/README.md) and from the captures in [tests/wire/data](../../tests/wire/data/README.md). A test compares
+the page, and tests repeat the cheaper runs. [recordings.md](recordings.md) has the verdicts on each capture, and
+[profiles.md](profiles.md) those on kvbus's profiles. The head of a column links to proposed fixes.
 
 ## Publishers
 
-*judged*: `kvbus conform engine` at the release itself. A name in this `type` is a capture. *read*: in the release's
-source. (S) is a SHOULD.
+*judged*: `kvbus conform engine` ran against the release. A name in this `type` is a capture. *read*: the release's
+source says so. (S) is a SHOULD.
 
 """
 
 _UNSEEN: Final = """
-5.2, 5.3 and 5.4 are about a state on subscription, 5.5 of snapshots, 14.1 of CURVE: no released engine has any of these
-(vllm#57789 proposes snapshots), so no peer but kvbus can show them. 1.4, 1.5, 4.6, 4.8 and 9.2 take what not every run
+5.2, 5.3 and 5.4 are about a state on subscription, 5.5 of snapshots, 14.1 of CURVE. No released engine has any of these
+(vllm#57789 proposes snapshots), so only kvbus can show them. 1.4, 1.5, 4.6, 4.8 and 9.2 need conditions that not every run
 has: batches during an answer, heartbeats, a thousand batches, two media.
 
 """
 
 _READERS: Final = """## Readers
 
-What `kvbus conform router` found, by clause: the cases that are broken, or *kept* where none is. Each case is below.
+The verdicts of `kvbus conform router`, by clause: the broken cases, or *kept* if none is broken. The next section has each
+case.
 
 """
 
 _CASES: Final = """
 ## The cases at real routers
 
-Missing / dead blocks, empty where the case is kept, *stops* where the router reads no further. AIBrix gets its events as
-arrays, but for `maps`, `nulls-left-out` and `unknown-field`: it reads no others.
+Missing / dead blocks. A cell is empty if the case is kept. *Stops*: the router stopped reading. AIBrix reads only
+arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unknown-field`.
 
 """
 
 _INDEXER: Final = """
 ## The vectors at a real reader
 
-What Dynamo's indexer (1.6.1) makes of the [vectors](vectors/README.md) that it does not read as they say, from a
-publisher that has nothing to replay but what the vector says (`tests/spec/test_dynamo.py`).
+The [vectors](vectors/README.md) that Dynamo's indexer (1.6.1) reads differently. The publisher replays only the batches
+of the vector (`tests/spec/test_dynamo.py`).
 
 """
 
@@ -86,7 +87,7 @@ _DECODERS: Final = """
 ## The vectors at published decoders
 
 `msgspec.msgpack.Decoder(KVEventBatch)` of the `kv_events.py` in the published wheels (`tests/spec/test_published.py`). {counts}
-For the others it raises what stands here, and the whole batch is lost. `not-msgpack` and `no-batch` nobody can decode.
+For the others it raises the error in the table, and the whole batch is lost. No decoder can read `not-msgpack` and `no-batch`.
 
 """
 

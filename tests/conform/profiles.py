@@ -37,13 +37,14 @@ BLOCKS: Final = 5_000
 
 _HEAD: Final = """# What each profile breaks on purpose
 
-What `kvbus conform engine` finds at kvbus's own outputs, by profile, behind a recorded engine of vLLM 0.33 with hashes
-of bytes. A profile deviates where the routers of its family read no other way
-([why](../decisions/profiles-of-routers.md)); what is not here was kept, or not seen. Written by
-`python -m tests.conform.profiles`, and a test compares it.
+The verdicts of `kvbus conform engine` on kvbus's own outputs, by profile. The engine is a recording of vLLM 0.33 with byte
+hashes. A profile breaks a clause if the routers of its family cannot read the standard's form
+([why](../decisions/profiles-of-routers.md)). All other clauses were kept, or not seen. `python -m tests.conform.profiles`
+writes this page, and a test compares it.
 
-`layout: merged` breaks 1.2 and 10.1 by its meaning: several ranks are in one stream. `token_ids: drop` is 14.2.
-`on_subscribe: nothing` breaks 5.1, and 11.3 at the first epoch: behind a reboot nothing says that routers knew another.
+`layout: merged` breaks 1.2 and 10.1, because several ranks share one stream. `token_ids: drop` uses 14.2.
+`on_subscribe: nothing` breaks 5.1, and 11.3 in the first epoch: after a reboot kvbus does not know that routers hold
+blocks of an earlier one.
 
 | profile | a MUST is broken | a SHOULD is broken |
 |---|---|---|

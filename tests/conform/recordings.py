@@ -15,9 +15,9 @@ FILED: Final = RESULTS / "captures.json"
 
 _HEAD: Final = """# Recorded streams, judged
 
-What `kvbus conform engine FILE` finds in each stream of [tests/wire/data](../../tests/wire/data/README.md), by the
-clauses of [kv-events.md](kv-events.md). What is in neither column was kept or not seen. Written by
-`python -m tests.conform.recordings`, and a test compares it.
+The verdicts of `kvbus conform engine FILE` on each stream of [tests/wire/data](../../tests/wire/data/README.md), by clauses
+of [kv-events.md](kv-events.md). All other clauses were kept or not seen. `python -m tests.conform.recordings` writes this
+page, and a test compares it.
 
 | stream | kept | a MUST is broken | a SHOULD is broken |
 |---|---|---|---|
