@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aiokafka import TopicPartition
@@ -26,7 +25,7 @@ from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
 from tests.log.clusters import PRIMARY, Cluster
-from tests.log.directory import DirectoryLog
+from tests.log.memory import Kept, MemoryLog
 from tests.log.nats_server import NatsServer
 from tests.log.redis_server import RedisServer
 
@@ -51,7 +50,7 @@ def more(address: str) -> dict[str, Any]:
 
 def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
     """The kind of a log, and the keys by which ``discover`` finds it."""
-    if isinstance(kind, Directory):  # no part of kvbus reads it
+    if isinstance(kind, Memory):  # no part of kvbus reads it
         monkeypatch.setattr("kvbus.parts.discovery.kafka.KafkaLog", lambda _: kind.open())
         return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
     ((name, named),) = kind.settings().items()
@@ -75,32 +74,26 @@ class Kind(Protocol):
         """What keeps the log is killed, and begins again."""
 
 
-class Directory:
-    def __init__(self, root: Path) -> None:
-        self.root = root
+class Memory:
+    """A log in this process."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Kept] = {}
 
     async def make(self) -> None:
-        pass
+        """It is there as soon as somebody writes."""
 
-    def open(self) -> DirectoryLog:
-        return DirectoryLog(self.root, segment_bytes=1, keep=1000)
+    def open(self) -> MemoryLog:
+        return MemoryLog(self.streams)
 
     async def overtake(self, key: str, position: int) -> None:
-        for path in (self.root / key.replace("%", "%25")).glob("*.log"):
-            if int(path.stem) < position:
-                path.unlink()
+        self.streams[key].delete_before(position)
 
     async def squeeze(self, key: str, records: int) -> None:
-        """Whole segments, of one append each."""
-        for path in sorted((self.root / key.replace("%", "%25")).glob("*.log"))[:-records]:
-            path.unlink()
+        self.streams[key].delete_before(self.streams[key].end - records)
 
     async def restart(self) -> None:
-        """Nothing runs; an append that did not end is what a crash leaves."""
-        for stream in self.root.iterdir():
-            newest = max(stream.glob("*.log"))
-            with newest.open("ab") as file:
-                file.write(b"\0\0\0\x09\1\2\3\4half")
+        """Nothing runs."""
 
 
 class Kafka:

@@ -18,7 +18,7 @@ from kvbus.parts.log.kafka_client import partition_of
 from kvbus.parts.log.place import POINTERS
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA, TURN_BITS
 from kvbus.parts.log.redis_client import names
-from tests.log.kinds import Directory, Kafka, Nats, Redis
+from tests.log.kinds import Kafka, Memory, Nats, Redis
 from tests.log.records import checked
 
 NUMBERS: Final = (
@@ -88,15 +88,14 @@ RECORDS: Final = (
 
 async def poisons(kind: Any, key: str) -> AsyncIterator[str]:
     """Put in one thing after the other; each is named."""
-    of: dict[type, Any] = {Directory: _directory, Kafka: _kafka, Nats: _nats, Redis: _redis}
+    of: dict[type, Any] = {Memory: _memory, Kafka: _kafka, Nats: _nats, Redis: _redis}
     async for name in of[type(kind)](kind, key):
         yield name
 
 
-async def _directory(kind: Directory, key: str) -> AsyncIterator[str]:
-    root = kind.root / key.replace("%", "%25")
+async def _memory(kind: Memory, key: str) -> AsyncIterator[str]:
     for value in POINTERS_LIKE:
-        (root / "pointer").write_bytes(value)
+        kind.streams[key].pointer = value
         yield f"pointer {value[:20]!r}"
 
 

@@ -22,9 +22,9 @@ from kvbus.telemetry.readings import read_sources
 from kvbus.tools.doctor.examine import find
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
-from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory, Kafka, found_by
+from tests.log.kinds import Kafka, Memory, found_by
+from tests.log.memory import MemoryLog
 
 LEVEL = 2.0
 """Seconds: more than passes between two looks at where the log ends."""
@@ -209,7 +209,7 @@ async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, mon
         raise KvbusError("refused")
 
     monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 1.0)
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(20)
@@ -264,7 +264,7 @@ async def test_an_aggregator_that_begins_again_knows_everything_from_the_log(kin
 
 async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(kind, tmp_path, monkeypatch):
     begun = []
-    for log in (DirectoryLog, KafkaLog, NatsLog, RedisLog):
+    for log in (MemoryLog, KafkaLog, NatsLog, RedisLog):
 
         async def read(self, starts, read=log.read):
             begun.append(len(starts))
@@ -432,7 +432,7 @@ async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(k
 
 
 async def test_doctor_names_the_streams_and_dials_nobody(tmp_path, monkeypatch):
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(3)
@@ -446,7 +446,7 @@ async def test_doctor_names_the_streams_and_dials_nobody(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("pattern", [{"worker": "pod.b*"}, {"model": "other"}, {"cluster": "us"}])
 async def test_streams_that_the_patterns_leave_out_are_none(tmp_path, monkeypatch, pattern):
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(3)

@@ -8,9 +8,9 @@ import pytest
 from kvbus.common import tasks
 from kvbus.parts.discovery import streams
 from tests.doubles.bus import eventually
-from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory
+from tests.log.kinds import Memory
+from tests.log.memory import MemoryLog
 from tests.log.test_aggregator import Aggregator
 
 
@@ -21,11 +21,11 @@ def soon(monkeypatch):
 
 
 async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     looking, ended = asyncio.Event(), []
     opened: list[object] = []
 
-    async def pointers(self, key=None, look=DirectoryLog.pointers):
+    async def pointers(self, key=None, look=MemoryLog.pointers):
         if opened:
             looking.set()
             with contextlib.suppress(asyncio.CancelledError):
@@ -36,7 +36,7 @@ async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
                 ended.append(True)
         return await look(self, key)
 
-    async def read(self, starts, read=DirectoryLog.read):
+    async def read(self, starts, read=MemoryLog.read):
         reader = await read(self, starts)
 
         async def close():
@@ -50,8 +50,8 @@ async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
         leaf = log.leaf()
         leaf.store(30)
         await leaf.written()
-        monkeypatch.setattr(DirectoryLog, "read", read)
-        monkeypatch.setattr(DirectoryLog, "pointers", pointers)
+        monkeypatch.setattr(MemoryLog, "read", read)
+        monkeypatch.setattr(MemoryLog, "pointers", pointers)
         aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
         await aggregator.daemon.start()
         await eventually(lambda: set(aggregator.held.values()) == {30}, "its blocks")

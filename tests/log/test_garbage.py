@@ -14,7 +14,7 @@ from kvbus.parts.outputs import appending
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Directory
+from tests.log.kinds import Memory
 from tests.log.poison import poisons
 from tests.log.test_aggregator import TOPIC, Aggregator
 
@@ -87,7 +87,7 @@ ALIKE = ("m␟pod.a/b␟0", "m␟pod/a.b␟0", "n␟pod/a.b␟0")
 
 async def test_odd_names_harm_nobody_and_of_two_alike_one_is_read_and_the_other_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(streams, "LOOK", 0.1)
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaves = [log.leaf(topic=topic.encode()) for topic in (*ODD, *ALIKE)]
         honest = log.leaf(topic=HONEST)

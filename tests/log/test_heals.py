@@ -10,7 +10,7 @@ from kvbus.parts.log.redis_client import names
 from kvbus.parts.outputs import appending
 from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Directory, Redis, insist
+from tests.log.kinds import Memory, Redis, insist
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +115,7 @@ class Odd:
 
 
 async def test_a_defect_stops_nothing_for_good(tmp_path, caplog):
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf(Odd(kind.open()))
         leaf.store(10)

@@ -10,7 +10,7 @@ from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
 from kvbus.parts.log.contract import Pointer
 from kvbus.parts.log.record import RANDOM_BITS
 from tests.log.fleet import KEY
-from tests.log.kinds import Directory
+from tests.log.kinds import Memory
 from tests.log.records import batch, clear, gone
 
 
@@ -22,7 +22,7 @@ async def begin(kind):
 
 
 async def test_a_stream_that_was_over_is_fed_from_its_state_on_and_only_once_it_is_listed_again(tmp_path):
-    kind = Directory(tmp_path)
+    kind = Memory()
     writer = await begin(kind)
     streams = LogStreams(kind.open, StreamPatterns(endpoint="tcp://127.0.0.1:9"), "log")
     fed: list[RecordReceived] = []

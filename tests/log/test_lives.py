@@ -16,7 +16,7 @@ from kvbus.parts.log.record import RANDOM_BITS, SCHEMA, TURN_BITS, Kind, Record,
 from kvbus.parts.outputs import appending
 from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory, Kafka, Nats, Redis
+from tests.log.kinds import Kafka, Memory, Nats, Redis
 from tests.log.records import PLAIN
 from tests.log.test_aggregator import TOPIC, Two
 
@@ -79,7 +79,7 @@ def test_two_lives_that_begin_at_one_time_have_two_epochs(monkeypatch):
 
 async def test_an_epoch_whose_numbers_are_used_up_is_followed_by_another_one(tmp_path, monkeypatch):
     monkeypatch.setattr(appending, "LAST", 30)
-    async with fleet(Directory(tmp_path / "log")) as log:
+    async with fleet(Memory()) as log:
         leaf, reading = await log.followed_leaf()
         for _ in range(60):
             leaf.store(2, gone=1)

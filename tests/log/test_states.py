@@ -14,7 +14,7 @@ from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import synthetic
 from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Directory, insist
+from tests.log.kinds import Memory, insist
 from tests.transport.loops import u64
 
 STEPS = 500
@@ -105,7 +105,7 @@ async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypa
             leaf.store(5, gone=4)  # while this one is on its way
         return data
 
-    async with fleet(Directory(tmp_path / "log")) as log:
+    async with fleet(Memory()) as log:
         leaf = log.leaf(Changing(log.kind.open(), and_another_one))
         leaf.store(10)
         await leaf.written()

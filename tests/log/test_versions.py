@@ -11,7 +11,7 @@ from kvbus.parts.log.record import RANDOM_BITS, SCHEMA
 from kvbus.tools.doctor.examine import find
 from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Directory, insist
+from tests.log.kinds import Memory, insist
 from tests.log.records import checked
 from tests.log.test_aggregator import TOPIC, Aggregator, Two
 
@@ -64,7 +64,7 @@ async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is
 
 async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
     """The pointer has moved on between the look that found it and its beginning."""
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(30)
@@ -90,7 +90,7 @@ async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, m
 
 
 async def test_doctor_says_that_a_later_version_has_written(tmp_path, monkeypatch):
-    kind = Directory(tmp_path / "log")
+    kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(3)
