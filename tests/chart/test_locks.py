@@ -36,6 +36,7 @@ def test_the_build_lock_has_what_builds_the_wheel_and_the_readme_installs_with_i
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     names = {re.split(r"[>=;\s]", requirement)[0] for requirement in backend}
     assert names <= pins("requirements-build.lock").keys()
+    assert "editables" in pins("requirements-build.lock"), "hatchling needs it where .ci/demo.sh installs the checkout"
     readme = (ROOT / "README.md").read_text()
     assert "--require-hashes -r requirements-runtime.lock -r requirements-build.lock\n" in readme
     assert "--no-deps --no-build-isolation .\n" in readme, "an isolated build fetches what no lock pins"
