@@ -18,8 +18,8 @@ OURS: Final = ("(double)", "go-zeromq", "no replay")
 
 ROUTERS: Final = """\
 **Real routers, a synthetic engine**: each router ran directly at an engine, and behind kvbus at the same engine. In each
-case its blocks were compared with the engine's 300. The second and third columns count the cases with a difference. The last three
-columns are missing / dead blocks without kvbus.
+case its blocks were compared with the engine's 300. The second and third columns count the cases with a difference. The last
+three columns are missing / dead blocks without kvbus.
 """
 
 Figures = dict[str, dict[str, tuple[int, int]]]
