@@ -150,7 +150,7 @@ media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
-    "vllm": Profile(),
+    "vllm": Profile(CANONICAL),
     "dynamo": Profile(_DYNAMO, reads_arrays=True, filled_replay=False, short_seqs=True),
     "dynamo-plane": Profile(_DYNAMO_PLANE, one_group=True),
     "llm-d": Profile(
