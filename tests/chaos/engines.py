@@ -75,7 +75,7 @@ class Engine:
         ]
 
     def _line(self, line: str) -> None:
-        if "used up; idle" in line:
+        if "the workload has ended" in line:
             self._idle.set()
 
     def _command(self, *arguments: str) -> list[str]:

@@ -30,7 +30,7 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
-    """Play cells in parallel: a simulated engine, a kvbus that is not killed, and a recorded engine."""
+    """Play cells in parallel: two ranks, a kvbus that is not killed, and an engine that dials in."""
     faults, cells, rounds = (40, (0, 1, 2), 2) if LONG else (15, (0, 1), 1)
     tally, said = play(Wanted(seed=1, faults=faults, seconds=300, cells=cells, generation=0, rounds=rounds))
     assert tally.failures == [], said
