@@ -12,6 +12,7 @@ WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "
 READS = {
     "http/server.py": "when a sample of the history was taken, and since when the bus runs, as people are shown",
     "http/timeline.py": "when a transition was seen, as people are shown",
+    "index/agreement.py": "since when two workers have different hashes, as people are told",
     "daemon/runtime.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "state/sqlite.py": "how far ahead a damaged numbering goes on, and the name of files that are moved aside",
     "parts/discovery/streams.py": "whether a record says a time to come",

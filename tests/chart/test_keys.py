@@ -46,7 +46,7 @@ async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
                 (source,) = json.load(answer)
         except OSError:
             return False
-        return "the workload is used up" in sim.said and source["state"] == "live" and source["counts"]["stored"] > 0
+        return "the workload has ended" in sim.said and source["state"] == "live" and source["counts"]["stored"] > 0
 
     dump = ("dump", f"--replay-endpoint=tcp://127.0.0.1:{first + 2}")
     own = (f"--curve-secret-key={tmp_path / 'router.key_secret'}", f"--curve-server-key={tmp_path / 'kvbus.key'}")

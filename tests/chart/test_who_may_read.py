@@ -98,7 +98,7 @@ async def settled(here: Pod) -> int:
     async with asyncio.timeout(60):
         while True:
             source = await here.source()
-            if source and source["state"] == "live" and "the workload is used up" in here.engine.log.read_text():
+            if source and source["state"] == "live" and "the workload has ended" in here.engine.log.read_text():
                 return sum(source["blocks"].values())
             await asyncio.sleep(0.05)
 
