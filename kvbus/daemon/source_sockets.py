@@ -339,9 +339,10 @@ class SourceSockets:
 
     def look(self) -> None:
         """Tell the relay which answers wait to be read, before it checks timeouts."""
-        for (slot, number), request in self._requests.items():
-            if request.unread:
-                self._feed(Unread(slot, number))
+        for key in list(self._requests):  # the relay may cancel requests meanwhile
+            request = self._requests.get(key)
+            if request is not None and request.unread:
+                self._feed(Unread(*key))
 
     def is_open(self, slot: int) -> bool:
         """Return whether the source has a subscription. It has none if its endpoint could not be bound."""

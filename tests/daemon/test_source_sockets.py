@@ -51,8 +51,16 @@ class Opened:
         self.events: list[RelayEvent] = []
         self.bursts = 0
         self.latency = Histogram((1.0,))
-        feed = self.events.append
+        self.cancels: list[int] = []
+        """Requests that are cancelled once an answer waits to be read."""
+        feed = self._fed
         self.sockets = SourceSockets(sockets, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
+
+    def _fed(self, event: RelayEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, Unread):
+            for number in self.cancels:
+                self.sockets.cancel(CancelReplay(3, number))
 
     def _drained(self) -> None:
         self.bursts += 1
@@ -174,6 +182,21 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
         asked.read(on=True)
         await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "all of it")
         assert looked() == [Unread(3, 7)]
+
+
+async def test_requests_can_be_cancelled_while_the_sockets_are_looked_at(
+    made: list[LiveStream | RequestConnection], opened: Opened
+) -> None:
+    opened.cancels = [7, 8]
+    opened.open()
+    async with opened.engine() as engine:
+        for number in (7, 8):
+            opened.sockets.ask(RequestReplay(3, number, 0))
+            made[-1].read(on=False)
+        await eventually(lambda: engine.replay_requests == 2, "the requests")
+        await eventually(lambda: made[-1].unread and made[-2].unread, "answers that wait")
+        opened.sockets.look()
+    assert opened.of(Unread) == [Unread(3, 7)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
