@@ -80,7 +80,7 @@ class Store(Protocol):
             started anew.
         refused: number of files that could not be used and were moved aside.
         keeps_state: whether the bus keeps its state in the store. False: only reservations.
-        checkpoint_after: bytes of log after which a new checkpoint is due.
+        checkpoint_after: minimum bytes of log after which a new checkpoint is due.
         reserve_ahead: how many numbers are reserved at a time.
         place: the directory, for log lines.
     """

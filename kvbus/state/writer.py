@@ -147,7 +147,8 @@ class StateWriter:
     def work(self) -> None:
         """Work for up to :data:`SLICE_SECONDS`: continue a checkpoint, or begin one if it is due.
 
-        No checkpoint begins while batches wait to be handled, because it would count them as delivered.
+        A checkpoint is due if the log is larger than ``checkpoint_after``, and than four times the last checkpoint.
+        None begins while batches wait to be handled, because it would count them as delivered.
         """
         relay = self._relay
         if relay is None or (relay.backlog and self._steps is None):

@@ -3,6 +3,9 @@
 A router can ask kvbus for a state, but a broker knows the engine's blocks only from its records. So a stream in a log
 begins with the state. The state is appended again when batches were dropped, because the queue was full or the log was
 unreachable, and when it is due. The queue is bounded, and no engine waits for the log.
+
+kvbus divides large batches into several records. A record that the log refuses nevertheless, for example because it is
+too large, ends the turn like an unreachable log: the waiting batches are dropped, and the state is appended again.
 """
 
 from __future__ import annotations
