@@ -116,6 +116,7 @@ class AdminServer:
             "/metrics": Path(self._metrics, "status"),
             "/sources": Path(self._sources, "status"),
             "/routers": Path(self._routers, "status"),
+            "/findings": Path(self._findings, "status"),
             "/events": Path(self._stream, "status", frozenset({"output", "after"}), ("GET",)),
             "/blocks": Path(partial(dump_blocks, observed), "content", frozenset({"source", "hashes"})),
         }
@@ -381,6 +382,9 @@ class AdminServer:
             return as_json(
                 [router_entry(each, [since(each.key, finding) for finding in each.findings]) for each in readings]
             )
+
+    async def _findings(self, _request: web.Request) -> web.Response:
+        return as_json(self._observed.findings)
 
 
 async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:

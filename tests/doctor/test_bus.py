@@ -42,8 +42,7 @@ class Http:
     """An HTTP server that answers the paths that doctor asks for."""
 
     def __init__(self, sources: object, routers: object = (), *findings: Finding) -> None:
-        overview = {"findings": msgspec.to_builtins(findings)}
-        self._answers = {"/sources": sources, "/routers": routers, "/overview": overview}
+        self._answers = {"/sources": sources, "/routers": routers, "/findings": msgspec.to_builtins(findings)}
 
     async def __aenter__(self) -> str:
         app = web.Application()

@@ -28,7 +28,18 @@ from tests.ports import free_port
 from tests.typed import there
 
 TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_567
-OPEN = {"/", "/page.css", "/page.js", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/overview"} | {
+OPEN = {
+    "/",
+    "/page.css",
+    "/page.js",
+    "/metrics",
+    "/livez",
+    "/readyz",
+    "/sources",
+    "/routers",
+    "/findings",
+    "/overview",
+} | {
     "/history",
     "/events",
 }

@@ -518,7 +518,8 @@ async def test_probes():
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/page.js", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/overview", "/blocks"]
+    "path",
+    ["/", "/page.js", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/findings", "/overview", "/blocks"],
 )
 async def test_nothing_can_be_written(path):
     async with web() as client:

@@ -32,7 +32,7 @@ REMOTE = "127.0.0.66"
 
 RIGHT, STATUS, REVOKED, WRONG = (new_token() for _ in range(4))
 STATIC = ("/", "/page.css", "/page.js", "/livez", "/readyz")
-STATES = ("/metrics", "/sources", "/routers", "/overview", "/history?source=engine", "/events")
+STATES = ("/metrics", "/sources", "/routers", "/findings", "/overview", "/history?source=engine", "/events")
 CONTENT = ("/blocks", "/events?output=routers&after=ID-0-0:0")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 

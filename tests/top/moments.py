@@ -53,6 +53,7 @@ def moment(at: float, *sources: dict[str, Any], **changes: Any) -> Moment:
         at=at,
         sources=list(sources) or [source("engine", int(10 * at))],
         routers=[router("10.0.0.1:4711"), router("10.0.0.2:4711")],
+        findings=[],
         outputs=[output(batches=20 * at)],
         reasons={},
         version="1.2.3",

@@ -31,11 +31,11 @@ async def test_a_running_bus_is_read_whole():
 
 def test_routers_that_have_left_are_left_out():
     there, left = router("10.0.0.1:4711"), router("10.0.0.2:4711", left="left")
-    seen = moment([], [there, left], 'kvbus_build_info{version="1"} 1.0\n', 1.0, 50.0)
+    seen = moment([], [there, left], [], 'kvbus_build_info{version="1"} 1.0\n', 1.0, 50.0)
     assert seen.routers == [there]
     assert (seen.outputs, seen.started, seen.age) == ([], 50.0, 0.0)
 
 
 async def test_what_has_no_metrics_is_no_bus():
     with pytest.raises(ValueError, match="no kvbus_build_info"):
-        moment([], [], "", 1.0, 50.0)
+        moment([], [], [], "", 1.0, 50.0)

@@ -75,11 +75,15 @@ def test_a_finding_has_its_key_on_the_screen_and_its_remedy_in_lines_too():
         "key": "outputs[0].send_hwm",
         "remedy": "give it CPU",
     }
-    seen = history(source("engine-1"), WRONG, routers=[router("10.0.0.1:4711", findings=[late])])
+    full = {"text": "kvbus cannot write its state: no space left", "key": "state_dir", "remedy": "make room"}
+    routers = [router("10.0.0.1:4711", findings=[late])]
+    seen = history(source("engine-1"), WRONG, routers=routers, findings=[full])
     screen = drawn(seen, width=80)
+    assert "bus state_dir kvbus cannot write its state: no space left" in screen
     assert "engine-2/1 groups no group of its model carries prefixes" in screen
     assert "10.0.0.1:4711 outputs[0].send_hwm router lags: its oldest" in screen
     printed = list(lines(seen, ALL, URL))
+    assert "bus: kvbus cannot write its state: no space left [state_dir]: make room" in printed
     assert "source engine-2/1: no group of its model carries prefixes [groups]: groups: all" in printed
     assert f"router 10.0.0.1:4711: {late['text']} [outputs[0].send_hwm]: give it CPU" in printed
 

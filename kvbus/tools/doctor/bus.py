@@ -28,12 +28,6 @@ class BusSource(msgspec.Struct):
     findings: list[Finding] = []
 
 
-class BusOverview(msgspec.Struct):
-    """Fields of ``/overview`` that doctor needs."""
-
-    findings: list[Finding]
-
-
 class BusRouter(msgspec.Struct):
     """Fields of an entry of ``/routers`` that doctor needs."""
 
@@ -53,7 +47,7 @@ class Bus:
         listens: whether something has accepted the connection.
         sources: entries of ``/sources``.
         routers: entries of ``/routers``, without routers that have disconnected.
-        findings: findings of ``/overview``, about the bus itself.
+        findings: ``/findings``, about the bus itself.
     """
 
     url: str
@@ -103,8 +97,8 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
             bus.sources = msgspec.json.decode(sources, type=list[BusSource])
             routers, _ = await get(client, f"{bus.url}/routers")
             bus.routers = [each for each in msgspec.json.decode(routers, type=list[BusRouter]) if each.left is None]
-            overview, _ = await get(client, f"{bus.url}/overview")
-            bus.findings = msgspec.json.decode(overview, type=BusOverview).findings
+            findings, _ = await get(client, f"{bus.url}/findings")
+            bus.findings = msgspec.json.decode(findings, type=list[Finding])
     except NoAnswerError as error:
         bus.problem, bus.listens = str(error), error.listens
     else:

@@ -42,6 +42,7 @@ class Moment:
         at: time of the reading, in seconds of the reader's own clock.
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``, without routers that have disconnected.
+        findings: ``/findings``, about the bus itself.
         outputs: the bus's outputs.
         reasons: counts of rejected and filtered events, dropped batches and other faults, by
             ``what: reason (source or output)``.
@@ -54,6 +55,7 @@ class Moment:
     at: float
     sources: list[dict[str, Any]]
     routers: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
     outputs: list[Output]
     reasons: dict[str, float]
     version: str
@@ -63,28 +65,35 @@ class Moment:
 
 
 async def read(session: aiohttp.ClientSession, url: str) -> Moment:
-    """Request ``/sources``, ``/routers`` and ``/metrics`` of a bus in parallel.
+    """Request ``/sources``, ``/routers``, ``/findings`` and ``/metrics`` of a bus in parallel.
 
     Raises:
         NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
     """
     async with asking(url, TIMEOUT_S):
-        (sources, _), (routers, _), (metrics, headers) = await asyncio.gather(
-            *(get(session, f"{url}/{path}") for path in ("sources", "routers", "metrics"))
+        (sources, _), (routers, _), (findings, _), (metrics, headers) = await asyncio.gather(
+            *(get(session, f"{url}/{path}") for path in ("sources", "routers", "findings", "metrics"))
         )
         wall = parsedate_to_datetime(headers["Date"]).timestamp()
         at = asyncio.get_running_loop().time()
-        return moment(json.loads(sources), json.loads(routers), metrics.decode(), at, wall)
+        entries = [json.loads(answer) for answer in (sources, routers, findings)]
+        return moment(entries[0], entries[1], entries[2], metrics.decode(), at, wall)
 
 
 def moment(
-    sources: list[dict[str, Any]], routers: list[dict[str, Any]], metrics: str, at: float, wall: float
+    sources: list[dict[str, Any]],
+    routers: list[dict[str, Any]],
+    findings: list[dict[str, Any]],
+    metrics: str,
+    at: float,
+    wall: float,
 ) -> Moment:
-    """Combine the three answers of a bus.
+    """Combine the answers of a bus.
 
     Args:
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``.
+        findings: ``/findings``.
         metrics: the text of ``/metrics``.
         at: seconds of the reader's clock.
         wall: the bus's time, in seconds since 1970.
@@ -109,6 +118,7 @@ def moment(
         at=at,
         sources=sources,
         routers=[router for router in routers if router["left"] is None],
+        findings=findings,
         outputs=[
             Output(
                 name,

@@ -115,6 +115,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
     """Yield the newest moment as plain lines. Each line names its source, output or router."""
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
+    for finding in moment.findings:
+        yield f"bus: {_line(finding)}"
     if not moment.sources:
         yield NO_ENGINE
     for source in _wanted_sources(history, choice):
@@ -155,6 +157,7 @@ def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
         "version": moment.version,
         "up_seconds": moment.age,
         "memory_bytes": moment.memory,
+        "findings": moment.findings,
         "sources": [
             {**source, "batches_per_second": _source_rate(history, source)}
             for source in _wanted_sources(history, choice)
@@ -342,19 +345,18 @@ def _line(finding: dict[str, str]) -> str:
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """Return the findings about sources and routers, followed by the counted reasons.
+    """Return the findings about the bus, its sources and its routers, followed by the counted reasons.
 
     The reason with the highest rate is first. At most ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
     found: list[Text] = []
-    named = [(source["name"], source) for source in moment.sources]
-    named += [(router["name"] or router["peer"], router) for router in moment.routers]
-    for name, entry in named:
+    named = [("bus", moment.findings)]
+    named += [(source["name"], source["findings"]) for source in moment.sources]
+    named += [(router["name"] or router["peer"], router["findings"]) for router in moment.routers]
+    for name, findings in named:
         if _matches(choice, name):
-            found += [
-                Text.assemble((name, "bold"), (f" {each['key']} ", "dim"), each["text"]) for each in entry["findings"]
-            ]
+            found += [Text.assemble((name, "bold"), (f" {each['key']} ", "dim"), each["text"]) for each in findings]
     counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
     for rate, count, reason in sorted(counts, reverse=True):
         if _matches(choice, reason):
