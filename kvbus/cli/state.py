@@ -121,7 +121,7 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     for name, size in files.items():
         click.echo(f"{path / name}  {size:,} bytes")
     if not yes:
-        say("nothing was deleted: add --yes to delete what the files above hold")
+        say("nothing was deleted: add --yes to delete the content of these files")
         raise click.exceptions.Exit(ExitCode.FOUND)
     try:
         with contextlib.closing(DirectoryLock(path, f"state_dir {path}")) as lock:

@@ -69,14 +69,14 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The file's data with the changes by variables and the command line.
+    """The values of the file, changed by environment variables and the command line.
 
     Lists of the configuration are mappings by index here (``{"0": ..., "1": ...}``), so that a key path can change one
     element.
 
     Attributes:
         data: the values so far.
-        origins: where the value came from, by key path: a text such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP``.
+        origins: origin of each value, by key path, such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP``.
         problems: the problems so far.
     """
 
@@ -217,7 +217,7 @@ def _validated(
 
 
 def _forget(data: Any, path: paths.Path) -> None:
-    """Replace an invalid value by its default. A list's element becomes empty, so that later ones keep their index."""
+    """Replace an invalid value by its default. An element of a list becomes empty: later elements keep their index."""
     node: Any = data
     for piece in path[:-1]:
         node = node[piece]

@@ -137,7 +137,7 @@ class OutputConfig(Section):
     )
     on_subscribe: Literal["state", "nothing"] = key(
         "state",
-        "What a router gets when it subscribes. state: the live blocks. nothing: it asks the replay itself.",
+        "What a router gets when it subscribes. state: the live blocks. nothing: the router requests a replay itself.",
         example="state",
     )
     curve_secret_key_file: Path | None = key(

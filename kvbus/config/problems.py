@@ -47,7 +47,7 @@ def example_at(path: Path) -> str | None:
 
 
 def plain(value: Any) -> str:
-    """Return a value as YAML on one line."""
+    """Format a value as YAML on one line."""
     if isinstance(value, str):
         return value if value and value[0].isalnum() and ": " not in value and " #" not in value else json.dumps(value)
     if isinstance(value, dict):
@@ -58,7 +58,7 @@ def plain(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return an invalid value for a message: on one line, shortened, and quoted if it is text."""
+    """Format an invalid value for an error message: on one line, shortened, and in quotes if it is a string."""
     if value is None:
         return "null"
     if isinstance(value, bool):

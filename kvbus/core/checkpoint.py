@@ -194,7 +194,7 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # counted here, because block sizes may have been learned while the dump was written
+                # count the references instead of storing them: kvbus may learn block sizes while it writes a checkpoint
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

@@ -23,7 +23,9 @@ from kvbus.core.wire.dialects import Sniffer
 from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 MIN_ANSWERS_ALONE: Final = 3
-"""Answers in a row after which batches come only by replay. A late start needs one, a lost batch at the end another."""
+"""Consecutive replay answers without a live batch after which kvbus reports that batches come only by replay.
+
+A late start needs one such answer, and a lost last batch another."""
 
 _ELSEWHERE: Final[frozenset[str]] = frozenset(
     {
@@ -45,7 +47,7 @@ REANNOUNCED: Final = "reannounced"
 """Name of the count of stores whose blocks were all live. The reasons of refused messages name the other counts."""
 
 _LONGEST: Final = 24
-"""Maximum length of a word that the engine chooses, in characters."""
+"""Maximum length of a medium's name in an example, in characters. The engine chooses the name."""
 
 
 MAX_SKEW_S: Final = 5.0
@@ -105,7 +107,7 @@ class Source:
         self.answers_alone = 0
         """Replay answers in a row that brought missing batches while no live batch came."""
         self._counted = 0, 0
-        """Number of live batches, and of recovered ones, when the last answer ended."""
+        """Number of live batches and number of recovered batches when the last answer ended."""
         self.down_since: float | None = None
         self.lost = 0
         """Number of batches of this epoch that will never come."""
@@ -116,7 +118,7 @@ class Source:
         self.refused_replays: set[str] = set()
         """Outputs whose routers refuse the newest answer from 0, because it would need too many empty batches."""
         self.needs_tokens = False
-        """Whether some output's routers get no block without its tokens."""
+        """Whether the routers of some output get only blocks with known tokens."""
         self.announced = False
         """Whether at least one block was announced, and no clear has come since."""
         self.expired = False

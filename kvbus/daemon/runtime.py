@@ -100,9 +100,9 @@ class Runtime:
 
     Attributes:
         wall_clock: returns the time of day, in seconds.
-        stopwatch: returns seconds, for short times.
-        random_bytes: returns a number of random bytes.
-        open_store: opens the store of a configuration's state; returns None if nothing can be kept.
+        stopwatch: returns seconds since an arbitrary time, to measure short durations.
+        random_bytes: returns the given number of random bytes.
+        open_store: opens the store of a configuration's state; returns None if no directory can be used.
         engine_sockets: creates the sockets to engines.
         dial: dials an engine to find out why there is no connection to it.
         system: the sockets to routers.

@@ -58,10 +58,10 @@ class SourceLog:
         self._standing: dict[int, Findings] = {}
         self._unknown: dict[int, set[str]] = {}
         self._left: list[int] = []
-        """The slots that the current round has still to check."""
+        """The slots that the current round still has to check."""
 
     def look_in_turns(self, relay: Relay, there: Collection[int]) -> None:
-        """Log what has changed about the next sources, a few of them in each iteration of the event loop.
+        """Log what has changed about the sources, a few sources in each iteration of the event loop.
 
         Args:
             relay: the relay with the sources.
@@ -167,7 +167,7 @@ def log_changes(
 
 
 def span(seconds: float) -> str:
-    """Return a duration for people."""
+    """Format a duration, such as ``12 s``, ``5 min`` or ``3 h``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,7 +1,7 @@
 """Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand.
 
 kvbus also dials the port after the last rank of each connected engine: if the engine has more ranks than configured,
-routers know nothing of their blocks.
+routers know nothing of the blocks of the further ranks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Unreachable:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
-        """By slot and whether the source is connected."""
+        """Each stream and its search, by the source's slot and whether the search is for a connected source."""
         self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 
     def look(self) -> None:
@@ -123,7 +123,7 @@ class Unreachable:
             return dialled.outcome
 
     async def _of_both_ports(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
-        """Return a finding that only both ports together show, such as swapped ports; None if there is none."""
+        """Return a finding about both ports, such as swapped ports; None if there is none."""
         is_replay = live.socket_type == "ROUTER"
         if stream.replay_endpoint is None or not (is_replay or live.stop is Stop.REFUSED):
             return None
@@ -146,7 +146,7 @@ class Unreachable:
         return catalogue.RANKS_MISSING(at=at, **facts)
 
     async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
-        """Listen at the port after the last rank's. A publisher there may belong to the engine: its rank shows that."""
+        """Listen at the port after the last rank's. A publisher there belongs to the engine if it has the next rank."""
         if self._further[0] is not self._observed.config:
             self._further = self._observed.config, further_ranks(self._observed.config)
         further, search = self._further[1].get(stream.source_index), self._searches[slot, True][1]

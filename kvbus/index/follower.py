@@ -91,16 +91,16 @@ class Answer(msgspec.Struct):
 
 
 class Follower:
-    """The engines, buses and logs that an index follows, and its answers to questions.
+    """Follow the engines, buses and logs of an index, and find the sources that hold a prompt's prefix.
 
     Args:
         streams: engines, or single outputs of buses, by name.
         buses: buses whose outputs and sources are read over HTTP.
         logs: logs.
-        copies: whether the streams are engines' own, so that copies of a block are counted.
+        copies: whether to count copies of a block; True for streams of engines, False for streams of buses.
         curve: keys for the streams and the outputs of buses.
         timing: timeouts of the subscribers.
-        once: True reads each stream's replay once, and does not follow its live stream.
+        once: whether to read each stream's replay once, without its live stream.
     """
 
     def __init__(

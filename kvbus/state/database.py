@@ -50,15 +50,15 @@ class Head(msgspec.Struct):
     """The row that says how to read the other rows.
 
     Attributes:
-        boot: identifies the boot of the machine in which the row was written.
+        boot: id of the machine's boot during which the row was written.
         synced: whether every commit has waited for the disk.
-        older: whether the state is older than the batches that were sent. A complete checkpoint resets it.
-        names: the sources and outputs that the state belongs to.
+        older: whether the state may lack batches that kvbus has sent. A complete checkpoint resets it.
+        names: names of the sources and outputs that the state belongs to.
         first: number of the checkpoint's first slice; 0 if there is no valid checkpoint.
         count: number of the checkpoint's slices.
         start: number of the last frame of the log that the checkpoint includes.
         writes: how often this row was written.
-        reserved: the reservations.
+        reserved: the seqs reserved for each stream, and other data that outlives an unusable state.
     """
 
     boot: bytes
@@ -104,7 +104,7 @@ _NOT_NOW: Final = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
-"""SQLite errors that do not mean a damaged file, in words for people."""
+"""A message for each SQLite error that does not mean a damaged file."""
 
 
 def is_damage(error: Exception) -> bool:
@@ -126,7 +126,7 @@ def is_full(error: Exception) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """Describe an error of the database in words for people."""
+    """Return a readable message for an error of the database."""
     if isinstance(error, sqlite3.Error):
         plain = _NOT_NOW.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         return f"{NAME}: {plain or error}"

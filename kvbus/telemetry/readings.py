@@ -62,7 +62,7 @@ class Driver(Protocol):
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected routers, and those that disconnected last."""
+        """The connected routers, and the most recently disconnected routers."""
 
     @property
     def queue_max(self) -> int:
@@ -209,7 +209,7 @@ def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[Output
 
 
 def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
-    """Return for each output a tuple of the output and its views."""
+    """Return a tuple for each configured output: the output, then the outputs for its clients with rights."""
     own = [output for output in relay.outputs if output.spec.view_of is None]
     views = [output for output in relay.outputs if not output.spec.closed]
     return [(output, *(view for view in views if view.spec.view_of == at)) for at, output in enumerate(own)]

@@ -256,7 +256,7 @@ OUTPUTS: Final = (
     row("output_streams_written", "Streams that kvbus writes to the log.", "stats.streams_written", part="log"),
     row(
         "output_states_overdue",
-        "Streams that got no state in the log for state_every and 10 seconds.",
+        "Streams whose newest state in the log is older than state_every plus 10 seconds.",
         "stats.states_overdue",
         part="log",
     ),
@@ -397,14 +397,14 @@ OUTPUTS: Final = (
     ),
     row(
         "router_queue_batches",
-        "Batches waiting for a router whose key has a name. Only the 100 slowest routers are shown.",
+        "Batches waiting for each router whose CURVE key has a name. Only the 100 slowest routers are shown.",
         lambda o: {name: router.queued for name, router in o.named.items()},
         "router",
         part="keys",
     ),
     row(
         "router_behind_seconds",
-        "Age of the oldest batch that a router with a named key lacks.",
+        "Age of the oldest batch that a router lacks, for each router whose CURVE key has a name.",
         lambda o: {name: router.behind for name, router in o.named.items()},
         "router",
         part="keys",

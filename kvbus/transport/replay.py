@@ -85,8 +85,8 @@ class ReplayServer:
 
     Args:
         endpoint: the endpoint to bind.
-        on_request: called with the frames of each request, after an identity of the connection. Pass the answer to
-            :meth:`send`.
+        on_request: called with the frames of each request; an identity of the connection is put before the first frame.
+            Pass the answer to :meth:`send`.
         sender: sends the answers; the output's other replay servers share it.
         stats: counters of the output.
         policy: who may connect, and the largest frame to accept.
@@ -161,7 +161,7 @@ class ReplayServer:
         self._requesters[peer.id] = _Requester(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Ignore a subscription: a ROUTER has none."""
+        """Ignore a subscription: a ROUTER socket has no subscribers."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
         """Ignore the end of a subscription."""
@@ -233,7 +233,7 @@ class ReplayServer:
             yield encode_message(frames[1:], unfinished=requester.in_message)
 
     def _go_on(self, requester: _Requester) -> None:
-        """Count a finished answer, and start the requester's next one."""
+        """Count a finished answer, and start the requester's next answer."""
         self._count_first(requester)
         requester.session = None
         if requester.asked:
@@ -258,7 +258,7 @@ class ReplayServer:
         requester.peer.resume()
 
     def end(self) -> int:
-        """End every unfinished answer with END, and count it; return the number of unfinished answers."""
+        """End every unfinished answer with END, and count it. Return the number of these answers."""
         count = self.busy
         for requester in self._requesters.values():
             if requester.in_message:

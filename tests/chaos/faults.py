@@ -147,7 +147,7 @@ async def _refuse(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _wire(cell: Cell, fault: Fault) -> str | None:
-    """Drop, double or swap single batches. Wait for the traffic to provide them."""
+    """Drop, double or swap single batches. Wait until the traffic has brought enough batches for it."""
     wire = _link(cell, fault).wire
     if fault.kind == "drop":
         wire.drop += fault.count

@@ -183,10 +183,10 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer says of the request that it is to.
+    """The facts about one request in the frontend's answer to it.
 
     Attributes:
-        worker: who served it.
+        worker: id of the worker that served the request.
         held: blocks of the prompt that the engine had in its cache.
         known: blocks of the prompt that the router believed it had.
     """
@@ -197,7 +197,7 @@ class Answer:
 
 
 class Frontend(Program):
-    """`dynamo.frontend` with its KvRouter, which is asked as its users do."""
+    """`dynamo.frontend` with its KvRouter. The tests send requests over HTTP, as clients do."""
 
     def __init__(self, directory: Path, discovery: Path) -> None:
         self._port = free_port()
@@ -205,7 +205,7 @@ class Frontend(Program):
         super().__init__("dynamo.frontend", directory, discovery, "127.0.0.1", options)
 
     def ask(self, words: Sequence[str], worker: int | None = None) -> Answer:
-        """Complete a prompt, at this worker if one is given."""
+        """Complete a prompt at ``worker``; None: at the worker that the router chooses."""
         status, answer = self._call(" ".join(words), {} if worker is None else {"backend_instance_id": worker})
         assert status == 200, answer
         about = json.loads(answer)

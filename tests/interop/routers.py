@@ -92,10 +92,11 @@ class Program(Router):
     """A router in a process of its own that answers a line of JSON with a line of JSON.
 
     Args:
-        command: that runs it.
-        directory, name: of its log.
-        first: the first line it is given, from the streams.
-        env: that it needs.
+        command: the command that starts the router.
+        directory: directory of the router's log.
+        name: name of the router's log.
+        first: returns the first line of the router's input, from the streams.
+        env: environment variables that the router needs.
     """
 
     def __init__(

@@ -35,12 +35,12 @@ TIERS: Final = {
 
 
 class Score(NamedTuple):
-    """An index against the engine's truth, in blocks."""
+    """The numbers of blocks in which an index differs from the engine's cache."""
 
     missing: int
-    """In the engine, not in the index: cache hits a router does not see."""
+    """Blocks in the engine that the index lacks: cache hits that a router does not see."""
     dead: int
-    """In the index, not in the engine: requests sent to a worker that has to compute them anew."""
+    """Blocks in the index that the engine lacks: a router sends requests to a worker that must compute them again."""
 
 
 class Row(NamedTuple):

@@ -43,9 +43,10 @@ class VllmRouter(Router):
     """One router and its only worker, whose ranks are the streams.
 
     Args:
-        program: the command.
-        directory, name: of its log.
-        replays: the router is given the replay endpoints too.
+        program: path of the router's command.
+        directory: directory of the router's log.
+        name: name of the router's log.
+        replays: whether the router also gets the replay endpoints.
     """
 
     def __init__(self, program: Path, directory: Path, name: str, *, replays: bool) -> None:
@@ -158,7 +159,7 @@ def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
 
 
 class VllmRouterByGrpc(VllmRouter):
-    """The same router, and vLLM's own front end as its worker, by its gRPC API. It finds the events by itself.
+    """The router with vLLM's front end as its worker, over gRPC. The router finds the event endpoints by itself.
 
     Args:
         front: the port of kvbus's front before the worker's API.

@@ -1,4 +1,4 @@
-"""Readers of the example: whoever opens the file."""
+"""Readers for the tests of the example output: each reader opens the file that the output writes."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ from tests.doubles.payloads import payload, store
 
 
 def descriptors() -> list[int]:
-    """Those that this process has open."""
+    """Return the file descriptors that this process has open."""
     return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
 
 
 @contextlib.contextmanager
 def no_descriptor(spare: int = 0) -> Iterator[None]:
-    """This process has so many descriptors left, and no more."""
+    """Leave this process only ``spare`` free file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(descriptors())
     taken: list[int] = []
@@ -55,7 +55,7 @@ def no_descriptor(spare: int = 0) -> Iterator[None]:
 
 
 async def lose_one(bus: Bus, engine: EnginePublisher, spare: int) -> None:
-    """The engine has a batch that the live stream lost, while so many descriptors are left."""
+    """Lose a batch on the live stream while ``spare`` descriptors are free; check that the replay recovers it."""
     stats, seq = bus.source.stats, engine.next_seq
     before = stats.requests_failed, stats.recovered, stats.lost
     with no_descriptor(spare):
@@ -90,13 +90,13 @@ async def lose_some() -> None:
 
 
 ROOM = 4
-"""Requests that may be under way."""
+"""Maximum number of requests under way."""
 
 ASKED = 5 * ROOM
 
 
 async def ask_many() -> None:
-    """One engine that is asked for many sources at once, and keeps everybody waiting."""
+    """Request a replay from one engine for many sources at once. The engine delays every answer."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = OF_SOURCE * ASKED + 3 * ROOM * OF_REQUEST
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -147,7 +147,7 @@ def _answered(events: list[RelayEvent]) -> int:
 
 
 async def _connections(number: int) -> None:
-    """This process still takes so many connections."""
+    """Check that this process can still accept ``number // 2`` connections, at two descriptors each."""
     assert number > 0
     listener = await asyncio.start_server(lambda _, writer: writer.write(b"!"), "127.0.0.1", 0)
     async with listener:

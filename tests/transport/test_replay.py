@@ -338,7 +338,7 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
             return Making(super().answer(request))
 
     class Making:
-        """A snapshot: slices for a while, then one message."""
+        """A snapshot that takes long: many empty slices, then one message."""
 
         def __init__(self, inner):
             self.envelope, self.outcome, self.over = inner.envelope, "compacted", False

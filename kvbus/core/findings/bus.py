@@ -32,7 +32,7 @@ OUR_REPLAY_SILENT: Final = problem(
 NO_ROUTER_LISTENS: Final = problem(
     "no_router_listens",
     "{at}.bind",
-    "no router listens at {endpoint}: if it dials, both ends do",
+    "no router listens at {endpoint}: if the router dials kvbus, both ends dial",
     "start the router, correct the port, or set bind: true if the router dials",
     "kvbus connects to the router (bind: false), and no process accepts.",
 )

@@ -237,7 +237,7 @@ REPLAY_ALONE: Final = problem(
     "{at}.endpoint",
     "batches arrive late, by the replay only, and none arrives live: is endpoint the event port of the engine that "
     "replay_endpoint belongs to?",
-    "name the event port of the engine whose replay this is",
+    "set endpoint to the event port of the engine that replay_endpoint belongs to",
     "Routers learn of blocks seconds late.",
 )
 REPLAY_TOO_LONG: Final = problem(

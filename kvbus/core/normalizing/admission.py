@@ -181,7 +181,7 @@ class Admission:
         return self._parts(event, key, extras, complete=complete)
 
     def _verdict(self, event: BlockStored, key: TableKey) -> int | Filtered | Reason:
-        """Return the number of tokens of a store, or the reason why it is left out or refused."""
+        """Return the number of tokens of a store, or the reason why kvbus leaves the store out or refuses it."""
         group, medium = key
         known = self._gets_known(group)
         kind = event.kv_cache_spec_kind
@@ -224,7 +224,11 @@ class Admission:
         return key
 
     def _extras_of(self, event: BlockStored, batch: Batch, at: int) -> Extras | None:
-        """Return a store's fields that the event struct does not define, with the values that no router can read."""
+        """Replace a store's unreadable values by readable ones.
+
+        Returns:
+            The original values, and the fields that the event struct does not define; None if there are none.
+        """
         extras = (batch.extras or {}).get(at)
         if odd := set_aside(event):
             extras = {**(extras or {}), **odd}

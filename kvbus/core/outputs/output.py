@@ -59,7 +59,7 @@ class Output:
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether its routers get every source's encoded batches one to one."""
+        """Whether the output's routers get each batch of a source as exactly one batch."""
         return self.spec.profile.as_it_comes and self.view is None and self.spec.hidden is None
 
     def index_of(self, i: int, source: Source) -> Index:

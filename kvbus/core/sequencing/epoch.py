@@ -157,7 +157,7 @@ class PublisherBuffer:
     def answered_with_nothing(self, live_end: int) -> None:
         """Note an unexpectedly empty answer.
 
-        Two of them with a live batch between them mean that there is no buffer.
+        Two empty answers with a live batch between them mean that the publisher keeps no buffer.
         """
         if self._empty_at < 0:
             self._empty_at = live_end
@@ -169,12 +169,12 @@ class PublisherBuffer:
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:
-        """Note that the live stream has been silent since then; ``following`` is the next batch."""
+        """Note that the live stream has been silent since ``since``, before the batch ``following``."""
         if self._silent[0] != following:
             self._silent = following, since
 
     def unread(self) -> None:
-        """Note that live batches wait to be read: no time has passed without any."""
+        """Note that live batches wait to be read. The wait for a batch that an answer lacked begins again."""
         self._trimmed = -1, 0.0
 
     def stood_still(self, seconds: float, now: float) -> None:
@@ -182,9 +182,9 @@ class PublisherBuffer:
         self._stood_until = max(self._stood_until, now + min(seconds, LONGEST_RETRY) + self._timeout)
 
     def has_lost(self, following: int, now: float) -> bool:
-        """Return whether batch ``following`` is lost. An answer that came now lacks it.
+        """Return whether batch ``following``, which an answer lacks now, is lost.
 
-        It is lost if enough time has passed for it to arrive on the live stream.
+        The batch is lost if enough time has passed for it to arrive on the live stream.
         """
         if self._trimmed[0] != following:
             self._trimmed = following, now

@@ -434,7 +434,7 @@ class Sequencer:
         """Handle the END marker of an answer."""
         asked = self._requests.match(request)
         if asked is not None:
-            self._requests.stop()  # nothing more will come, and only this closes the socket of the request
+            self._requests.stop()  # the answer is complete, but the request's socket stays open until the stop
             self._follow(self._requests.over(asked, now, answered=True), now)
 
     def replay_aborted(self, request: int, now: float) -> None:

@@ -58,7 +58,7 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     fold_pairs: bool = False
     """Send the first token of each EAGLE pair, for a family that reads only plain tokens."""
     drop_adapter_key: bool = False
-    """Send extra keys without the adapter's name, for a family that takes every text among them for an image."""
+    """Send extra keys without the adapter's name, for a family that treats every text among them as an image."""
     drop_group: bool = False
     """Send events without the group number. See :attr:`Profile.one_group`."""
     strict: bool = False
@@ -89,7 +89,7 @@ class Profile(msgspec.Struct, frozen=True):
     filled_replay: bool = True
     """Whether an answer from a state has to be contiguous from the requested seq on.
 
-    If not, it begins later, at the state's own seqs.
+    Otherwise the answer begins later, at the state's own seqs.
     """
     late_replay: bool = True
     """Whether an answer from seq 0 may begin later, at the state's own seqs.
@@ -111,7 +111,7 @@ class Profile(msgspec.Struct, frozen=True):
     one_stream: str = ""
     """Why its routers cannot read several streams on one connection, as the end of a sentence; empty if they can."""
     short_seqs: bool = False
-    """Whether the router drops a batch whose sequence frame has a publisher id too, so 24 bytes."""
+    """Whether the router drops a batch whose sequence frame has a publisher id too, which makes it 24 bytes long."""
     max_events: int = 0
     """Maximum number of events in a batch that the router accepts; 0: unlimited."""
     max_bytes: int = 0
@@ -135,7 +135,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether the encoded batches of a source can be sent to a router of this family one to one."""
+        """Whether each batch of a source can be sent to a router of this family as exactly one batch."""
         return self.clears == "rank" and not (self.one_copy or self.one_group or self.max_events or self.max_bytes)
 
 
@@ -145,8 +145,8 @@ CANONICAL: Final = Wire()
 _STRICT: Final = Wire(strict=True)
 _DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
 _DYNAMO_PLANE: Final = Wire("map", strict=True, fold_hashes=True, drop_group=True)
-"""The wire from which the driver of Dynamo's event plane builds its events. They have no groups, and tiers, not
-media."""
+"""The wire from which the driver of Dynamo's event plane builds its events. They have tiers instead of media, and no
+groups."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {

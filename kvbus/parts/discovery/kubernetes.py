@@ -152,7 +152,7 @@ class Watch:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from error
         except (LookupError, TypeError) as error:
-            raise DiscoveryError(f"{self._what}: the answer is no list ({error!r})") from error
+            raise DiscoveryError(f"{self._what}: the answer is not a list ({error!r})") from error
         finally:
             response.close()
 
@@ -179,7 +179,7 @@ class Watch:
         except aiohttp.ClientError as error:
             raise self._unreachable(error) from error
         except (LookupError, TypeError) as error:
-            raise DiscoveryError(f"{self._what}: a line is no change ({error!r})") from error
+            raise DiscoveryError(f"{self._what}: a line is not a watch event ({error!r})") from error
         finally:
             response.close()
 

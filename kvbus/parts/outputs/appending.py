@@ -289,7 +289,7 @@ class Appender:
                 return
 
     async def _write(self) -> None:
-        """Write the stream, one turn after another, until it is closed and everything is in the log."""
+        """Write the stream, one writer epoch after another, until it is closed and everything is in the log."""
         pause, before = PAUSE, ""
         while True:
             self._show_overdue()
@@ -306,7 +306,7 @@ class Appender:
                 pause = min(MOST_PAUSE, 2 * pause)
                 continue
             pause, before, fenced = PAUSE, "", False
-            self._say(logging.INFO, f"writes %s in epoch {writer.epoch}")
+            self._say(logging.INFO, f"kvbus is the writer of %s, in writer epoch {writer.epoch}")
             try:
                 self._stats.streams_written += 1
                 await self._turn(writer)

@@ -188,7 +188,7 @@ class Router:
         streams: live and replay endpoint by engine.
         direct: whether the streams are the engines' own. The router then reads them as llm-d-kv-cache 0.9.0 does
             (docs/INTEROP.md). It requests no replay and ignores seqs, so it notices neither a lost batch nor a
-            restart. It counts copies of a block, so that only the faults make it wrong.
+            restart. It counts copies of a block, so that its view is wrong only after a fault of the demo.
     """
 
     def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:

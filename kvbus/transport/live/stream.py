@@ -43,22 +43,23 @@ _NEED_RING: Final = (RouterState.RECEIVING, RouterState.BEHIND)
 
 
 class LivePublisher:
-    """One stream of an output; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """Publish one stream of an output to its routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
         stream: the stream's slot, for views.
         topic: the stream's topic. A batch may change it.
         output: the output's name, for logs.
-        open_endpoint: binds or dials, with this object as the handler.
-        sender: sends states and batches of the ring to routers that do not keep up.
+        open_endpoint: binds or dials the endpoint, with this object as the handler of its peers.
+        sender: sends states to routers, and kept batches to routers that do not keep up.
         stats: counters of the output.
         queue_batches: maximum number of batches in a burst; further batches are dropped for every router.
         send_hwm: maximum number of batches kept for routers that do not keep up.
         send_bytes: maximum number of bytes kept for routers that do not keep up.
-        request_state: requests the stream's state for routers, by peer id; None on streams that send no state.
-        waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it.
+        request_state: requests the stream's state for the routers with these peer ids; None if the stream sends no
+            state.
+        waiting: :meth:`publish` appends :meth:`flush` to this list. The list's owner calls it at the end of the burst.
         name_of: returns the display name of a public key's owner.
-        left: collects the views of routers that have left; None for a separate list.
+        left: list to which the views of routers that have left are added; None: the stream has its own list.
         shared: the resources shared with the other streams of the endpoint; None if this stream is the only one.
 
     Raises:
@@ -121,7 +122,8 @@ class LivePublisher:
         if topic != self._topic:
             self._change_topic(topic)
         burst = self._burst
-        # never drop an empty batch: it fills the seq of another router's state, so a drop would affect every router
+        # never drop an empty batch: it may take the seq that a state uses at another router, and without it every
+        # router of the stream would see a gap
         if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
@@ -160,7 +162,7 @@ class LivePublisher:
                     self.restart(router)
 
     def _send(self, burst: list[Entry]) -> None:
-        """Write the burst to the live routers; a router whose socket is full continues from the ring."""
+        """Write the burst to the live routers. A router whose socket is full continues from the ring."""
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
@@ -295,7 +297,7 @@ class LivePublisher:
             self.ring.trim(self.ring.end)
 
     def _makes_no_progress(self, router: Router) -> None:
-        """Restart the state of a router that has stopped reading it, so that its place is free."""
+        """Restart the state of a router that has stopped reading it, so that another router can use the place."""
         if router.state is RouterState.RECEIVING:
             self.restart(router)
 
@@ -306,7 +308,7 @@ class LivePublisher:
             self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Record a subscription, and serve the router if it is the first one that matches the stream's topic."""
+        """Record a subscription. Serve the router if this is its first subscription to the stream's topic."""
         router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
             router.asks_replay = True

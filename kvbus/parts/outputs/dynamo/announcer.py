@@ -187,7 +187,10 @@ class Announcer:
     async def _clear_up(
         self, source: Source, worker: int, sources: dict[str, bytes], channels: dict[str, bytes]
     ) -> None:
-        """Delete the records of a former process of this kvbus. Routers use neither of two sources of one rank."""
+        """Delete the records that an earlier process of this kvbus left for a rank.
+
+        Log any other source of the rank: if a rank has two sources, Dynamo's routers use neither of them.
+        """
         strangers = []
         for other in registry.others(sources, channels, worker, source.said_rank, source.number):
             if other.endpoint == source.endpoint:

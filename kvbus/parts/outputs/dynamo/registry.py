@@ -95,7 +95,7 @@ def others(
 ) -> list[Other]:
     """Return the sources of a rank except this publisher's.
 
-    A router uses neither of two sources.
+    If a rank has two sources, a router uses neither of them.
     """
     found = []
     for path, body in sources.items():

@@ -311,7 +311,10 @@ class EngineJudge:
             self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
-        """Return the stream of a message's topic, or before the first live message the history; None if it is new."""
+        """Return the stream of a message's topic; None if the topic is new.
+
+        Before the first live message, return the stream of the history for every topic.
+        """
         return self._streams.get(message.topic) or (None if self._streams else self.stream)
 
     def _stream_of(self, message: Message) -> Stream:
