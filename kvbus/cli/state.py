@@ -38,7 +38,7 @@ _DIRECTORY = click.option(
 
 @click.group("state")
 def command() -> None:
-    """Look at the state that a bus keeps on disk, or remove it.
+    """Show or delete the state that a bus keeps on disk.
 
     \b
     Examples:
@@ -54,9 +54,9 @@ def _subcommand(function: Callable[..., None]) -> click.Command:
 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
-    """Say which files there are and how much they hold: streams, seqs, slices, frames. No block or token is shown.
+    """List the files and count their content: streams, seqs, slices, frames. No block or token is shown.
 
-    Of a state that a running bus has, only the files and the process are shown. Nothing is changed.
+    If a running bus uses the state, only the files and the process are shown. No file is changed.
 
     Exit code 78: kvbus cannot read the directory.
     """
@@ -101,7 +101,7 @@ def _contents(path: Path) -> dict[str, object]:
         return {"damaged": f"{path}: {text_of(error)}"}
 
 
-@click.option("--yes", is_flag=True, help="Delete the state. Without it, the files are only listed.")
+@click.option("--yes", is_flag=True, help="Delete the state. Without --yes, kvbus only lists the files.")
 def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     """Delete everything that the state holds of engines and prompts. The numbering stays, so that no seq goes back.
 

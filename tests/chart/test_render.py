@@ -1,4 +1,4 @@
-"""Every example of values: Helm has nothing to say, Kubernetes takes it, kvbus takes what it is told."""
+"""Render every example of values: Helm reports no error, Kubernetes accepts the manifests, kvbus its configuration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.chart.charts import load as load_yaml
 
 WARNING: Final = 2
 OLDEST: Final = 29
-"""Of Kubernetes 1.x; the newest is whichever the tool knows."""
+"""Oldest supported minor version of Kubernetes 1.x. The newest is the newest that the validator knows."""
 CUSTOM: Final = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator, which are in no release's schema."""
+"""Kinds of the Prometheus operator. No Kubernetes schema has them."""
 VOLUMES: Final = {
     "configMap",
     "csi",
@@ -32,7 +32,7 @@ VOLUMES: Final = {
     "projected",
     "secret",
 }
-"""What the restricted Pod Security Standard lets a pod mount."""
+"""Types of volumes that the restricted Pod Security Standard allows."""
 
 each_case = pytest.mark.parametrize("case", CASES)
 
@@ -161,7 +161,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
 
 @each_case
 def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
-    """A sidecar's readiness is the pod's, and its startup gates the engine's start."""
+    """The pod is ready only if kvbus, its sidecar, is ready. The engine starts after kvbus's startup probe succeeds."""
     kvbus = render(CASES[case]).kvbus
     probes = {name: kvbus[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     at = {"port": "kvbus-http"} | ({"scheme": "HTTPS"} if case == "tls" else {})

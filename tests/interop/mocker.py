@@ -1,8 +1,8 @@
-"""`dynamo.mocker` and `dynamo.frontend` as they are, and a discovery in which kvbus alone speaks of caches.
+"""Run `dynamo.mocker` and `dynamo.frontend`, with a discovery in which only kvbus announces event sources.
 
-The mocker has a publisher of its own on Dynamo's event plane, which no option leaves out. Two of one worker are ambiguous, and
-so the two sides have directories of their own: what the mockers say of themselves, their instances and model cards, stands in
-both (:class:`Mirror`), their event sources do not.
+The mocker always publishes on Dynamo's event plane; no option turns that off. Two event sources of one worker are
+ambiguous, so the mockers and the frontend have separate discovery directories. :class:`Mirror` copies the mockers'
+instances and model cards to the frontend's directory, but not their event sources.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CHAT: Final = "{% for message in messages %}{{ message['content'] }} {% endfor 
 
 
 def write_model(directory: Path) -> Path:
-    """A model of which there is a tokenizer alone: each word is a token."""
+    """Write a model directory that has only a tokenizer; return the directory. Each word is a token."""
     directory.mkdir()
     for name, content in (
         ("tokenizer.json", _TOKENIZER),
@@ -68,14 +68,14 @@ def write_model(directory: Path) -> Path:
 
 
 class Program:
-    """A module of Dynamo's in a process; ended by its pid when the block ends.
+    """A Python module of Dynamo in a process. The process ends when the ``with`` block ends.
 
     Args:
-        module: its name.
-        directory: for its log, and where it keeps what it caches.
-        discovery: the directory of Dynamo's discovery.
-        host: the address of this machine that it serves on.
-        options: its command line.
+        module: name of the module.
+        directory: directory of the process's log and cache.
+        discovery: directory of Dynamo's discovery.
+        host: address of this machine at which the process serves.
+        options: command-line options of the module.
     """
 
     def __init__(self, module: str, directory: Path, discovery: Path, host: str, options: Sequence[object]) -> None:
@@ -104,7 +104,7 @@ class Program:
         stop_process(self._process)
 
     def kill_and_start_again(self) -> None:
-        """SIGKILL, then the same command line."""
+        """Kill the process with SIGKILL, and start it with the same command line."""
         self._process.kill()
         self._process.wait(60)
         self.__enter__()
@@ -136,7 +136,7 @@ class Mocker(Program):
 
     @property
     def workers(self) -> list[int]:
-        """The ids under which it has a model card; one that was killed has it for ten seconds more."""
+        """The worker ids under which the mocker has a model card. A killed mocker keeps its card for ten seconds."""
         return [each for each, host in self._cards() if host == self.host]
 
     def _cards(self) -> list[tuple[int, str]]:
@@ -150,7 +150,7 @@ class Mocker(Program):
 
 
 class Mirror:
-    """Keeps instances and model cards of one discovery in another one, as the same files: both hold for as long as one."""
+    """Keep the instances and model cards of one discovery in another discovery, as hard links to the same files."""
 
     BUCKETS: Final = ("instances", "mdc")
 
@@ -216,7 +216,7 @@ class Frontend(Program):
         return Answer(said["worker_id"]["decode_worker_id"], held, round(said["timing"]["kv_hit_rate"] * blocks))
 
     def serves(self, workers: Sequence[int]) -> bool:
-        """Whether it sends requests to each of these workers."""
+        """Return whether the frontend sends requests to each of these workers."""
         with contextlib.suppress(OSError):
             return all(self._call("w0", {"backend_instance_id": worker})[0] == 200 for worker in workers)
         return False
@@ -238,6 +238,6 @@ class Frontend(Program):
 
 
 def one_worker(mocker: Mocker, *before: int) -> int:
-    """Its id, once it is the only one at its host, and none of those before."""
+    """Wait until the mocker has exactly one worker id, which is not one of the earlier ids; return the id."""
     wait_for(lambda: len(mocker.workers) == 1 and mocker.workers[0] not in before, f"one worker; log: {mocker.log}", 60)
     return mocker.workers[0]

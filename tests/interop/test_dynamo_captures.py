@@ -44,7 +44,7 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line of the table."""
+    """One row of the table in docs/INTEROP.md."""
 
     truth: int
     direct: Score
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def table() -> dict[str, Row]:
-    """The rows of docs/INTEROP.md that begin with a capture's name."""
+    """Return the rows of docs/INTEROP.md that begin with a capture's name, by this name."""
     row = re.compile(r"^\| `(\w+)` \|" + r" (\d+) \|" * 5, re.MULTILINE)
     found = {}
     for name, *cells in row.findall(DOCUMENT.read_text()):
@@ -66,7 +66,7 @@ SUBSCRIBERS: Final = 'kvbus_output_subscribers{output="routers"}'
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
-    """Compare an index with the truth: by hash and tier, or by what requests find where hashes are not integers."""
+    """Compare an index with the engine's cache: by hash and tier, or, without integer hashes, by queries of prompts."""
     held = indexer.blocks(model)
     if capture.by_hash:
         there = {(block.tier, block.hash) for block in without_sentinels(held)}
@@ -93,7 +93,7 @@ def engine() -> Iterator[EnginePublisher]:
 
 
 UNSCORED: Final = frozenset({"vllm033_bytes"})
-"""Their blocks are named by bytes, and the truth has no tokens to ask for them by."""
+"""Captures with byte hashes and without tokens, so the indexer cannot be asked for their blocks."""
 
 
 def test_the_table_has_every_capture() -> None:
@@ -143,7 +143,7 @@ def test_a_capture_direct_and_through_kvbus(
 
 
 def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:
-    """`FS` and `OBJ` are dropped directly and arrive through kvbus, in the tier they belong to."""
+    """The indexer drops blocks on `FS` and `OBJ` that come directly. Through kvbus they arrive in the right tier."""
     block_size = 16
     events = [
         {

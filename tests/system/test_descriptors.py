@@ -1,4 +1,4 @@
-"""A process with few file descriptors, or none to spare: a replay that cannot be asked for waits, and nothing is lost."""
+"""With few free file descriptors, or none, a replay that kvbus cannot request waits, and no batch is lost."""
 
 from __future__ import annotations
 
@@ -159,14 +159,14 @@ async def _connections(number: int) -> None:
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
 def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
-    """In a process of its own: here a socket of an earlier test may close at any time, and leave one descriptor more."""
+    """Run in a separate process: in this process a socket of an earlier test may close and free a descriptor."""
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
 FEW = 64
-"""File descriptors of the process; it takes some thirty before a router is there."""
+"""Limit of file descriptors of the process. Without a router the process uses about thirty."""
 
 
 async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_they_may(tmp_path):

@@ -32,7 +32,7 @@ def request(start=0):
 
 @pytest.fixture
 def descriptors():
-    """Room for some thousands of sockets."""
+    """Raise the limit of file descriptors, so that the process can open thousands of sockets."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 8_192)), hard))
     yield
@@ -41,7 +41,7 @@ def descriptors():
 
 @contextlib.contextmanager
 def never_reading(one, count, asked=1):
-    """So many requesters that ask and never read a byte of the answer."""
+    """Open ``count`` connections that send ``asked`` requests each and never read a byte of the answers."""
     made = []
     try:
         for _ in range(count):
@@ -57,7 +57,7 @@ def never_reading(one, count, asked=1):
 
 
 class Reader(threading.Thread):
-    """A healthy router in a thread of its own: it asks once, reads as fast as it can, and takes the time."""
+    """A healthy router in a separate thread. It sends one request and reads the answer as fast as it can."""
 
     def __init__(self, one):
         super().__init__()
@@ -77,7 +77,7 @@ class Reader(threading.Thread):
 
 
 async def timed(one):
-    """Seconds until a healthy router has its whole answer, and those in which this process had a CPU."""
+    """Return the seconds until a healthy router has its whole answer, and the CPU seconds of this process meanwhile."""
     loop = asyncio.get_running_loop()
     reader, begin, busy = Reader(one), loop.time(), time.process_time()
     reader.start()
@@ -106,7 +106,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
 
 
 async def whole_answer(reader):
-    """Read to the END."""
+    """Read an answer to its END."""
     tail = b""
     while not tail.endswith(END + b"\0\0"):
         data = await reader.read(MEGABYTE)
@@ -141,7 +141,7 @@ async def test_they_cost_little_memory(context, descriptors):
 
 @both_loops
 async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
-    """400 requests of a few bytes were 1.3 GB once."""
+    """kvbus once needed 1.3 GB of memory for 400 requests of a few bytes each."""
     async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
@@ -174,7 +174,7 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
-    """Its tail would stay: all of it was handed over, and less than a turn's share is left."""
+    """The sender has passed on the whole answer, and the unread rest is smaller than one share."""
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
@@ -183,7 +183,7 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 
 @both_loops
 async def test_a_slow_link_is_never_given_up(context):
-    """3 MB at 300 kB/s, in pieces, with a stall_timeout that a third of the answer takes."""
+    """Read 3 MB at 300 kB/s. The stall_timeout is a third of the time that the answer takes."""
     async with served(750, payload=b"p" * 4_000, stall_timeout=3.0) as one:
         async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
             loop, got = asyncio.get_running_loop(), 0
@@ -201,7 +201,7 @@ async def test_a_slow_link_is_never_given_up(context):
 
 @both_loops
 async def test_shares_are_bytes_and_not_messages(context):
-    """A requester of large batches and one of small ones are done at about the same time."""
+    """A requester of large batches and a requester of small batches finish at about the same time."""
 
     class Mixed(Served):
         def answer(self, request):
@@ -285,7 +285,7 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
 
 @both_loops
 async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
-    """Behind an answer under way comes its END, and only then that of the refused request."""
+    """The END of the answer under way comes first, and the END of the refused request after it."""
     monkeypatch.setattr(replay_module, "MAX_WAITING", 1)
     async with served(300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
         await reader.readexactly(64 + 30)

@@ -36,21 +36,21 @@ LEAST_TAIL: Final = 4 * 1024 * 1024
 
 
 class StateDue:
-    """A timer that tells when one stream's state is due in the log.
+    """A timer that shows when one stream's state is due in the log.
 
     Args:
         every: seconds after which the state is due.
         now: when the stream was opened.
 
     Attributes:
-        position: the position of the newest state that this turn has appended; None if there is none.
+        position: the position of the newest state of this writer epoch; None if the epoch has no state yet.
         trimmed: whether the log no longer has that state.
     """
 
     def __init__(self, every: float, now: float) -> None:
         self._every = every
         self._written_at = now
-        """When the newest state of all turns was written. Before the first state: when the stream was opened."""
+        """When the newest state of any writer epoch was written. Before the first state: when the stream was opened."""
         self._tail_bytes = self._state_bytes = 0
         self._state_at = self._look_at = 0.0
         self._pause = LEASE
@@ -58,7 +58,7 @@ class StateDue:
         self.trimmed = False
 
     def begin(self, now: float) -> None:
-        """Start a turn. Its first state counts as missing, not as due, and the appender asks for it."""
+        """Start a writer epoch. Its first state counts as missing, not as due, and the appender requests that state."""
         self._state_at = now
         self.position, self.trimmed = None, False
 
@@ -164,9 +164,9 @@ class Appender:
         self._in_flight: list[Publish] = []
         self._wake = asyncio.Event()
         self._shown = True
-        """Whether its queue counts in the gauges."""
+        """Whether the stream's queue counts in the gauges."""
         self._missing = "subscribed" if config.on_subscribe == "state" else ""
-        """Why a state has to be appended before any batch; empty if none has to."""
+        """Why a state has to be appended before any batch; empty if a batch may be next."""
         self._reason = ""
         """Reason that counts the batches dropped until the state comes. It is empty before the first loss: batches that
         come before the first state are not counted."""
@@ -177,7 +177,7 @@ class Appender:
         self._seq = 0
         self._block_size = 0
         self._appended_at: float | None = None
-        """When the newest record of this turn was appended; None before the first one."""
+        """When the newest record of this writer epoch was appended; None before the first record."""
         self._overdue = self._fenced = False
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -428,7 +428,7 @@ class Appender:
             self._feed(self._asks)
 
     async def _append_batches(self, writer: Writer) -> None:
-        """Append the waiting batches together, up to the limits of one append."""
+        """Append the queued batches together, up to the limits of one append."""
         records: list[bytes] = []
         size = 0
         while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
