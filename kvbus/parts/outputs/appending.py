@@ -305,8 +305,8 @@ class Appender:
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE, 2 * pause)
                 continue
-            pause, before, fenced = PAUSE, "", False
             self._say(logging.INFO, f"kvbus is the writer of %s, in writer epoch {writer.epoch}")
+            before, fenced, refused = "", False, False
             try:
                 self._stats.streams_written += 1
                 await self._turn(writer)
@@ -314,6 +314,7 @@ class Appender:
                 self._say(logging.WARNING, f"the log is away from %s: {error}; the state follows when it is back")
                 self._count(error)
                 self._lose(UNAVAILABLE)
+                refused = True
             except FencedError:
                 self._lose(FENCED)
                 fenced = True
@@ -322,8 +323,13 @@ class Appender:
             finally:
                 self._stats.streams_written -= 1
                 await writer.close()
+            if self._appended_at is not None:
+                pause = PAUSE
             if fenced:
                 await self._until_left(writer.epoch)
+            elif refused:  # the log may accept the claim and refuse every record, for example as too large
+                await asyncio.sleep(pause)
+                pause = min(MOST_PAUSE, 2 * pause)
 
     def _say(self, level: int, text: str) -> None:
         """Log a text about the stream. The stream's key replaces ``%s``."""
