@@ -178,7 +178,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Slowest routers by name",
             "s",
-            "Age of the oldest batch that a router lacks, of routers whose key has a name.",
+            "Age of the oldest batch that a router lacks, for each router whose CURVE key has a name.",
             (f"topk(5, kvbus_router_behind_seconds{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}}"),
             width=12,
         ),

@@ -30,7 +30,7 @@ _SUBCOMMANDS = (
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
     Subcommand("conform", "Check an engine or a router against the wire specification."),
-    Subcommand("state", "Look at the state on disk, or remove it."),
+    Subcommand("state", "Show or delete the state on disk."),
     Subcommand("keygen", "A key pair for CURVE.", "keys"),
     Subcommand("token", "A bearer token for the HTTP port.", "keys"),
     Subcommand("completion", "A script that completes kvbus's commands and options in a shell."),

@@ -122,8 +122,8 @@ class LivePublisher:
         if topic != self._topic:
             self._change_topic(topic)
         burst = self._burst
-        # never drop an empty batch: it may take the seq that a state uses at another router, and without it every
-        # router of the stream would see a gap
+        # never drop an empty batch: it may take the seq that a state uses at another router, and without it all other
+        # routers of the stream would see a gap
         if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
