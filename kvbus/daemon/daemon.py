@@ -50,6 +50,7 @@ from kvbus.http.credentials import read_credentials
 from kvbus.http.server import AdminServer
 from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
+from kvbus.state.contract import StoreError
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
 from kvbus.telemetry.readings import DiscoveryStats, RouterKey
@@ -112,7 +113,7 @@ class Daemon:
         try:
             if self.store is not None and self.store.keeps_state:
                 self.state = StateWriter(self.store, self._loop.time, stopped)
-            self.reservations = SeqReservations(self.store)
+            self.reservations = SeqReservations(self.store, self._state_lost)
             self.discovery.begin_with(FoundFile(self.reservations, config))
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
@@ -442,6 +443,10 @@ class Daemon:
             busy = self.state is not None and self.state.busy
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
+
+    def _state_lost(self, error: StoreError) -> None:
+        if self.state is not None:
+            self.state.fail(error)
 
     def _show_state(self, state: StateWriter) -> None:
         self.process.state_writing = not state.failed

@@ -10,7 +10,7 @@ kvbus is down, kvbus can clear it for routers at the next start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvbus.state.contract import Reserved, Store, StoreError, Stream
 
@@ -25,10 +25,12 @@ class SeqReservations:
 
     Args:
         store: the store that keeps the reservations; None: they end with the process.
+        failed: called with each error of the store. The store has then lost the state, too.
     """
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None, failed: Callable[[StoreError], None] = lambda _: None) -> None:
         self._store = store
+        self._on_failure = failed
         self._alone = Reserved()
         self._names: dict[StreamKey, str] = {}
         self._used: dict[StreamKey, int] = {}
@@ -142,5 +144,6 @@ class SeqReservations:
             if not self._failed:
                 log.error("seqs cannot be reserved: %s", error)  # noqa: TRY400
             self._failed = True
+            self._on_failure(error)
         else:
             self._failed = False

@@ -95,7 +95,7 @@ class SqliteStore:
         try:
             if lock.is_new and not self.database.files:
                 self._begin_first(old_directory or directory)
-            elif mark is not None and mark.given_up:
+            elif mark is not None and mark.given_up and self.database.files:
                 self._go_on_empty(mark)
             else:
                 self._go_on(mark)

@@ -122,6 +122,8 @@ class StateWriter:
     def begin(self, relay: Relay) -> None:
         """Start keeping the state of this relay."""
         self._relay = relay
+        if self.failed:
+            return
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:

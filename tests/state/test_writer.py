@@ -24,6 +24,7 @@ from kvbus.state import sqlite, writer
 from kvbus.state.contract import MARGIN, StoreError
 from kvbus.state.database import contents
 from kvbus.state.lock import DirectoryLock
+from kvbus.state.reservations import SeqReservations
 from kvbus.state.sqlite import SqliteStore
 from kvbus.state.writer import RETRY_SECONDS, StateWriter, StoppedError
 from tests.doubles.answers import reading
@@ -270,6 +271,52 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
     assert not again.resumed, "it would be older than what was sent"
     assert again.store.reserved.highest >= 4096 + MARGIN
     again.kill()
+
+
+def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
+    """The mark was written when the disk was full, and is older than the numbers that were used since."""
+    process = started(tmp_path)
+    with room_for(100):
+        process.publish(300, tokens=200)
+        assert process.state.failed
+    used = process.store.reserved.highest + 20_000
+    process.store.reserved.raise_to(used)
+    with room_for(1), suppress(StoreError):
+        process.store.reserve(process.store.reserved)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.store.reserved.highest > used
+    again.kill()
+
+
+def test_a_reservation_that_cannot_be_written_costs_the_state_until_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a pause of a checkpoint, which would else go on in the new database and look whole."""
+    monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
+    monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
+    process = started(tmp_path)
+    process.publish(200)
+    process.state.work()
+    assert process.state.busy
+    reservations = SeqReservations(process.store, process.state.fail)
+    reservations.add(0, 0, "routers")
+    with room_for(100):
+        reservations.use(0, 0, 10**6)
+    assert process.state.failed
+    assert not process.state.busy
+    process.publish(3)
+    early = copied(tmp_path, tmp_path.with_name("early"))
+    process.now += RETRY_SECONDS
+    checkpointed(process)
+    process.publish(4)
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.resumed, again.next_seq, again.blocks) == (True, 207, process.blocks)
+    again.kill()
+    killed = Process(early)
+    assert (killed.resumed, killed.blocks) == (False, set())
+    killed.kill()
 
 
 def test_a_state_that_could_not_be_written_is_begun_anew_once_there_is_room(tmp_path: Path) -> None:
