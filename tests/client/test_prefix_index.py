@@ -1,5 +1,6 @@
 """The index of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
 
+import gc
 import itertools
 import tracemalloc
 from array import array
@@ -164,6 +165,7 @@ def test_removed_blocks_leave_nothing_in_memory():
 
     def kept():
         """Count the objects that the index's own lines have allocated. A dict counts as one, whatever its size."""
+        gc.collect()  # a full collection also frees the tuples that Python keeps for reuse
         own = tracemalloc.Filter(inclusive=True, filename_pattern=str(prefix_index.__file__))
         return sum(each.count for each in tracemalloc.take_snapshot().filter_traces([own]).statistics("filename"))
 
