@@ -12,7 +12,7 @@ from kvbus.core.events import (
 )
 from kvbus.core.findings import bus, engine
 from kvbus.core.findings.engine import NOTHING_LISTENS
-from kvbus.core.findings.finding import Kind
+from kvbus.core.findings.finding import Findings, Kind
 from kvbus.core.findings.source import MIN_COPIES, MIN_LEFT_OUT, source_findings
 from kvbus.core.source import RECENT_S
 from kvbus.core.types import Reason
@@ -76,11 +76,22 @@ def test_a_block_size_above_the_engines_leaves_everything_out():
     assert said(fed([store([1], block_size=16)], block_size=16)) == {}
 
 
-def test_what_is_refused_is_said_with_its_commonest_reason():
+def test_what_is_refused_is_said_with_all_reasons():
     source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
     assert said(source) == {"not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"}
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
     assert said(source)["not_events"].startswith("events or batches refused (1): messages without a sequence number")
+    source.stats.rejected.update({Reason.UNKNOWN_EVENT: 1, Reason.NESTING: 1})
+    assert said(source)["not_events"].endswith(" follow; reason nesting, unknown_event, see docs/PROTOCOL.md")
+
+
+def test_reasons_that_overtake_each_other_are_no_change():
+    source, findings, changes = fed(), Findings(), []
+    for tick_ in range(6):
+        source.stats.rejected[(Reason.TOKEN_COUNT, Reason.DUPLICATE_HASH)[tick_ % 2]] += 1 + (tick_ > 0)
+        source.look_at_counts(float(tick_))
+        changes += [each.word for each in findings.update(source_findings(source), float(tick_))]
+    assert changes == ["begins", "changes"], "a change is the second reason"
 
 
 @pytest.mark.parametrize(

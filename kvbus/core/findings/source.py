@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from kvbus.core.answering import MAX_FILLER
@@ -137,9 +137,15 @@ def _of_events(source: Source) -> Iterator[Finding]:
     for kind, whole in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
         counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is whole}
         if counts:
-            most = max(counts, key=counts.__getitem__)
-            why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
-            yield kind(at=place.section, count=sum(counts.values()), why=why)
+            yield kind(at=place.section, count=sum(counts.values()), why=_named(map(Reason, counts)))
+
+
+def _named(reasons: Iterable[Reason]) -> str:
+    """Return all reasons, sorted: the text stays the same while their counts overtake each other."""
+    by_name = sorted(reasons)
+    named = [_REFUSALS[each] for each in by_name if each in _REFUSALS]
+    others = ", ".join(each for each in by_name if each not in _REFUSALS)
+    return "; ".join([*named, *([f"reason {others}, see docs/PROTOCOL.md"] if others else [])])
 
 
 def _of_blocks(source: Source) -> Iterator[Finding]:
