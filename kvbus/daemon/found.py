@@ -240,9 +240,8 @@ def left_out_findings(config: Config, left_out: Mapping[tuple[str, str], str]) -
         engines.setdefault(entry, {})[engine] = reason
     findings = []
     for entry, reasons in engines.items():
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         causes = sorted(set(reasons.values()))
         facts = {"reason": ", ".join(causes), "do": "; ".join(_REMEDIES[each] for each in causes)}
         at = f"sources[{positions[entry]}].discover"
-        findings.append(ENGINE_LEFT_OUT(at=at, engine=f"{next(iter(reasons))}{more}", **facts))
+        findings.append(ENGINE_LEFT_OUT(at=at, count=len(reasons), engine=min(reasons), **facts))
     return findings

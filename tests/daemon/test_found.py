@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.config import Config, load
-from kvbus.daemon.found import Listed, with_found
+from kvbus.core.findings.finding import Findings
+from kvbus.daemon.found import Listed, left_out_findings, with_found
 from kvbus.daemon.placement import Placement, place
 from kvbus.parts.discovery.contract import Engine, Publisher
 
@@ -103,6 +104,17 @@ def test_who_is_there_stays_where_there_is_no_room():
     made = with_found(config("one", "two", room=2), found, ("c",))
     assert labels(made.config) == ["a", "c"]
     assert made.left_out == {("one", "b"): "max_sources"}
+
+
+def test_another_engine_that_is_named_first_is_no_change():
+    rules, findings = config("one"), Findings()
+    for now, names in enumerate(("ab", "ba", "cab")):
+        left_out = {("one", name): "max_sources" for name in names}
+        changes = findings.update(left_out_findings(rules, left_out), float(now))
+        assert [each.word for each in changes] == ["begins"][now:], names
+    (finding,) = findings.standing
+    assert finding.text == "engines found and left out (3): max_sources"
+    assert finding.remedy == "raise limits.max_sources; one of them is a"
 
 
 def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():

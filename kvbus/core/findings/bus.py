@@ -112,9 +112,9 @@ DISCOVERY_FAILS: Final = problem(
 ENGINE_LEFT_OUT: Final = problem(
     "engine_left_out",
     "{at}",
-    "engine {engine} is found and left out: {reason}",
-    "{do}",
-    "Routers know nothing of this engine.",
+    "engines found and left out ({count:,}): {reason}",
+    "{do}; one of them is {engine}",
+    "Routers know nothing of these engines.",
 )
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",
