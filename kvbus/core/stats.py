@@ -145,6 +145,7 @@ class RouterView(msgspec.Struct, frozen=True):
         left: why the connection ended; None while it exists.
         left_at: time of day at which it ended.
         name: name of the key's owner; empty if there is none.
+        dropped_at: time of day of the last drop; None if there was none.
     """
 
     stream: int
@@ -163,6 +164,7 @@ class RouterView(msgspec.Struct, frozen=True):
     left: str | None = None
     left_at: float | None = None
     name: str = ""
+    dropped_at: float | None = None
 
 
 class Histogram:

@@ -298,7 +298,7 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
         yield catalogue.ROUTER_STALLED(**facts, dropped=dropped)
     elif router.behind_seconds > MAX_BEHIND_S:
         yield catalogue.ROUTER_BEHIND(**facts, seconds=router.behind_seconds)
-    elif dropped and router.state == "live" and (at is None or wall - at < RECENT_S):
+    elif router.dropped_at is not None and router.state == "live" and wall - router.dropped_at < RECENT_S:
         when = "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
         yield catalogue.ROUTER_LOST_BATCHES(**facts, dropped=dropped, when=when)
 

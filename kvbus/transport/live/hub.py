@@ -232,6 +232,7 @@ class Hub:
             dropped_batches=sum(view.dropped_batches for view in views),
             dropped_events=sum(view.dropped_events for view in views),
             name=member.name,
+            dropped_at=max((view.dropped_at for view in views if view.dropped_at is not None), default=None),
         )
 
 

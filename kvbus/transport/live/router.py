@@ -118,6 +118,7 @@ class Router:
         """Whether the router requests replays itself and therefore wants no state."""
         self.dropped_batches = 0
         self.dropped_events = 0
+        self.dropped_at: float | None = None
 
     def matches(self, topic: bytes) -> bool:
         """Return whether a subscription of the router covers a topic."""
@@ -153,6 +154,7 @@ class Router:
             self.dropped_batches,
             self.dropped_events,
             name=self.name,
+            dropped_at=None if self.dropped_at is None else time.time() - now + self.dropped_at,
         )
 
 

@@ -221,6 +221,7 @@ class LivePublisher:
     def _count_lost(self, router: Router, batches: int, events: int) -> None:
         router.dropped_batches += batches
         router.dropped_events += events
+        router.dropped_at = self._loop.time()
         self._stats.dropped_batches["slow_router"] += batches
         self._stats.dropped_events["slow_router"] += events
 

@@ -1,6 +1,15 @@
 """What is shown of a stream's routers, while they are there and after they have left."""
 
+import time
+from types import SimpleNamespace
+
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.source import RECENT_S
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import ASKS_REPLAY
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.telemetry.readings import read_routers
 from kvbus.transport.live.stream import LEFT
 from tests.doubles.bus import eventually
 from tests.transport.bare import dialled
@@ -92,3 +101,21 @@ async def test_only_those_who_left_last_are_shown(context):
         views = [*stream.live.connected, *stream.live.left]
         assert [view.left is None for view in views] == [True] + [False] * LEFT
         assert {view.stream for view in views} == {3}
+
+
+@both_loops
+async def test_the_note_about_lost_batches_ends_even_if_the_router_gets_no_state(context):
+    relay = Relay([SourceSpec("engine", 0)], [OutputSpec("out", PROFILES["vllm"], [b""])])
+    async with stream_of(context, send_hwm=20) as stream:
+
+        def said(seconds):
+            driver = SimpleNamespace(routers=stream.live.connected)
+            readings = read_routers(relay, [driver], time.time() + seconds)
+            return [finding.id for each in readings for finding in each.findings]
+
+        asks, slow = stream.sub(b"", ASKS_REPLAY), stream.sub(ASKS_REPLAY, b"", slow=True)
+        await stream.are("live", "live")
+        await stream.stalled([asks])
+        await stream.level(asks, slow)
+        await eventually(lambda: said(0) == ["router_lost_batches"], "the note")
+        assert said(RECENT_S + 1) == []
