@@ -186,8 +186,8 @@ class ReplayAnswer:
     depends on the number of batches that the router missed. If it needed more than ``MAX_FILLER`` empty batches, the
     snapshot has its own seqs.
 
-    *Only END*: for a router that refuses an answer that begins late (llm-d). A request from 0 gets it if the state of a
-    subscription answers the request.
+    *Only END*: for a start after the newest batch. Also for a router that refuses an answer that begins late (llm-d): a
+    request from 0 gets it if the state of a subscription answers the request.
 
     An answer ends at the batch that was newest when its journal part began. Later batches are on the live stream. If
     the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
