@@ -87,12 +87,14 @@ class Outgoing:
         for at, stream in output.open_streams.items():
             if not stream.first_seq or stream.numbered:
                 continue
-            for i, source in self.sources_of(output, at):
-                if not source.gone:
-                    self._publish_clear(number, at, output.rank_of(i, source), now)
-            for i in range(slots):
-                if i >= len(self._sources) or self._sources[i].gone:
-                    self._publish_clear(number, at, i, now)
+            ranks = [output.rank_of(i, source) for i, source in self.sources_of(output, at) if not source.gone]
+            ranks += [
+                0 if output.spec.profile.one_rank else i
+                for i in range(slots)
+                if i >= len(self._sources) or self._sources[i].gone
+            ]
+            for rank in dict.fromkeys(ranks):
+                self._publish_clear(number, at, rank, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
         """Create streams for the new source in slot ``i``. Routers of its previous source get AllBlocksCleared."""

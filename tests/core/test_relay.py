@@ -7,6 +7,7 @@ from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
 from kvbus.core.events import (
     BatchReceived,
+    OutputPlaced,
     ReplayAsked,
     RequestSent,
     RequestWaits,
@@ -210,6 +211,15 @@ class TestNumbering:
         relay = Relay([SourceSpec(), *sources], [spec])
         commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 1), (10, 0), (11, 2)]
+
+    @pytest.mark.parametrize("placed", [False, True], ids=["started", "placed"])
+    def test_a_merged_stream_with_only_rank_0_is_cleared_once_under_that_rank(self, placed):
+        """SMG's gateway takes the first batch of another rank for a gap."""
+        spec = OutputSpec("out", PROFILES["smg"], [b""], merged=True, first_seqs=[9], known_slots=4)
+        relay = Relay([SourceSpec("engine/0", 0, replay=False), SourceSpec("engine/1", 1, replay=False)], [spec])
+        sent = relay.handle(OutputPlaced(0, spec) if placed else Started(), 0.0)
+        commands = [command for command in sent if isinstance(command, Publish)]
+        assert [(command.seq, unpack(command.payload)[1:]) for command in commands] == [(9, [[cleared()], 0])]
 
     def test_another_publisher_id_is_another_life(self):
         script = Script()
