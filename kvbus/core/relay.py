@@ -360,9 +360,10 @@ class Relay:
 
     def _log_reached(self, event: LogReached, now: float) -> None:
         del now
-        sequencer = self.sources[event.source].sequencer
+        source = self.sources[event.source]
+        sequencer = source.sequencer
         if event.reached:
-            self.sources[event.source].down_since = None
+            source.down_since, source.expired = None, False
         if event.reached != sequencer.connected:
             sequencer.stand_at(Phase.SYNC if event.reached else Phase.AWAY, sequencer.epoch, sequencer.next)
 

@@ -370,6 +370,18 @@ def test_a_source_that_was_disconnected_is_not_given_up_once_its_log_is_read() -
     assert (relay.sources[0].state.value, relay.sources[0].expired) == ("live", False)
 
 
+def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> None:
+    relay = relay_of()
+    record = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
+    relay.handle(record, 0.0)
+    relay.handle(SourceDown(0), 1.0)
+    relay.handle(Tick(0.0), 1000.0)
+    assert (relay.sources[0].state.value, relay.sources[0].expired) == ("lost", True)
+    relay.handle(LogReached(0, reached=True), 1001.0)
+    relay.handle(RecordReceived(0, 8, payload(store([2]))), 1001.0)
+    assert (relay.sources[0].state.value, relay.sources[0].expired) == ("live", False)
+
+
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
     """A stream's key may name another one: the engine's word came later."""
     relay = relay_of()
