@@ -188,6 +188,35 @@ def test_nonsense_of_sglang_is_no_answer(answer):
         of_sglang(answer, HOST)
 
 
+@pytest.mark.parametrize("publishers", [5, True, {"0": {"dp_rank": 0, "endpoint": "tcp://a:1"}}])
+def test_publishers_of_sglang_are_a_list(publishers):
+    answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
+    with pytest.raises(DiscoveryError, match=r"^/server_info: .* is no list of publishers$"):
+        of_sglang(answer, HOST)
+
+
+def _many(ranks: int) -> list[dict[str, Any]]:
+    return [{"dp_rank": rank, "endpoint": f"ipc:///run/{rank}"} for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(
+    ("read", "answer"),
+    [
+        (of_vllm, _many),
+        (of_vllm, lambda ranks: {"sources": _many(ranks)}),
+        (of_vllm, lambda ranks: {str(each["dp_rank"]): each for each in _many(ranks)}),
+        (of_sglang, lambda ranks: {"kv_event_sources": _many(ranks)}),
+        (of_sglang, lambda ranks: {"kv_events": {"endpoint_port_base": 5557, "dp_size": ranks}}),
+        (of_sglang, lambda ranks: {"kv_events": {"endpoint_port_base": 5557, "publishers": _many(ranks)}}),
+    ],
+    ids=["list", "sources", "by rank", "sglang sources", "dp_size", "publishers"],
+)
+def test_an_answer_with_more_ranks_than_the_maximum_is_refused(read, answer):
+    assert len(read(answer(4096), HOST)[0]) == 4096
+    with pytest.raises(DiscoveryError, match=r"names 4097 ranks, and the maximum is 4096$"):
+        read(answer(4097), HOST)
+
+
 # -- asked over HTTP -----------------------------------------------------------------------------------------------------
 
 

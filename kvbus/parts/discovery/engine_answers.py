@@ -26,6 +26,8 @@ from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_ur
 Answer = tuple[tuple[Publisher, ...], str | None]
 """The publishers, and their common topic. No publishers: the engine publishes nothing. None: their topics differ."""
 
+MAX_RANKS: Final = 4096
+"""Maximum number of ranks in an answer."""
 _RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
@@ -42,10 +44,10 @@ def of_vllm(answer: Any, host: str) -> Answer:
     if isinstance(answer, dict) and isinstance(answer.get("sources"), list):
         answer = answer["sources"]
     if isinstance(answer, dict):
+        _check_size(len(answer))
         answer = [{**mapping(each), "data_parallel_rank": number(rank)} for rank, each in answer.items()]
-    if not isinstance(answer, list):
-        raise DiscoveryError(f"/kv_event_sources: {answer!r:.100} is no list of publishers")
-    return _sources([each for each in map(mapping, answer) if each.get("publisher", "zmq") == "zmq"], host)
+    listed = _listed(answer, "/kv_event_sources")
+    return _sources([each for each in listed if each.get("publisher", "zmq") == "zmq"], host)
 
 
 def of_sglang(answer: Any, host: str) -> Answer:
@@ -64,15 +66,15 @@ def of_sglang(answer: Any, host: str) -> Answer:
     if sources is None:
         at = str(described.get("endpoint_host", "*"))
         base = f"tcp://{host_in_url(at)}:{described.get('endpoint_port_base')}"
-        ranks = {rank: _at(base, host, rank) for rank in range(number(described.get("dp_size", 1)))}
-        for each in map(mapping, described.get("publishers") or []):
+        size = number(described.get("dp_size", 1))
+        _check_size(size)
+        ranks = {rank: _at(base, host, rank) for rank in range(size)}
+        for each in _listed(described.get("publishers") or [], "/server_info"):
             ranks[rank_of(each)] = _at(str(each.get("endpoint")), host, 0)
         found = tuple(Publisher(rank, endpoint) for rank, endpoint in sorted(ranks.items()))
         topic: str | None = str(described.get("topic") or "")
-    elif isinstance(sources, list):
-        found, topic = _sources([mapping(each) for each in sources], host)
     else:
-        raise DiscoveryError(f"/server_info: {sources!r:.100} is no list of publishers")
+        found, topic = _sources(_listed(sources, "/server_info"), host)
     return tuple(
         Publisher(
             rank,
@@ -81,6 +83,20 @@ def of_sglang(answer: Any, host: str) -> Answer:
         )
         for rank, endpoint, own in ((each.rank, each.endpoint, each.replay_endpoint) for each in found)
     ), topic
+
+
+def _listed(value: object, path: str) -> list[dict[str, Any]]:
+    """Return a value of the answer to ``path`` that has to be a list of publishers."""
+    if not isinstance(value, list):
+        raise DiscoveryError(f"{path}: {value!r:.100} is no list of publishers")
+    _check_size(len(value))
+    return [mapping(each) for each in value]
+
+
+def _check_size(ranks: int) -> None:
+    """Refuse an answer with too many ranks before they are parsed, because parsing them blocks the event loop."""
+    if ranks > MAX_RANKS:
+        raise DiscoveryError(f"the engine names {ranks} ranks, and the maximum is {MAX_RANKS}")
 
 
 def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
