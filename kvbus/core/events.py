@@ -76,10 +76,10 @@ class SourceUnreachable(msgspec.Struct, frozen=True):
 
 
 class FurtherRankFound(msgspec.Struct, frozen=True):
-    """The engine of this source has more ranks than are configured, as found by the shell."""
+    """The engine of this source may have more ranks than are configured, as found by the shell; None: no longer."""
 
     source: int
-    finding: Finding
+    finding: Finding | None
 
 
 class SourcesNamed(msgspec.Struct, frozen=True):

@@ -1,13 +1,12 @@
 """Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand.
 
 kvbus also dials the port after the last rank of each connected engine: if the engine has more ranks than configured,
-routers know nothing of the blocks of the further ranks.
+routers know nothing of the blocks of the further ranks. But the port may be another engine's, so this is only a note.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -146,26 +145,32 @@ class Unreachable:
         return catalogue.RANKS_MISSING(at=at, **facts)
 
     async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
-        """Listen at the port after the last rank's. A publisher there belongs to the engine if it has the next rank."""
+        """Look for the next rank at the port after the last rank's, and go on while it is there."""
         if self._further[0] is not self._observed.config:
             self._further = self._observed.config, further_ranks(self._observed.config)
         further, search = self._further[1].get(stream.source_index), self._searches[slot, True][1]
-        if further is None or stream.rank != further.rank - 1:
+        found = None
+        if further is not None and stream.rank == further.rank - 1:
+            try:
+                rank = await self._rank_at(stream, further.endpoint)
+            except (TimeoutError, ClosedError, ProtocolError):
+                return  # a publisher that is silent says nothing new
+            if rank == further.rank:
+                at = self._observed.relay.sources[slot].place.section
+                found = catalogue.MORE_RANKS_PERHAPS(at=at, endpoint=further.endpoint, rank=rank)
+        if found is None:
             search.deadline = inf
-            return
-        dialling = self._dial(further.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
+        if self._is(slot, stream, True):
+            self._feed(FurtherRankFound(slot, found))
+
+    async def _rank_at(self, stream: SourceStream, endpoint: str) -> int | None:
+        """Return the rank that a publisher at the endpoint sends; None without a publisher or without a rank."""
+        dialling = self._dial(endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
         async with self._room, dialling as dialled:
             if dialled.connection is None or dialled.outcome.socket_type not in PUBLISHERS:
-                search.deadline = inf
-                return
-            with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
-                async with asyncio.timeout(SECONDS):
-                    rank = await _rank(dialled.connection)
-                search.deadline = inf
-                if rank == further.rank and self._is(slot, stream, True):
-                    at = self._observed.relay.sources[slot].place.section
-                    found = catalogue.MORE_RANKS(at=at, endpoint=further.endpoint, rank=rank)
-                    self._feed(FurtherRankFound(slot, found))
+                return None
+            async with asyncio.timeout(SECONDS):
+                return await _rank(dialled.connection)
 
 
 async def _rank(connection: Connection) -> int | None:

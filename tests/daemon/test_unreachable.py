@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
+from kvbus.core.findings.finding import Severity
 from kvbus.core.findings.source import source_findings
 from kvbus.daemon import unreachable
 from kvbus.transport import reach
@@ -89,7 +90,7 @@ async def test_an_engine_that_is_there_is_never_dialled():
         assert said(bus) == []
 
 
-@pytest.mark.parametrize(("rank", "found"), [(1, ["more_ranks"]), (0, []), (None, [])])
+@pytest.mark.parametrize(("rank", "found"), [(1, ["more_ranks_perhaps"]), (0, []), (None, [])])
 async def test_a_publisher_at_the_next_port_is_a_further_rank_only_if_it_says_so(
     rank: int | None, found: list[str], xpub: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +110,32 @@ async def test_a_publisher_at_the_next_port_is_a_further_rank_only_if_it_says_so
             await eventually(lambda: heard(b"\x01"), "kvbus listens there")
             xpub.send_multipart([b"", bytes(8), payload(store([1]), rank=rank)])
             await eventually(lambda: heard(b"\x00"), "kvbus has listened")
-            assert [each.id for each in source_findings(bus.source)] == found
+            await eventually(lambda: [each.id for each in source_findings(bus.source)] == found, "the finding")
+            assert {each.severity for each in source_findings(bus.source)} <= {Severity.NOTE}
             assert bus.source.state == "live"
         await eventually(lambda: bus.source.state == "connecting", "the engine is gone")
-        assert "more_ranks" not in [each.id for each in source_findings(bus.source)]
+        assert bus.source.further_rank is None
+
+
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "another rank"])
+async def test_the_note_about_a_further_rank_ends_if_it_is_seen_no_more(
+    gone: bool, xpub: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unreachable, "FURTHER_AFTER", 0.1)
+    port = ports_in_a_row(2)
+    engine, beyond = (f"tcp://127.0.0.1:{each}" for each in (port, port + 1))
+    xpub.bind(beyond)
+
+    def publishes(rank: int) -> bool:
+        xpub.send_multipart([b"", bytes(8), payload(store([1]), rank=rank)])
+        return True
+
+    async with (
+        running_bus(source={"endpoint": engine, "replay_endpoint": None}) as bus,
+        EnginePublisher(engine, None, bind=True),
+    ):
+        await eventually(lambda: publishes(1) and bus.source.further_rank is not None, "the note")
+        if gone:
+            xpub.unbind(beyond)
+        await eventually(lambda: (gone or publishes(0)) and bus.source.further_rank is None, "the end of it")
+        assert bus.source.state == "live"

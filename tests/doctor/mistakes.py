@@ -430,7 +430,7 @@ async def ranks_missing(scene):
     "the engine has more ranks",
     key="sources[0].data_parallel_size",
     says="that no source names answers",
-    running="more_ranks",
+    running="more_ranks_perhaps",
     number=4,
 )
 async def ranks_beyond(scene):

@@ -173,19 +173,12 @@ RANKS_MISSING: Final = problem(
     "set it to {there} if the engine has no more ranks, or start the rest",
     "More ranks are configured than the engine has, or some of them are down.",
 )
-MORE_RANKS: Final = problem(
-    "more_ranks",
-    "{at}.data_parallel_size",
-    "a publisher that no source names answers at {endpoint}, the port after the last rank's: it is rank {rank}",
-    "if it is this engine's, raise data_parallel_size above {rank}",
-    "The engine has more ranks than configured. Routers know nothing of the further ranks' blocks.",
-)
 MORE_RANKS_PERHAPS: Final = note(
     "more_ranks_perhaps",
     "{at}.data_parallel_size",
     "a publisher that no source names answers at {endpoint}, the port after the last rank's",
     "if it is this engine's, raise data_parallel_size above {rank}",
-    "The engine may have more ranks than configured.",
+    "The engine may have more ranks than configured, or the port is another engine's.",
 )
 RANK_SHIFTED: Final = problem(
     "rank_shifted",

@@ -138,8 +138,7 @@ class SourceJudge:
         said = {rank for looked in self.ranks for rank in looked.heard.ranks}
         beyond = self.beyond
         if beyond is not None and beyond.live is not None and beyond.live.socket_type in PUBLISHERS:
-            kind = catalogue.MORE_RANKS if size in beyond.heard.ranks else catalogue.MORE_RANKS_PERHAPS
-            yield kind(at=self._at, endpoint=beyond.stream.endpoint, rank=size)
+            yield catalogue.MORE_RANKS_PERHAPS(at=self._at, endpoint=beyond.stream.endpoint, rank=size)
         if size > 1:
             for looked in self.ranks:
                 ours, theirs = looked.stream.rank, looked.heard.ranks
