@@ -76,6 +76,11 @@ def test_every_place_of_sglangs_answer_names_kvbus() -> None:
     assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list counts, not the number of ranks
 
 
+def test_an_engine_that_says_no_ranks_has_one() -> None:
+    got = of_sglang({"kv_events": {**SGLANG_023["kv_events"], "dp_size": 0}}, offers(0))  # type: ignore[dict-item]
+    assert got["kv_events"]["endpoint_port_base"] == 6000
+
+
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3)])
 def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> None:
     """``dp_size`` counts the ranks of all nodes, and kvbus has those of this node."""

@@ -89,7 +89,7 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
     if described:
         described = mapping(described)
         # the description counts the ranks of all nodes, and the list has those of this node
-        ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1))))
+        ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1)) or 1))
         answer["kv_events"] = _described(described, ranks, offers)
     return answer
 
