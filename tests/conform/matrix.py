@@ -78,8 +78,8 @@ arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unkn
 _INDEXER: Final = """
 ## The vectors at a real reader
 
-The [vectors](vectors/README.md) that Dynamo's indexer (1.6.1) reads differently. The publisher replays only the batches
-of the vector (`tests/spec/test_dynamo.py`).
+Dynamo's indexer (1.6.1) reads these [vectors](vectors/README.md) differently from the specification. The publisher
+replays only the batches of the vector (`tests/spec/test_dynamo.py`).
 
 """
 
