@@ -122,7 +122,7 @@ class StateWriter:
     def begin(self, relay: Relay) -> None:
         """Start keeping the state of this relay."""
         self._relay = relay
-        if self.failed:
+        if self.failed:  # a reservation could not be written, and work() tries again
             return
         relay.keep_records(keep=True)
         try:

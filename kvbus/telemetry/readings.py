@@ -299,8 +299,10 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
     elif router.behind_seconds > MAX_BEHIND_S:
         yield catalogue.ROUTER_BEHIND(**facts, seconds=router.behind_seconds)
     elif router.dropped_at is not None and router.state == "live" and wall - router.dropped_at < RECENT_S:
-        when = "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
-        yield catalogue.ROUTER_LOST_BATCHES(**facts, dropped=dropped, when=when)
+        since = "it has to request them from the replay"
+        if at is not None:
+            since = f"it got the state again at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC and is exact again"
+        yield catalogue.ROUTER_LOST_BATCHES(**facts, dropped=dropped, since=since)
 
 
 def _copied(stats: OutputStats) -> OutputStats:

@@ -96,7 +96,7 @@ def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
     ("answer", "says"),
     [
         (source(1), "the engine publishes as rank 1, and kvbus has of it: 0, 300"),
-        (message(f1=3), "a source is a number"),
+        (message(f1=3), "it has a number in place of a source"),
         (message(f1=message(f5=b"0")), "a rank is no number"),
         (source(0)[:-1], "it ends in the middle"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number has no end"),

@@ -67,7 +67,7 @@ ROUTER_BEHIND: Final = problem(
 ROUTER_LOST_BATCHES: Final = note(
     "router_lost_batches",
     "{at}.send_hwm",
-    "{who} was cut off and lost {dropped:,} batches; it got the state again{when} and is exact again",
+    "{who} was cut off and lost {dropped:,} batches; {since}",
     "give the router CPU; for bursts raise send_hwm",
     "The router read too slowly for a while.",
 )

@@ -75,7 +75,7 @@ def message_fields(message: int | bytes) -> Iterator[Field]:
         DiscoveryError: the bytes are not a protobuf message.
     """
     if isinstance(message, int):
-        raise DiscoveryError("the engine's answer does not list event sources: a source is a number")
+        raise DiscoveryError("the engine's answer does not list event sources: it has a number in place of a source")
     at = 0
     while at < len(message):
         begin = at

@@ -111,11 +111,12 @@ async def test_the_note_about_lost_batches_ends_even_if_the_router_gets_no_state
         def said(seconds):
             driver = SimpleNamespace(routers=stream.live.connected)
             readings = read_routers(relay, [driver], time.time() + seconds)
-            return [finding.id for each in readings for finding in each.findings]
+            return [finding for each in readings for finding in each.findings]
 
         asks, slow = stream.sub(b"", ASKS_REPLAY), stream.sub(ASKS_REPLAY, b"", slow=True)
         await stream.are("live", "live")
         await stream.stalled([asks])
         await stream.level(asks, slow)
-        await eventually(lambda: said(0) == ["router_lost_batches"], "the note")
+        await eventually(lambda: [finding.id for finding in said(0)] == ["router_lost_batches"], "the note")
+        assert said(0)[0].text.endswith("it has to request them from the replay")
         assert said(RECENT_S + 1) == []
