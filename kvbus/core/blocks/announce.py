@@ -1,4 +1,4 @@
-"""Build events from the chunks of the index, to announce blocks to routers that do not know them yet."""
+"""Build the events that announce the live blocks of an index to routers that do not know them yet."""
 
 from __future__ import annotations
 
@@ -25,21 +25,27 @@ With AllBlocksCleared before them, such a batch has at most 4,096 events. The vL
 Piece = Chunk | tuple[Any, ...]
 """The blocks that one event announces.
 
-A piece is a complete chunk, or blocks (or sub-blocks) ``(chunk, first, end)`` of a chunk, or the chunks of single
-blocks that follow each other. A complete chunk costs only a pointer, and the garbage collector tracks no object for it.
+A piece has one of three forms. A chunk stands for all its blocks. A tuple ``(chunk, first, end)`` stands for a range of
+the blocks, or of the sub-blocks, of one chunk. A tuple of chunks stands for single blocks that follow each other. The
+first form is the cheapest: it is only a pointer, so the garbage collector has no object to track.
 """
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
-    """Yield the shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
+    """Yield the stores that announce all live blocks of an index to a router that has no blocks.
+
+    The blocks are announced in as few events as possible. Parents come before their children, and the blocks of one
+    medium before the blocks of the next medium.
+    """
     for events in slices(index, MOST_BLOCKS):
         yield from events
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """Yield the stores of :func:`announce` in lists of ``size`` blocks, see :func:`layout`.
+    """Yield the stores that announce all live blocks of an index, in lists of ``size`` blocks, see :func:`layout`.
 
-    An empty list is a pause.
+    An empty list is a pause: the caller may do other work before it asks for the next list. Blocks that are in one of
+    the indexes ``known`` are left out.
     """
     stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):
@@ -47,11 +53,13 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
 
 
 def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Sequence[Piece]]:
-    """Yield the pieces of lists of exactly ``size`` blocks, as routers count them. The last list may be shorter.
+    """Divide the live blocks of an index into pieces, and yield the pieces in lists of exactly ``size`` blocks.
 
-    Single blocks that follow each other become one event (:func:`~kvbus.core.blocks.live_order.chains`). An event that
-    does not fit into the rest of a list continues in the next list. Blocks in one of the indexes ``known`` are left
-    out. An empty list is a pause: laying out a large list takes tens of milliseconds, and the caller has other work.
+    Blocks are counted as routers count them, so a reblocked block counts as its sub-blocks. The last list may be
+    shorter. Single blocks that follow each other become one event (:func:`~kvbus.core.blocks.live_order.chains`). An
+    event that does not fit into the rest of a list continues in the next list. Blocks that are in one of the indexes
+    ``known`` are left out. An empty list is a pause: to lay out a large list takes tens of milliseconds, and the caller
+    has other work.
     """
     pieces: list[Piece] = []
     room = size
@@ -85,22 +93,22 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
 
 
 class StoreEventBuilder:
-    """A builder of the stores for pieces of one index."""
+    """A builder of store events from the pieces of one index."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._divided: tuple[Chunk, list[bytes]] | None = None
-        """The reblocked chunk used last, and the tokens of its sub-blocks."""
+        """The most recently used reblocked chunk, and the tokens of each of its sub-blocks."""
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
-        """Return the stores of these pieces."""
+        """Return the store events that announce these pieces."""
         events: list[AnyEvent] = []
         for piece in pieces:
             self.put(events, piece)
         return events
 
     def put(self, events: list[AnyEvent], piece: Piece) -> int:
-        """Append the stores of a piece; return its number of blocks."""
+        """Append the store event of a piece to ``events``. Return the number of blocks in the piece."""
         if isinstance(piece, Chunk):
             chunk, a, b = piece, 0, len(piece.derived or piece.hashes)
         elif isinstance(piece[-1], Chunk):
@@ -118,7 +126,7 @@ class StoreEventBuilder:
 
 
 def removals_of(index: Index) -> list[AnyEvent]:
-    """Return the removals that remove all these blocks from a router, leaves first."""
+    """Return the events that remove all blocks of an index from a router: children before their parents."""
     events: list[AnyEvent] = []
     for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
@@ -140,9 +148,10 @@ def removals_of(index: Index) -> list[AnyEvent]:
 
 
 def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
-    """Yield runs ``[first, end)`` of each chunk's live blocks; for a reblocked chunk, of its live sub-blocks.
+    """Yield the live blocks of an index as runs: ranges ``[first, end)`` of a chunk, each with the key of its table.
 
-    Each run has its table's key. Blocks that are in one of the indexes ``known`` are left out.
+    For a reblocked chunk, a run is a range of its sub-blocks. Blocks that are in one of the indexes ``known`` are left
+    out.
     """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in in_order(index):
@@ -156,14 +165,15 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
                 yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
-        # two radix nodes may contain the same sub-block: it has one hash and is announced once
+        # Two chunks may contain the same sub-block, because an engine may cut a prefix in two ways. Such a sub-block
+        # has one hash, and is announced once.
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
         yield from ((key, chunk, *run) for run in consecutive(fresh))
 
 
 def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
-    """Yield the sub-blocks that routers know. A sub-block may be repeated."""
+    """Yield the table key and the derived hash of each live sub-block of an index. A sub-block may be repeated."""
     for key, table in index.tables.items():
         if table.refs or table.sub_blocks:
             for chunk in chunks_of(table):
@@ -181,7 +191,7 @@ def store_of(index: Index, chunk: Chunk, a: int, b: int) -> AnyEvent:
 
 
 def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None]:
-    """Return the tokens of blocks ``[a, b)``, and their entries in the fields that have one entry per block."""
+    """Return the tokens, the ``extra_keys`` and the lookahead tokens of blocks ``[a, b)`` of a chunk."""
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     if a == 0 and b == len(chunk.hashes):
         return Raw(chunk.tokens), keys, lookahead
@@ -189,7 +199,7 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
-    """Return one store of single blocks that follow each other."""
+    """Return one store event for a chain: single blocks, each in its own chunk, that follow each other."""
     first = chain[0]
     hashes = [chunk.hashes[0] for chunk in chain]
     parent = out_parent(index, group_of(first), first.parent)
@@ -198,12 +208,18 @@ def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
 
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
-    """Return the entries of blocks ``[a, b)`` of a list with one entry per block. Null and None stay unchanged."""
+    """Return the entries of blocks ``[a, b)`` from a msgpack array with one entry per block.
+
+    A msgpack null and None are returned unchanged.
+    """
     return raw if raw is None or raw[0] == 0xC0 else slice_array(raw, a, b)
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
-    """Yield stores of a reblocked chunk's sub-blocks at these positions: one per run, or several for a long run."""
+    """Yield store events for the sub-blocks of a reblocked chunk at the given positions, in ascending order.
+
+    Consecutive sub-blocks share an event of at most :data:`~kvbus.core.blocks.index.MAX_RUN` sub-blocks.
+    """
     tokens = _sub_blocks(chunk) if positions else []
     for first, end in consecutive(positions):
         for start in range(first, end, MAX_RUN):
@@ -211,12 +227,15 @@ def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
 
 
 def _sub_blocks(chunk: Chunk) -> list[bytes]:
-    """Return the tokens of each sub-block of a reblocked chunk."""
+    """Return the tokens of each sub-block of a reblocked chunk, as one msgpack array per sub-block."""
     return divide(chunk.tokens, chunk.block_size // chunk.reblocked()[1])
 
 
 def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEvent:
-    """Return one store of a reblocked chunk's sub-blocks ``[a, b)``. ``tokens`` has all sub-blocks' tokens."""
+    """Return one store event for the sub-blocks ``[a, b)`` of a reblocked chunk.
+
+    ``tokens`` has the tokens of every sub-block of the chunk, see :func:`_sub_blocks`.
+    """
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
@@ -225,7 +244,7 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEv
 
 
 def consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the runs ``[first, end)`` of ascending positions."""
+    """Group ascending positions into runs of consecutive positions. Yield each run as a range ``[first, end)``."""
     start = 0
     while start < len(positions):
         end = start + 1
@@ -236,7 +255,7 @@ def consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def blocks_in(events: list[AnyEvent]) -> int:
-    """Return how many blocks the events name."""
+    """Return the number of block hashes in the stores and removals among the events."""
     count = 0
     for event in events:
         if type(event) is BlockStored or isinstance(event, BlockRemoved):
@@ -247,12 +266,15 @@ def blocks_in(events: list[AnyEvent]) -> int:
 
 
 def group_of(chunk: Chunk) -> int | None:
-    """Return the group in which a chunk was stored."""
+    """Return the group in which the blocks of a chunk were stored; None if the engine named no group."""
     return None if isinstance(chunk.meta.group_idx, UnsetType) else chunk.meta.group_idx
 
 
 def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | None:
-    """Return the hash by which routers know an engine's block: if reblocked, the hash of its last sub-block."""
+    """Return the hash by which routers know a parent block that the engine named.
+
+    For a reblocked block, it is the derived hash of the block's last sub-block.
+    """
     if parent is None:
         return None
     holder = index.find(group, parent)

@@ -1,4 +1,4 @@
-"""The blocks of one store, and the fields that they share with the blocks of other stores."""
+"""A chunk: the blocks of one store event, and the fields that most stores have in common."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens, slice_array
 
 ITEM_BYTES: Final = 140
-"""Memory overhead in bytes of each chunk and of each block: Python objects, a hash, a table entry."""
+"""Assumed memory in bytes for each chunk, and for each block of a chunk: Python objects, the hash, a table entry."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a store that are the same in most stores. The index keeps one object for each distinct value.
+    """The fields of a store that most stores have in common. The index keeps one object for each distinct value.
 
-    ``weight`` is the number of bytes in texts that are too long to be shared. A chunk whose meta has a weight has a
-    :class:`Rest`.
+    ``weight`` is the total length in bytes of the texts, if they are too long for the index to share the object;
+    otherwise 0. A chunk whose meta has a weight has a :class:`Rest`.
     """
 
     block_size: int
@@ -38,9 +38,9 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rest(msgspec.Struct, gc=False):
-    """Fields that few chunks have. ``extras`` are fields that the event struct does not define.
+    """The fields of a chunk that few chunks need. ``extras`` are fields that the event struct does not define.
 
-    :class:`Chunk` explains the other fields.
+    The other fields are explained in :class:`Chunk`.
     """
 
     extras: dict[str, bytes] | None = None
@@ -49,11 +49,12 @@ class Rest(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """The blocks of one store. ``tokens`` is a msgpack array of ``len(hashes) * block_size`` items, or an empty one.
+    """The blocks of one store event.
 
-    ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None if the
-    blocks are sent unchanged. ``out_parent`` is the hash by which routers know the parent of the first sub-block (only
-    for reblocked chunks). ``live`` is the number of blocks that an index holds through this chunk.
+    ``tokens`` is a msgpack array with ``len(hashes) * block_size`` items. It is empty if the tokens are unknown.
+    ``derived`` holds the derived hashes of a reblocked chunk: ``block_size // base`` hashes for each block. It is None
+    if routers get the blocks unchanged. ``out_parent`` is the hash by which routers know the parent of the first
+    sub-block. Only reblocked chunks have it. ``live`` is the number of blocks that an index holds through this chunk.
     """
 
     hashes: tuple[Hash, ...]
@@ -66,32 +67,38 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def block_size(self) -> int:
-        """Tokens per block of the engine."""
+        """Number of tokens in each block, as the engine announced it."""
         return self.meta.block_size
 
     @property
     def extras(self) -> dict[str, bytes] | None:
-        """Fields that the event struct does not define, as raw msgpack."""
+        """The fields of the store that the event struct does not define, as raw msgpack."""
         return None if self.rest is None else self.rest.extras
 
     @property
     def derived(self) -> list[Hash] | None:
-        """The derived hashes; None if the blocks are sent unchanged."""
+        """The derived hashes of the sub-blocks; None if routers get the blocks unchanged."""
         return None if self.rest is None else self.rest.derived
 
     @property
     def out_parent(self) -> Hash | None:
-        """The hash of the sub-block before the first sub-block."""
+        """The hash by which routers know the parent of the first sub-block.
+
+        It is None if there is no such parent, and in a chunk that is not reblocked.
+        """
         return None if self.rest is None else self.rest.out_parent
 
     @property
     def hash_only(self) -> bool:
-        """Whether the tokens of the blocks are unknown: ``tokens`` is an empty array."""
+        """Whether the engine announced the blocks without tokens.
+
+        ``tokens`` is then an empty msgpack array of one byte.
+        """
         return len(self.tokens) == 1
 
     @property
     def memory(self) -> int:
-        """Approximate size of this chunk in the process's memory, in bytes."""
+        """Approximate memory of this chunk, in bytes."""
         count: int = ITEM_BYTES * (1 + len(self.hashes)) + len(self.tokens) + len(self.extra_keys or b"")
         if self.rest is not None:
             count += self.meta.weight
@@ -100,28 +107,34 @@ class Chunk(msgspec.Struct, gc=False):
         return count
 
     def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
-        """Announce the blocks under these derived hashes from now on. With None, announce them unchanged."""
+        """Set the derived hashes under which routers get the blocks from now on.
+
+        With None, they get the blocks unchanged.
+        """
         if derived is not None or self.rest is not None:
             self.rest = Rest(self.extras, derived, out_parent)
 
     def parent_of(self, i: int) -> Hash | None:
-        """Return the engine's hash of the block before block ``i``."""
+        """Return the engine's hash for the parent of block ``i`` of this chunk; None if the block has no parent."""
         return self.hashes[i - 1] if i else self.parent
 
     def reblocked(self) -> tuple[list[Hash], int]:
-        """Return the derived hashes of a reblocked chunk, and the number of sub-blocks per engine block."""
+        """Return the derived hashes of this chunk, and the number of sub-blocks per engine block.
+
+        If the chunk is not reblocked, there are no derived hashes, and the number is 0.
+        """
         derived = self.derived or []
         return derived, len(derived) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
-        """Return all tokens. Each call decodes them again."""
+        """Return the tokens of all blocks as a list. Each call decodes the msgpack array again."""
         tokens = decode_tokens(self.tokens)
         if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
             raise TypeError(tokens)
         return tokens
 
     def tokens_of(self, a: int, b: int) -> bytes:
-        """Return the tokens of blocks ``[a, b)`` as a separate array."""
+        """Return the tokens of blocks ``[a, b)`` as a msgpack array."""
         if self.hash_only:
             return self.tokens
         size = self.meta.block_size
@@ -129,7 +142,7 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 def meta_of(event: BlockStored) -> Meta:
-    """Return the shared fields of a store."""
+    """Return the fields of a store that it may have in common with other stores. The medium is in upper case."""
     return Meta(
         event.block_size,
         None if isinstance(event.lora_id, UnsetType) else event.lora_id,
@@ -147,10 +160,10 @@ def meta_of(event: BlockStored) -> Meta:
 
 
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
-    """Return the bytes of a carried field; None if the event has no such field."""
+    """Return the msgpack bytes of a field that kvbus passes on unread; None if the event has no such field."""
     return None if raw is UNSET else bytes(raw)
 
 
 def raw_or_unset(value: bytes | None) -> Raw:
-    """Return the event field for these bytes: the inverse of :func:`carried_bytes`."""
+    """Return an event's field for these msgpack bytes; UNSET for None. It is the inverse of :func:`carried_bytes`."""
     return UNSET if value is None else Raw(value)  # type: ignore[return-value]

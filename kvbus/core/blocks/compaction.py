@@ -1,14 +1,15 @@
-"""Build the live state of a stream as batches, for routers that missed more than the journal keeps.
+"""Build the state snapshot of a stream: batches that announce its live blocks to a router that missed too many batches.
 
-The snapshot gives Kafka's guarantees for a compacted log, with block hashes as keys:
+A router needs a snapshot if the journal does not reach back to the batches that the router missed. The snapshot gives
+Kafka's guarantees for a compacted log, with block hashes as keys:
 
 * A reader that starts at the beginning sees at least the final state of every live block.
-* Order holds within the snapshot: parents before children, one medium at a time.
+* Order holds within the snapshot: parents come before children, and the blocks of one medium stay together.
 * The seq of a batch never changes.
-* A reader that keeps up with the head sees every batch as it was sent.
+* A reader that keeps up with the newest batch sees every batch as it was sent.
 
-A snapshot copies small tables and shares large ones (:meth:`~kvbus.core.blocks.index.Table.freeze`). The relay goes on
-changing its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
+A snapshot copies small tables and shares large tables (:meth:`~kvbus.core.blocks.index.Table.freeze`). While routers
+read the snapshot slice by slice, each at its own pace, the relay changes its own state in a layer on top of the table.
 """
 
 from __future__ import annotations
@@ -27,56 +28,63 @@ from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
-"""Blocks per batch if there are enough seqs: half a millisecond of work, about 40 kB."""
+"""Number of blocks per batch of a snapshot if enough seqs are free.
+
+Such a batch has about 40 kB and is built in 0.5 ms.
+"""
 
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Maximum number of bytes of a batch that kvbus builds.
+"""Maximum size in bytes of a batch that kvbus builds.
 
 SMG's gateway decodes at most 4 MiB (gRPC's default). The vLLM router 0.1.17 refuses more than 16 MiB.
 """
 
 BYTES_PER_TOKEN: Final = 11
-"""Size of the widest token in bytes: an EAGLE pair of two 32-bit ids."""
+"""Maximum encoded size of one token, in bytes. The largest token is an EAGLE pair of two 32-bit ids."""
 
 BYTES_PER_BLOCK: Final = 300
-"""Bytes that a block in a separate event needs besides its tokens: its hash, its parent's hash, the field names."""
+"""Encoded size in bytes of an event with one block, without its tokens: two hashes and the names of the fields."""
 
 BYTES_PER_PLAIN_TOKEN: Final = 5
-"""Bytes of a token id below 2^32."""
+"""Maximum encoded size in bytes of a token that is a single id below 2^32."""
 
 BYTES_PER_EVENT: Final = 50
-"""Bytes that a block needs besides its tokens if it shares an event with other blocks."""
+"""Encoded size in bytes of a block that shares an event with other blocks, without the block's tokens."""
 
 SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
-"""The largest block size, in tokens, at which a batch can hold the :data:`MOST_BLOCKS` blocks that routers accept."""
+"""The largest block size, in tokens, at which :data:`MOST_BLOCKS` blocks fit into :data:`MOST_BYTES`."""
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of a snapshot's encoded batches that are kept for other readers."""
+"""Maximum size in bytes of the encoded batches that a snapshot keeps for other readers."""
 
 
 def most_blocks(block_size: int) -> int:
-    """Return the maximum number of blocks of ``block_size`` tokens (0: unknown) in one batch."""
+    """Return the maximum number of blocks of ``block_size`` tokens in a batch that every router accepts.
+
+    A ``block_size`` of 0 means that the block size is unknown.
+    """
     if block_size <= SMALL_BLOCK:
         return MOST_BLOCKS
     return max(1, min(MOST_BLOCKS, MOST_BYTES // (block_size * BYTES_PER_TOKEN + BYTES_PER_BLOCK)))
 
 
 ClearsWhere = Literal["each", "first", "none"]
-"""Where AllBlocksCleared is sent.
+"""The places in a snapshot at which AllBlocksCleared is sent.
 
-``each``: before each source's blocks. ``first``: for every source, before the first block, for routers that apply it to
-all sources. ``none``: nowhere.
+``each``: before the blocks of each source. ``first``: once for each source, but all of them before the first block, for
+routers that apply a clear to all sources. ``none``: nowhere.
 """
 
 
 Plan = tuple[int, bool, Sequence[Piece]]
-"""The content of a batch: the position of its source, whether AllBlocksCleared comes first, and its pieces."""
+"""The content of a snapshot batch: the position of its source, whether AllBlocksCleared comes first, and the pieces."""
 
 
 class Part(msgspec.Struct):
-    """One source's part of a snapshot: its index at that moment, and the rank and timestamp of its batches.
+    """One source's part of a snapshot: its frozen index, and the rank and timestamp of its batches.
 
-    ``block_size`` is the largest block size that routers know for this source, in tokens; 0 if unknown.
+    ``block_size`` is the largest block size that routers know for this source, in tokens. It is 0 if the size is
+    unknown.
     """
 
     index: Index
@@ -86,10 +94,10 @@ class Part(msgspec.Struct):
 
 
 class _Contents:
-    """The content of a snapshot.
+    """The content of a snapshot, and the builder of its batches.
 
-    Its batches refer to this object and not to the snapshot: a reference cycle would keep a large index frozen after
-    its last reader is gone.
+    The batches refer to this object instead of the snapshot. Otherwise there would be a reference cycle, which would
+    keep a large index frozen after its last reader has gone.
     """
 
     def __init__(self, parts: list[Part], wire: Wire, clears: ClearsWhere, one_copy: bool) -> None:
@@ -101,8 +109,11 @@ class _Contents:
         self._stores = [StoreEventBuilder(part.index) for part in parts]
 
     def plans(self, per_batch: int) -> Iterator[Plan | None]:
-        """Yield the plan of every batch; None is a pause."""
-        # routers may hold blocks from before: the snapshot replaces them and does not add to them
+        """Yield the plan of every batch, with ``per_batch`` blocks per batch.
+
+        None is a pause, in which the caller may do other work.
+        """
+        # A router may hold blocks from an earlier time. The clear removes them, so that the snapshot replaces them.
         if self.clears == "first":
             for at in range(1, len(self.parts)):
                 yield at, True, ()
@@ -122,7 +133,10 @@ class _Contents:
                 cleared = False
 
     def make(self, plan: Plan) -> Iterator[bytes]:
-        """Yield a batch. Each ``b""`` before it is a pause."""
+        """Yield the encoded batch of a plan.
+
+        Each ``b""`` before the batch is a pause, in which the caller may do other work.
+        """
         at, cleared, pieces = plan
         part, stores = self.parts[at], self._stores[at]
         events: list[AnyEvent] = [AllBlocksCleared()] if cleared else []
@@ -135,26 +149,29 @@ class _Contents:
         yield encode(self._wire, events, part.ts, part.rank)
 
     def batches(self, per_batch: int) -> int:
-        """Return how many batches of ``per_batch`` blocks the snapshot needs."""
+        """Return the number of batches in the snapshot if each batch has up to ``per_batch`` blocks."""
         clears = len(self.parts[1:]) if self.clears == "first" else 0
         return clears + sum(self._batches_of(at, per_batch) for at in range(len(self.parts)))
 
     def _batches_of(self, at: int, per_batch: int) -> int:
-        """Return how many batches one source needs. It needs at least one if it is cleared before its blocks."""
+        """Return the number of batches for one source.
+
+        A source that is cleared has at least one batch, for the clear.
+        """
         needed = -(-self.sizes[at] // per_batch)
         return max(1, needed) if self.clears == "each" or not at else needed
 
 
 class StateSnapshot:
-    """The state of a stream as of batch ``seq``, shared by every answer that can use it.
+    """The live blocks of a stream as of batch ``seq``. All answers that can use the snapshot share it.
 
     Args:
-        seq: the newest batch it includes.
-        parts: one part for each source.
+        seq: seq of the newest batch that the snapshot includes.
+        parts: one part for each source of the stream.
         wire: the encoding of batches.
-        clears: where AllBlocksCleared is sent.
-        one_copy: whether a block in several parts is announced only by the first of them.
-        max_blocks: maximum number of blocks in a batch; None: as many as routers accept.
+        clears: the places at which AllBlocksCleared is sent.
+        one_copy: whether a block in several parts is announced only in the first of these parts.
+        max_blocks: maximum number of blocks in a batch. None means as many as routers accept.
     """
 
     def __init__(
@@ -175,18 +192,25 @@ class StateSnapshot:
         largest = max((part.block_size for part in parts), default=0)
         self._block_bytes = BYTES_PER_EVENT + BYTES_PER_PLAIN_TOKEN * largest
         self.fewest = self._contents.batches(self._most)
-        """Number of seqs that an answer needs if its batches have as many blocks as routers accept."""
+        """Minimum number of seqs that an answer with this snapshot needs.
+
+        With that many seqs, each batch has the maximum number of blocks that routers accept.
+        """
 
     def stores(self) -> Iterator[list[AnyEvent]]:
-        """Yield the stores of every block in slices; an empty list is a pause."""
+        """Yield the store events of every block in lists.
+
+        An empty list is a pause, in which the caller may do other work.
+        """
         for part in self._contents.parts:
             yield from slices(part.index, BLOCKS_PER_BATCH)
 
     def chunks(self, room: int, batch_bytes: int = MOST_BYTES) -> SnapshotChunks:
-        """Return the complete snapshot in at most ``room`` batches, or in one per source if there is less room.
+        """Return the snapshot as at most ``room`` batches.
 
-        The caller provides room for at least ``fewest`` batches: then no batch has more blocks than routers accept. If
-        there is enough room, batches have about ``batch_bytes`` bytes.
+        If ``room`` is at least ``fewest``, no batch has more blocks than routers accept. The caller must ensure this:
+        with less room, each source gets one batch with all its blocks. With enough room, each batch has about
+        ``batch_bytes`` bytes.
         """
         contents, most = self._contents, self._most
         per_batch = min(BLOCKS_PER_BATCH, most, max(1, batch_bytes // self._block_bytes))
@@ -200,13 +224,14 @@ class StateSnapshot:
 
 
 class SnapshotChunks:
-    """The batches of a snapshot. A batch is built when the first reader asks for it. The newest ones are kept.
+    """The batches of a snapshot, shared by its readers. A batch is built when the first reader needs it.
 
-    The plan of every batch is kept as well: finding a plan takes three times as long as building its batch. A reader
-    that falls behind, or starts late, has its batches built again from the plans.
+    Only the newest batches are kept, up to :data:`KEPT_BYTES`. The plan of every batch is kept too, because to find a
+    plan takes three times as long as to build its batch. For a reader that is slow or starts late, the batches that are
+    not kept are built again from their plans.
 
     Args:
-        plans: the plans of the batches, in order; None is a pause.
+        plans: the plans of the batches, in order. None is a pause.
         make: builds a batch from its plan. Each ``b""`` before the batch is a pause.
         count: the number of batches.
     """
@@ -217,21 +242,23 @@ class SnapshotChunks:
         self._make = make
         self._plans: list[Plan] = []
         self._making: Iterator[bytes] | None = None
-        """The batch of the newest plan, while it is being built."""
+        """The builder of the batch with the newest plan; None if the batch is complete."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0
-        """Position of the oldest batch that is kept."""
+        """Position in the snapshot of the oldest batch that is kept."""
 
     def reader(self) -> ChunkReader:
-        """Return a new reader that starts at the first batch."""
+        """Return a new reader of the batches. It starts at the first batch."""
         return ChunkReader(self)
 
     def get(self, i: int) -> bytes | None:
-        """Return batch ``i``; ``b""`` while it is being built, None after the last batch. Readers ask in order.
+        """Return batch ``i``. Return ``b""`` if the batch is not complete yet, and None after the last batch.
+
+        A reader must ask for the batches in order.
 
         Raises:
-            LookupError: the batch is not kept any more.
+            LookupError: the batch was built, but is not kept any more.
         """
         kept = self._kept
         while i >= self._first + len(kept):
@@ -260,12 +287,15 @@ class SnapshotChunks:
         return payload
 
     def again(self, i: int) -> Iterator[bytes]:
-        """Build batch ``i``, which was built before, again. Each ``b""`` before the batch is a pause."""
+        """Build batch ``i`` again, after it was dropped. Each ``b""`` before the batch is a pause."""
         return self._make(self._plans[i])
 
 
 class ChunkReader:
-    """A reader of shared batches. It has batches built again that are not kept any more."""
+    """A reader of the shared batches of a snapshot.
+
+    A batch that is not kept any more is built again for this reader.
+    """
 
     def __init__(self, chunks: SnapshotChunks) -> None:
         self._chunks = chunks
@@ -273,7 +303,10 @@ class ChunkReader:
         self._own: Iterator[bytes] | None = None
 
     def next_payload(self) -> bytes | None:
-        """Return the next batch; ``b""`` while it is being built (call again), None after the last batch."""
+        """Return the next batch.
+
+        Return ``b""`` if it is not complete yet (call again), and None after the last batch.
+        """
         payload: bytes | None
         if self._own is None:
             try:

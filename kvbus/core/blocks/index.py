@@ -1,10 +1,10 @@
-"""The live blocks of one source: the content of its engine's cache.
+"""The index of one source: the blocks that its engine's cache holds.
 
-Blocks that came in one event share one :class:`Chunk`. So a block costs a dictionary entry, its hash and the bytes of
-its tokens. Keys are ``(group_idx, medium)`` and then the hash: the same hash can be in several groups with different
-block sizes (vLLM 0.20 and later), and on several media at once.
+Blocks of one event share one :class:`Chunk`. So each block costs only a dictionary entry, its hash and the bytes of its
+tokens. A block is found by ``(group_idx, medium)`` and then by its hash, because the same hash can be in several groups
+with different block sizes (vLLM 0.20 and later), and on several media at the same time.
 
-A reader that needs the current blocks freezes the tables. Copying a million entries would stop the event loop for about
+A reader that needs the current blocks freezes the tables. To copy a million entries would stop the event loop for about
 20 ms. So the reader of a large table gets the dictionary itself, and further changes are stored in a :class:`Layer` on
 top of it. After the last reader has finished, the changes are merged into the dictionary.
 """
@@ -23,23 +23,29 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.schema import BlockStored
 
 TableKey = tuple[int | None, str]
-"""Group and medium key."""
+"""The key of a table: its group and its medium."""
 
 MAX_RUN: Final = 512
 """Maximum number of blocks in one chunk, and in one event that kvbus builds.
 
-A search for a block in a chunk takes as many comparisons as the chunk has blocks.
+The limit bounds the search for a block in a chunk, which compares the block with each block of the chunk.
 """
 
 SMALL: Final = 150_000
-"""Tables with fewer blocks are copied for a reader. A copy takes 1-2 ms, and a layer slows down later changes."""
+"""Minimum number of blocks in a table that is shared with a reader. A smaller table is copied for the reader.
+
+A copy of a smaller table takes at most 1 to 2 ms, and a shared table slows down later changes.
+"""
 
 MAX_LAYERS: Final = 4
-"""Maximum number of layers over one table. A table with that many layers is copied for the next reader."""
+"""Maximum number of layers on top of one table. A table with that many layers is copied for the next reader."""
 
 
 class Layer(MutableMapping[Hash, Chunk]):
-    """The entries of ``below`` with the changes made since. ``below`` does not change while the layer exists."""
+    """A mapping that shows the entries of ``below`` with later changes, and leaves ``below`` itself unchanged.
+
+    ``below`` must not change while the layer exists.
+    """
 
     __slots__ = ("_gone", "_length", "_new", "below")
 
@@ -47,7 +53,7 @@ class Layer(MutableMapping[Hash, Chunk]):
         self.below = below
         self._new: dict[Hash, Chunk] = {}
         self._gone: set[Hash] = set()
-        """Keys of ``below`` that are hidden: removed, or in ``_new`` with another value."""
+        """Keys of ``below`` that this layer hides, because they were removed or have a new value in ``_new``."""
         self._length = len(below)
 
     def __getitem__(self, key: Hash) -> Chunk:
@@ -84,14 +90,14 @@ class Layer(MutableMapping[Hash, Chunk]):
         yield from self._new
 
     def put_into(self, base: MutableMapping[Hash, Chunk]) -> None:
-        """Apply the changes to ``base``, which holds the entries of ``below``."""
+        """Apply this layer's changes to ``base``, a mapping with the entries of ``below``."""
         for key in self._gone:
             base.pop(key, None)
         base.update(self._new)
 
 
 def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
-    """Merge the changes of all layers into the dictionary below them; return the dictionary."""
+    """Merge the changes of all layers into the dictionary at the bottom. Return that dictionary."""
     if not isinstance(top, Layer):
         return top
     base: MutableMapping[Hash, Chunk] = merged(top.below)
@@ -100,28 +106,40 @@ def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
 
 
 class Table:
-    """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
+    """The live blocks of one group on one medium.
+
+    ``copies`` counts the further physical copies of each block, without the first one.
+    """
 
     __slots__ = ("__weakref__", "_copied_below", "_readers", "blocks", "copies", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
         self._copied_below = copied_below
         self._readers: list[ref[Table]] = []
-        """Frozen copies, one for each layer in :attr:`blocks`."""
+        """Weak references to the frozen copies that share the blocks: one for each layer in :attr:`blocks`."""
         self.blocks: MutableMapping[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
-        """Number of live blocks that contain each derived hash (only reblocked chunks)."""
+        """Number of live blocks that contain each sub-block, by the sub-block's derived hash.
+
+        Only for reblocked chunks.
+        """
         self.sub_blocks = 0
-        """The number of derived hashes, in a frozen copy, which has no ``refs``."""
+        """Number of different sub-blocks in a frozen copy, which has no ``refs``. It is 0 in every other table."""
 
     @property
     def announced(self) -> int:
-        """Number of live blocks as routers count them. In a reblocked table: of sub-blocks, each hash once."""
+        """Number of live blocks as routers count them.
+
+        For a reblocked table, it is the number of different sub-blocks.
+        """
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
     def freeze(self) -> Table:
-        """Return a table with the current blocks. It shares the blocks of a large table."""
+        """Return a table with the current blocks, which later changes do not affect.
+
+        A large table is not copied but shared.
+        """
         frozen = Table()
         frozen.sub_blocks = len(self.refs)
         if len(self.blocks) < self._copied_below or len(self._readers) == MAX_LAYERS:
@@ -133,7 +151,7 @@ class Table:
         return frozen
 
     def merge_overlay(self) -> None:
-        """Merge all layers into one plain dictionary if no frozen copy exists any more."""
+        """Merge all layers into one dictionary if no frozen copy of this table exists any more."""
         if self._readers and not any(reader() for reader in self._readers):
             self._readers.clear()
             self.blocks = merged(self.blocks)
@@ -142,26 +160,26 @@ class Table:
 _MAX_METAS: Final = 4096
 
 MAX_SHARED: Final = 1024
-"""Maximum number of bytes of texts in a meta that chunks share."""
+"""Maximum total length in bytes of the texts in a :class:`Meta` that chunks share."""
 
 
 def _weight_of(meta: Meta) -> int:
-    """Return the number of bytes in texts whose length the engine chooses."""
+    """Return the total length in bytes of the texts in a meta. The engine chooses these texts."""
     texts = (meta.lora_name, meta.kind, meta.locality, meta.ownership, meta.session_id, meta.cache_salt, meta.lookahead)
     return sum(len(text) for text in texts if isinstance(text, (str, bytes)))
 
 
 class Index:
-    """All tables of one source.
+    """The live blocks of one source, in one table for each group and medium.
 
     Args:
-        copied_below: tables with fewer blocks are copied for a state snapshot, larger ones are frozen.
+        copied_below: tables with fewer blocks are copied for a state snapshot. Larger tables are shared with it.
 
     Attributes:
         tables: the tables, by group and medium.
-        media_names: media that have a table.
+        media_names: the media that have a table.
         blocks: number of live blocks that were added by :meth:`put`.
-        bytes: approximate size in bytes of the chunks of these blocks.
+        bytes: approximate memory of the chunks of these blocks, in bytes.
     """
 
     def __init__(self, copied_below: int = SMALL) -> None:
@@ -178,7 +196,7 @@ class Index:
         self.bytes = 0
 
     def __len__(self) -> int:
-        """Number of live blocks."""
+        """Number of live blocks, as the engine counts them."""
         return sum(len(table.blocks) for table in self.tables.values())
 
     @property
@@ -189,7 +207,10 @@ class Index:
     # -- adding and removing blocks ------------------------------------------------------------------------------------
 
     def chunk_of(self, event: BlockStored, extras: Mapping[str, Raw | bytes] | None) -> Chunk:
-        """Return the blocks of a store as a chunk. The chunk is not in any table yet."""
+        """Return a new chunk with the blocks of a store. The chunk is not added to a table.
+
+        ``extras`` are the fields of the store that the event struct does not define.
+        """
         meta = self._shared(meta_of(event))
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         chunk = Chunk(event.block_hashes, parent, bytes(event.token_ids), meta, carried_bytes(event.extra_keys))
@@ -198,7 +219,10 @@ class Index:
         return chunk
 
     def _shared(self, meta: Meta) -> Meta:
-        """Return the shared object for this value, or a separate one if its texts are too long to keep."""
+        """Return the object that chunks share for this value of a meta, to save memory.
+
+        If the texts of the meta are too long to be shared, return a new object that only one chunk uses.
+        """
         known = self._metas.get(meta)
         if known is not None:
             return known
@@ -211,7 +235,7 @@ class Index:
         return meta
 
     def put(self, table: Table, chunk: Chunk, a: int, b: int) -> None:
-        """Add blocks ``[a, b)`` of a chunk to a table that has none of them."""
+        """Add blocks ``[a, b)`` of a chunk to a table. The table must not hold any of them."""
         table.blocks.update(dict.fromkeys(chunk.hashes[a:b], chunk))
         if not chunk.live:
             self.bytes += chunk.memory
@@ -219,7 +243,7 @@ class Index:
         self.blocks += b - a
 
     def take(self, table: Table, block: Hash) -> Chunk:
-        """Remove a block from its table; return its chunk."""
+        """Remove a block from its table. Return the chunk that held the block."""
         chunk = table.blocks.pop(block)
         self.blocks -= 1
         chunk.live -= 1
@@ -228,7 +252,7 @@ class Index:
         return chunk
 
     def count(self) -> None:
-        """Recount all blocks and bytes, after changes that bypassed :meth:`put` and :meth:`take`."""
+        """Recount ``blocks`` and ``bytes``, after the tables were changed without :meth:`put` and :meth:`take`."""
         self.blocks = self.bytes = 0
         for table in self.tables.values():
             for chunk in chunks_of(table):
@@ -239,7 +263,7 @@ class Index:
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def table(self, group: int | None, medium: str) -> Table:
-        """Return the table of one group and medium. It is created on first use."""
+        """Return the table of one group and medium. Create the table if there is none."""
         key = (group, medium)
         table = self.tables.get(key)
         if table is None:
@@ -262,22 +286,22 @@ class Index:
             del self._of_medium[medium]
 
     def tables_on(self, media: Iterable[str]) -> list[tuple[TableKey, Table]]:
-        """Return the tables of these media."""
+        """Return the keys and tables of all groups on these media."""
         return [each for medium in media for each in self._of_medium.get(medium, {}).items()]
 
     def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
-        """Return every group's table that holds this block on this medium."""
+        """Return the keys and tables of all groups that hold this block on this medium."""
         return [(key, table) for key, table in self.tables_on((medium,)) if block in table.blocks]
 
     def find(self, group: int | None, block: Hash) -> Chunk | None:
-        """Return the chunk that holds this block on any medium of the group."""
+        """Return the chunk that holds a block of this group on any medium; None if no medium holds the block."""
         for table in self._of_group.get(group, {}).values():
             if (chunk := table.blocks.get(block)) is not None:
                 return chunk
         return None
 
     def keep(self, media: AbstractSet[str]) -> None:
-        """Forget the blocks on all media except these."""
+        """Remove the blocks on all other media than these."""
         for key, table in self.tables_on(self.media_names - media):
             for chunk in chunks_of(table):
                 self.blocks -= chunk.live
@@ -285,25 +309,32 @@ class Index:
             self._drop(key)
 
     def keep_group(self, group: int | None) -> None:
-        """Forget the blocks of all groups except this one. Only for a frozen copy: the counters do not change."""
+        """Remove the blocks of all other groups than this one.
+
+        Use this only on a frozen copy, because the counters :attr:`blocks` and :attr:`bytes` do not change.
+        """
         for key in [key for key in self.tables if key[0] != group]:
             self._drop(key)
 
     def drop_empty(self, media: Iterable[str]) -> None:
-        """Forget the tables of these media that hold no block."""
+        """Remove the tables on these media that hold no block."""
         for key, table in self.tables_on(media):
             if not table.blocks:
                 self._drop(key)
 
     def clear(self) -> None:
-        """Forget all blocks."""
+        """Remove all blocks and tables."""
         self._begin()
         self._metas.clear()
 
     # -- names that routers know ---------------------------------------------------------------------------------------
 
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
-        """Return whether routers know a live block by this hash. Not for a frozen copy with reblocked blocks."""
+        """Return whether routers know a live block, or a sub-block of one, by this hash.
+
+        Do not use this on a frozen copy with reblocked blocks, because a frozen copy does not have their derived
+        hashes.
+        """
         table = self.tables.get((group, medium))
         if table is None:
             return False
@@ -311,7 +342,7 @@ class Index:
         return (chunk is not None and chunk.derived is None) or name in table.refs
 
     def names(self) -> Iterator[Hash]:
-        """Yield the hash by which routers know each live block, once for each table that holds it."""
+        """Yield the hashes by which routers know the live blocks. A hash is repeated for each table that holds it."""
         for table in self.tables.values():
             yield from table.refs
             for block, chunk in table.blocks.items():
@@ -319,7 +350,7 @@ class Index:
                     yield block
 
     def media(self) -> dict[str, int]:
-        """Return the number of live blocks per medium."""
+        """Return the number of live blocks on each medium."""
         counts: dict[str, int] = {}
         for (_, medium), table in self.tables.items():
             counts[medium] = counts.get(medium, 0) + len(table.blocks)
@@ -328,9 +359,9 @@ class Index:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> Index:
-        """Return a frozen copy of the live blocks: later changes of this index do not affect it.
+        """Return a frozen copy of the live blocks. Later changes of this index do not affect it.
 
-        It shares all chunks.
+        The copy shares the chunks with this index.
         """
         frozen = Index()
         for key, table in self.tables.items():
@@ -338,20 +369,23 @@ class Index:
         return frozen
 
     def given_up(self) -> Index:
-        """Return the tables without freezing them. The caller must clear this index next."""
+        """Return an index with the tables of this index itself, without freezing them.
+
+        The caller must clear this index next, because both indexes would otherwise change the same tables.
+        """
         last = Index()
         for key, table in self.tables.items():
             last._add(key, table)
         return last
 
     def merge_overlays(self) -> None:
-        """Merge changes back into plain dictionaries, see :meth:`Table.merge_overlay`."""
+        """Merge the layers of every table that no reader shares any more, see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
             table.merge_overlay()
 
 
 def chunks_of(table: Table) -> Iterator[Chunk]:
-    """Yield every chunk with a live block once, at the position of its first live block."""
+    """Yield each chunk with live blocks once, in the order of their first live blocks in the table."""
     last: Chunk | None = None
     first: Hash | None = None
     for block, chunk in table.blocks.items():

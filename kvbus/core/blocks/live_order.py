@@ -1,11 +1,11 @@
-"""The order in which live blocks are announced: device first, one medium at a time, parents before children.
+"""The order in which live blocks are announced to routers: device first, one medium at a time, parents before children.
 
-:func:`in_order` walks over the index to find this order, so no state has to be kept for it. The index holds blocks in
-the order in which they were stored. There, a parent that was stored again comes after its children.
+The index holds blocks in the order in which the engine stored them. A parent that was stored again comes after its
+children in the index. :func:`in_order` finds the right order when it reads the index, so nothing has to be kept for it.
 
-A decoding engine stores block after block for many requests in parallel, so a block's parent is rarely the block
-announced just before it. :func:`chains` joins single blocks of one chain into one event. A run waits in a window until
-the next block of its chain comes. Runs are sent in the order of their first blocks, so parents are sent first.
+A decoding engine stores block after block for many requests in parallel. So a block rarely follows its parent directly.
+:func:`chains` joins single blocks of one chain into one event. For this, a run waits in a window until the next block
+of its chain comes. The runs leave the window in the order of their first blocks, so parents are sent first.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.core.wire.tokens import are_pairs, joined
 
 WINDOW: Final = 4096
-"""Maximum number of blocks that wait for the next block of their chain."""
+"""Maximum number of blocks in the window of :func:`chains`, where runs wait for the next block of their chain."""
 
 PAUSE: Final = 512
-"""Number of blocks, or of runs read, after which a reader pauses."""
+"""Number of blocks or runs after which a generator of events pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Single blocks are not joined if their table has fewer blocks than this.
+"""Minimum number of blocks in a table at which its single blocks are joined into events with several blocks.
 
-Readers take the block size of an event with several blocks as proven. After so few blocks, kvbus may not yet know the
-engine's block size.
+Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
+know the engine's block size yet.
 """
 
 _NO_LOOKAHEAD: Final = (None, b"\xc0")
 _ONE_KEY: Final = 0x91
 _KEYS: Final = (0xC0, 0x90, _ONE_KEY)
-"""First bytes of ``extra_keys`` of one block: null, an empty list, a list with an entry."""
+"""First byte of the ``extra_keys`` of a block that may be joined: null, an empty array, an array of one entry."""
 
 Run = tuple[TableKey, Chunk, int, int]
-"""A table's key, and blocks ``[first, end)`` of one of its chunks."""
+"""The key of a table, and blocks ``[first, end)`` of one of its chunks: ``(key, chunk, first, end)``."""
 
 _Part = tuple[Chunk, int, int]
 
 
 def in_order(index: Index) -> Iterator[Run]:
-    """Yield every live run of blocks."""
+    """Yield every run of live blocks of an index, in the order in which blocks are announced to routers."""
     for key in sorted(index.tables, key=_table_order):
         for part in _Walk(index.tables[key]).parts():
             yield key, *part
@@ -57,14 +57,14 @@ def _table_order(key: TableKey) -> tuple[bool, str, int]:
 
 
 class _Walk:
-    """A walk over the runs of one table."""
+    """An iteration over the runs of live blocks in one table, parents before children."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self._done: set[Hash] = set()
-        """The blocks of all runs visited so far."""
+        """The hashes of the blocks in all runs visited so far."""
         self._block_of: dict[Hash, Hash] = {}
-        """The live block that contains each sub-block, by derived hash."""
+        """The engine's block that contains each live sub-block, by the sub-block's derived hash."""
         for chunk in chunks_of(table) if table.sub_blocks or table.refs else ():
             derived, per_block = chunk.reblocked()
             for first, end in live_runs(table, chunk) if derived else ():
@@ -72,16 +72,16 @@ class _Walk:
                 self._block_of.update((derived[at], chunk.hashes[at // per_block]) for at in parts)
 
     def parts(self) -> Iterator[_Part]:
-        """Yield every run once, after the run with its parent."""
+        """Yield each run of live blocks once, after the run that holds its parent."""
         for chunk in chunks_of(self._table):
             for first, end in live_runs(self._table, chunk):
                 if chunk.hashes[first] not in self._done:
                     yield from self._with_ancestors((chunk, first, end))
 
     def _with_ancestors(self, part: _Part) -> list[_Part]:
-        """Mark a run and its unvisited ancestors as visited; return them, ancestors first.
+        """Mark a run and its unvisited ancestors as visited. Return these runs, ancestors first.
 
-        The walk ends even if the parents form a cycle.
+        The function returns even if the parents form a cycle.
         """
         path: list[_Part] = []
         step: _Part | None = part
@@ -93,7 +93,10 @@ class _Walk:
         return path[::-1]
 
     def _parent_of(self, chunk: Chunk, first: int) -> _Part | None:
-        """Return the run with the parent of block ``first``; None if there is no such run or it was visited."""
+        """Return the run that holds the parent of a chunk's block ``first``.
+
+        Return None if no live run holds it, or if that run was visited before.
+        """
         parent: Hash | None
         if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
             parent = self._block_of.get(chunk.out_parent)
@@ -107,7 +110,10 @@ class _Walk:
 
 
 def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the maximal ranges of a chunk's blocks that are still live through this chunk."""
+    """Yield the ranges ``[first, end)`` of a chunk's blocks that the table holds through this chunk.
+
+    A block is left out if it was removed, or stored again in another chunk. Each range is as long as possible.
+    """
     first = None
     for i, block in enumerate(chunk.hashes):
         alive = table.blocks.get(block) is chunk
@@ -124,11 +130,12 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield lists of runs: a single run, or single blocks of one chain that fit into one event.
+    """Join single blocks of one chain. Yield lists of runs, where each list fits into one event.
 
-    An empty list is a pause.
+    A list has one run, or several single blocks that follow each other. An empty list is a pause, in which the caller
+    may do other work.
     """
-    # routers know the parents of reblocked blocks by other hashes, so chains cannot be followed
+    # Routers know the parent of a reblocked block by another hash, so chains cannot be found by the parents' hashes.
     reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
     window = _Window()
     last: TableKey | None = None
@@ -151,23 +158,26 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 
 class _Window:
-    """Runs of one table that wait for the next block of their chain, in the order of their first blocks."""
+    """The runs of one table that wait for the next block of their chain, in the order of their first blocks."""
 
     def __init__(self) -> None:
         self.waits: deque[list[Run]] = deque()
         self._blocks = 0
         self._ends: dict[Hash, list[Run]] = {}
-        """Chains that the next block can extend, by their last block."""
+        """The waiting chains that another block can extend, by the hash of their last block."""
 
     def add(self, run: Run) -> list[Run]:
-        """Add a run to the window, in a new list; return the list."""
+        """Add a run to the window as a new list. Return the list."""
         chain = [run]
         self.waits.append(chain)
         self._blocks += run[3] - run[2]
         return chain
 
     def join(self, run: Run) -> None:
-        """Add a single block to the list that ends with its parent, or to a new list."""
+        """Add a single block to the list that ends with its parent.
+
+        If there is no such list, add the block as a new list.
+        """
         chunk = run[1]
         chain = self._ends.pop(chunk.parent, None) if chunk.parent is not None else None
         if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
@@ -179,7 +189,7 @@ class _Window:
             self._ends[chunk.hashes[0]] = chain
 
     def overdue(self) -> Iterator[list[Run]]:
-        """Yield the oldest lists until at most :data:`WINDOW` blocks wait."""
+        """Remove the oldest lists and yield them, until at most :data:`WINDOW` blocks wait in the window."""
         while self._blocks > WINDOW:
             oldest = self.waits.popleft()
             self._ends.pop(oldest[-1][1].hashes[-1], None)
@@ -187,7 +197,7 @@ class _Window:
             yield oldest
 
     def flush(self) -> Iterator[list[Run]]:
-        """Yield all lists."""
+        """Yield all lists of the window, and empty the window."""
         yield from self.waits
         self.waits.clear()
         self._ends.clear()
@@ -195,13 +205,16 @@ class _Window:
 
 
 def _joins(chunk: Chunk) -> bool:
-    """Return whether a single block may be joined to others."""
+    """Return whether a single block may share an event with the blocks before and after it in its chain."""
     meta, keys = chunk.meta, chunk.extra_keys
     return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """Return whether two single blocks fit into one event."""
+    """Return whether two single blocks may share an event.
+
+    For this they must have the same meta, and their keys and tokens must have the same form.
+    """
     return (
         (one.meta is other.meta or one.meta == other.meta)
         and (one.extra_keys or b"")[:1] == (other.extra_keys or b"")[:1]
@@ -210,12 +223,16 @@ def _alike(one: Chunk, other: Chunk) -> bool:
 
 
 def tokens_of(chain: Sequence[Chunk]) -> Raw:
-    """Return the tokens of single blocks that follow each other."""
+    """Return the tokens of a chain of single blocks as one msgpack array."""
     return Raw(joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size))
 
 
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
-    """Return the ``extra_keys`` of single blocks whose ``extra_keys`` have the same form."""
+    """Return the ``extra_keys`` of a chain of single blocks as one msgpack array.
+
+    All blocks have the same form of ``extra_keys``. If it has no keys, return the form itself: null, an empty array or
+    None.
+    """
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
     if not keys or keys[0][0] != _ONE_KEY:
         return keys[0] if keys else None
