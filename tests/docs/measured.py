@@ -10,7 +10,11 @@ ROOT: Final = Path(__file__).parents[2]
 INTEROP: Final = ROOT / "docs" / "INTEROP.md"
 REAL_ENGINE: Final = ROOT / "docs" / "REAL-ENGINE.md"
 README: Final = ROOT / "README.md"
-SHOWN: Final = ("joins late, the engine is quiet", "loses its connection, misses five batches", "the engine restarts")
+SHOWN: Final = (
+    "the router joins late; the engine publishes nothing",
+    "the router loses its connection and misses five batches",
+    "the engine restarts",
+)
 """Cases with columns of their own."""
 
 OURS: Final = ("(double)", "go-zeromq", "no replay")
