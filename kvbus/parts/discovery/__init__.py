@@ -1,7 +1,11 @@
-"""Discoverers: each finds engines in its own way. Each kind of ``sources[].discover`` has one module.
+"""Discoverers, which find engines.
 
-A discoverer receives the settings of one ``sources`` entry, and a signal when an engine that it found is disconnected.
-Each time something changes, it yields the complete set of engines. An entry point ``kvbus.discovery`` registers a kind,
-and :mod:`kvbus.config.parts` finds it. ``contract`` defines what a discoverer has to do. No code outside depends on its
-kind.
+Each kind of ``sources[].discover`` has one module in this package.
+
+A discoverer receives the settings of one ``sources`` entry. Each time an engine appears, changes or disappears, the
+discoverer yields the complete set of engines. When the connection to one of these engines is lost, the daemon notifies
+the discoverer.
+
+The entry point group ``kvbus.discovery`` registers the kinds, and :mod:`kvbus.config.parts` loads the kind that an
+entry names. ``contract`` defines what a discoverer has to do. Code outside this package is the same for all kinds.
 """

@@ -1,4 +1,8 @@
-"""The contract of discoverers: their arguments, and how they describe the engines that they find."""
+"""The interface between the daemon and a discoverer.
+
+It consists of the discoverer's methods, of the values that the daemon passes to it, and of the description of an engine
+that it has found.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,20 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class DiscoveryError(Exception):
-    """The service that knows the engines cannot be queried, or its answer is not valid. The text is for people."""
+    """The service that knows the engines cannot be queried, or its answer is not valid.
+
+    The error's text is for the operator.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """One data-parallel rank of an engine.
+    """The endpoints of one data-parallel rank of an engine.
 
     Attributes:
-        rank: the rank's number within the engine.
-        endpoint: the live stream's endpoint.
-        replay_endpoint: the replay's endpoint, None if there is no replay.
+        rank: the number of the rank within the engine, from 0.
+        endpoint: the endpoint at which the rank publishes its live stream.
+        replay_endpoint: the endpoint that answers replay requests; None if the rank offers no replay.
     """
 
     rank: int
@@ -42,12 +49,12 @@ class Engine:
     """An engine that a discoverer has found.
 
     Attributes:
-        name: identifies the engine, wherever it runs: an engine with the same name at another address is the same
-            worker. See :func:`fitting_name`.
-        publishers: the engine's ranks, in ascending order.
-        where: where the engine was found, as a text for people.
-        topic: the topic under which the engine publishes; None if it is not known.
-        api: the base URL of the engine's own HTTP API; None if it is not known.
+        name: the engine's name, as :func:`fitting_name` returns it. It identifies the engine: if an engine with this
+            name appears at another address, kvbus treats it as the same worker.
+        publishers: the endpoints of the engine's ranks, in ascending order of the ranks.
+        where: a description of the place where the engine was found, for log lines and the admin page.
+        topic: the ZeroMQ topic under which the engine publishes; None if the discoverer does not know it.
+        api: the base URL of the engine's own HTTP API; None if the discoverer does not know it.
     """
 
     name: str
@@ -59,13 +66,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The daemon's services for one discoverer.
+    """The values that the daemon passes to one discoverer.
 
     Attributes:
-        name: the name of the ``sources`` entry. A discoverer uses it for a single engine that has no name.
-        data_parallel_size: the number of ranks of an engine that does not tell its own.
-        disconnected: set when the connection to an engine that this discoverer has found was lost. The discoverer may
-            then look once immediately. It clears the event itself.
+        name: the name of the ``sources`` entry. A discoverer of a single engine uses it as the engine's name.
+        data_parallel_size: the number of ranks of an engine whose own number the discoverer cannot find out.
+        disconnected: an event that the daemon sets when the connection to an engine of this discoverer is lost. The
+            discoverer may then look for engines at once. The discoverer itself clears the event.
     """
 
     name: str
@@ -74,62 +81,70 @@ class Services:
 
 
 class Discoverer(Protocol):
-    """A discoverer finds engines.
+    """The interface of a class that finds engines.
 
-    The daemon makes it with its settings and the daemon's services. It opens nothing before :meth:`watch`.
+    The daemon constructs a discoverer from its settings and the daemon's services. A discoverer opens no connection and
+    no file before :meth:`watch` is called.
     """
 
     Settings: ClassVar[type[Section]]
-    """The configuration keys of this kind."""
+    """The class of this kind's configuration keys."""
 
     def __init__(self, settings: Any, services: Services) -> None: ...
 
     def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield all engines: first as soon as they are known, then whenever the set may have changed.
+        """Yield the complete set of engines: first as soon as it is known, then each time it may have changed.
 
-        An empty set means that there is no engine. A discoverer that cannot find out raises an error instead. The
-        daemon then calls ``watch`` again later, and keeps the previous set until then. The generator never ends by
-        itself, holds no resources once it is closed, and gives every request a deadline.
+        An empty set means that there is no engine. If the discoverer cannot find out the set, it raises an error. The
+        daemon then keeps the previous set, and calls ``watch`` again later. The generator never ends by itself. Once it
+        is closed, it holds no resources. Each of its requests has a timeout.
 
         Raises:
-            DiscoveryError: the set cannot be found out now.
+            DiscoveryError: the discoverer cannot find out the set now.
         """
 
 
 @runtime_checkable
 class Carrier(Discoverer, Protocol):
-    """A discoverer that also delivers the batches or records of its engines.
+    """A discoverer that also delivers its engines' batches or log records to the relay.
 
-    The endpoints of its engines are its own, and kvbus does not dial them.
+    kvbus does not connect to the endpoints of these engines: only the carrier knows what they mean.
     """
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of records that were not handed on, by reason."""
+        """Number of records that this carrier read and did not pass to the relay, by reason."""
 
     @property
     def lag(self) -> float:
-        """Seconds since the latest time up to which everything is known to be read."""
+        """Number of seconds by which the carrier may lag. It has read everything that existed this many seconds ago."""
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Hand on an engine's batches or records, as those of the source in this slot.
+        """Begin to pass an engine's batches or log records to the relay, as those of one source.
 
         Args:
             endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.
-            slot: the source's slot.
-            feed: called with each event.
-            drained: called after each burst of events.
+            slot: the slot of the source in the relay.
+            feed: function that passes one event to the relay.
+            drained: function to call after each burst of events.
         """
 
     def close(self, slot: int) -> None:
-        """Stop handing on the batches or records of the engine in this slot."""
+        """Stop passing batches or records to the source in this slot."""
 
 
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:
-    """Return the ranks of an engine that has rank r at port + r.
+    """Return the endpoints of all ranks of an engine, computed from the endpoints of rank 0.
+
+    Rank r has rank 0's port plus r. :func:`~kvbus.config.endpoint_offset` has the rule for ``ipc://``.
+
+    Args:
+        endpoint: the endpoint of rank 0's live stream.
+        replay_endpoint: the endpoint of rank 0's replay; None if the engine offers no replay.
+        ranks: the number of ranks.
 
     Raises:
-        DiscoveryError: an endpoint is not valid.
+        DiscoveryError: an endpoint is not valid, or a port would be above 65535.
     """
     try:
         return tuple(
@@ -145,10 +160,11 @@ def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[
 
 
 def fitting_name(text: str) -> str:
-    """Return a name that fits into a metrics label.
+    """Return a name for an engine that is valid as a metrics label.
 
-    It is the text itself, or as much of it as fits, with a fingerprint of the complete text. Different texts have
-    different names, and a text always has the same name.
+    The name is the text itself if its characters and its length allow that. Otherwise the name is the adapted and
+    shortened text, followed by a fingerprint of the original text. Two different texts have different names, and the
+    same text always has the same name.
     """
     fits = _UNFIT.sub("-", text)
     if fits == text and 0 < len(text) <= MAX_NAME:
@@ -158,5 +174,5 @@ def fitting_name(text: str) -> str:
 
 
 def host_in_url(host: str) -> str:
-    """Return a host as it is written in an endpoint, with IPv6 in brackets."""
+    """Return a host in the form that endpoints need: an IPv6 address in brackets, any other host unchanged."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

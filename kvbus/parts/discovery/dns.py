@@ -1,10 +1,11 @@
 """A discoverer that looks up a DNS name.
 
-Each address is an engine, or each host of the SRV records, which also have the ports.
+If ``port`` is configured, each address of the name is an engine. Otherwise each host in the name's SRV records is an
+engine, and these records have its ports.
 
-kvbus uses a record for its TTL, but at least for ``interval``. If an engine is disconnected, kvbus looks the name up
-again at once. NXDOMAIN and an answer without records mean that there is no engine. A server that fails, refuses or does
-not answer changes nothing.
+kvbus looks the name up again when the TTL of its records has passed, but not before ``interval``. If the connection to
+an engine is lost, kvbus does not wait for the TTL. NXDOMAIN, or an answer without records, means that there is no
+engine. If the DNS server fails, refuses or does not answer, kvbus keeps the engines that it knows.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from kvbus.parts.discovery.contract import (
 )
 
 LIFETIME: Final = 5.0
-"""Timeout of one look-up with all its servers and attempts, in seconds."""
+"""Timeout in seconds of one look-up, including all servers and all attempts."""
 MAX_TTL: Final = 300.0
-"""Maximum seconds for which kvbus uses a record."""
+"""Maximum time in seconds between two look-ups, even if the TTL of the records is longer."""
 
 
 class DnsSettings(Section):
-    """The keys of ``discover: {dns: …}``."""
+    """The configuration keys of ``discover: {dns: …}``."""
 
     name: Text = key(
         ...,
@@ -71,7 +72,7 @@ class DnsSettings(Section):
 
 
 class DnsDiscoverer:
-    """A discoverer of the engines with a DNS name; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer that finds engines by a DNS name; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = DnsSettings
 
@@ -79,11 +80,11 @@ class DnsDiscoverer:
         self._settings = settings
         self._services = services
         self._addresses: dict[str, str] = {}
-        """The address in use of each host. It is kept as long as the host has it."""
+        """The address that kvbus uses for each host. kvbus changes it only if DNS no longer lists it for the host."""
         self._ttl = 0.0
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engines after each look-up."""
+        """Yield the set of engines after each look-up of the DNS name."""
         resolver = self._resolver()
         disconnected = self._services.disconnected
         while True:
@@ -154,17 +155,21 @@ class DnsDiscoverer:
         return tuple(self._engine(host, live[host], replay.get(host, [])) for host in self._addresses)
 
     async def _ports(self, resolver: dns.asyncresolver.Resolver, name: str) -> dict[str, list[int]]:
-        """Return the ports of each host in a name's SRV records, in ascending order, one for each rank."""
+        """Return the ports of each host in a name's SRV records, in ascending order. Each port belongs to one rank."""
         found: dict[str, set[int]] = {}
         for record in await self._look_up(resolver, name, "SRV"):
-            if record.target.to_text() != ".":  # a target of "." says that the service is not available (RFC 2782)
+            if record.target.to_text() != ".":  # RFC 2782: the target "." means that the service is not available
                 found.setdefault(record.target.to_text(), set()).add(record.port)
         return {host: sorted(ports) for host, ports in sorted(found.items())}
 
     def _engine(self, host: str, live: list[int], replay: list[int]) -> Engine:
-        """Return a host's engine.
+        """Return the engine on a host of the SRV records.
 
-        Several ports are those of its ranks, in order. With a single port, rank r is at port + r.
+        Args:
+            host: the host's DNS name.
+            live: the ports of its live streams. If there are several, each is the port of one rank, in order. If there
+                is one, it is rank 0's, and rank r has this port plus r.
+            replay: the ports of its replays, in the same order; empty if there are no SRV records of replays.
         """
         settings = self._settings
         base = f"tcp://{host_in_url(self._addresses[host])}"
@@ -182,6 +187,6 @@ class DnsDiscoverer:
 
 
 def _short(host: str, name: str) -> str:
-    """Return a host without the domain that it shares with the service: ``pod-0`` for ``pod-0.engines.default.svc``."""
+    """Return a host's name without the domain of the service: ``pod-0`` for ``pod-0.engines.default.svc``."""
     domain = ".".join(piece for piece in name.rstrip(".").split(".") if not piece.startswith("_"))
     return host.rstrip(".").removesuffix(f".{domain}")

@@ -1,19 +1,21 @@
-"""Parse the answers of vLLM and SGLang about where they publish.
+"""Parsers for the HTTP answers in which vLLM and SGLang list the endpoints of their event publishers.
 
-vLLM, ``GET /kv_event_sources``:
+vLLM answers ``GET /kv_event_sources``:
 
-* 0.33, ``vllm/entrypoints/serve/instrumentator/basic.py``: the publisher's settings by rank,
-  ``{"0": {"publisher": "zmq", "endpoint": "tcp://10.0.0.3:40123", "replay_endpoint": null, "topic": "", …}}``;
+* 0.33, ``vllm/entrypoints/serve/instrumentator/basic.py``: the publisher's settings by rank, ``{"0": {"publisher":
+  "zmq", "endpoint": "tcp://10.0.0.3:40123", "replay_endpoint": null, "topic": "", …}}``;
 * ``vllm/entrypoints/serve/kv_events/api_router.py``: ``[{"data_parallel_rank": 0, "endpoint": …, "replay_endpoint": …,
-  "topic": ""}]``, in another version of this file ``{"sources": […]}``.
+  "topic": ""}]``. Another version of this file returns the same list as ``{"sources": […]}``.
 
-SGLang, ``GET /server_info``, 0.5.23 (``describe_kv_events_publisher``): ``"kv_events": {"publisher": "zmq",
-"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``. It
-is null if the engine publishes nothing. With sglang#38032 it also has ``"publishers": [{"dp_rank": 4, "endpoint":
-"tcp://a:5"}]``. The answer may also have ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557",
-"topic": "", …}]``, which lists only the publishers of this node. On several nodes ``dp_size`` counts the ranks of all
-nodes. So kvbus uses the list if there is one. Rank r has its replay at ``replay_endpoint_port_base`` + r of its own
-host.
+SGLang answers ``GET /server_info``, 0.5.23 (``describe_kv_events_publisher``): ``"kv_events": {"publisher": "zmq",
+"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``.
+``kv_events`` is null if the engine publishes nothing. With sglang#38032 it also has ``"publishers": [{"dp_rank": 4,
+"endpoint": "tcp://a:5"}]``.
+
+SGLang's answer may also have ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "",
+…}]``, which lists only the publishers of the node that answers. kvbus uses this list if there is one, because
+``dp_size`` counts the ranks of all nodes. The replay of rank r is on the same host as the rank, at the port
+``replay_endpoint_port_base`` + r.
 """
 
 from __future__ import annotations
@@ -24,22 +26,25 @@ from kvbus.config import endpoint_offset, parse_endpoint
 from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_url
 
 Answer = tuple[tuple[Publisher, ...], str | None]
-"""The publishers, and their common topic. No publishers: the engine publishes nothing. None: their topics differ."""
+"""A tuple of the engine's publishers and their common topic.
+
+The publishers are empty if the engine publishes no events. The topic is None if the publishers' topics differ.
+"""
 
 MAX_RANKS: Final = 4096
-"""Maximum number of ranks in an answer."""
+"""Maximum number of ranks that an engine's answer may list."""
 _RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
 def of_vllm(answer: Any, host: str) -> Answer:
-    """Parse an answer to ``/kv_event_sources``.
+    """Parse vLLM's answer to ``/kv_event_sources``.
 
     Args:
         answer: the decoded JSON.
-        host: the host that was asked. It replaces a wildcard and loopback in an endpoint.
+        host: the host that kvbus has asked. It replaces a wildcard or a loopback address in an endpoint.
 
     Raises:
-        DiscoveryError: the answer has no known form.
+        DiscoveryError: the answer has none of the known forms.
     """
     if isinstance(answer, dict) and isinstance(answer.get("sources"), list):
         answer = answer["sources"]
@@ -51,10 +56,14 @@ def of_vllm(answer: Any, host: str) -> Answer:
 
 
 def of_sglang(answer: Any, host: str) -> Answer:
-    """Parse an answer to ``/server_info``. The arguments are those of :func:`of_vllm`.
+    """Parse SGLang's answer to ``/server_info``.
+
+    Args:
+        answer: the decoded JSON.
+        host: the host that kvbus has asked. It replaces a wildcard or a loopback address in an endpoint.
 
     Raises:
-        DiscoveryError: the answer does not mention KV events, or has no known form.
+        DiscoveryError: the answer does not mention KV events, or has none of the known forms.
     """
     info = mapping(answer)
     if "kv_events" not in info and "kv_event_sources" not in info:
@@ -86,7 +95,11 @@ def of_sglang(answer: Any, host: str) -> Answer:
 
 
 def _listed(value: object, path: str) -> list[dict[str, Any]]:
-    """Return a value of the answer to ``path`` that has to be a list of publishers."""
+    """Return ``value`` as a list of JSON objects.
+
+    ``value`` is the part of an engine's answer to ``path`` that lists publishers. If it is not a list, raise a
+    DiscoveryError that names ``path``.
+    """
     if not isinstance(value, list):
         raise DiscoveryError(f"{path}: {value!r:.100} is no list of publishers")
     _check_size(len(value))
@@ -94,13 +107,13 @@ def _listed(value: object, path: str) -> list[dict[str, Any]]:
 
 
 def _check_size(ranks: int) -> None:
-    """Refuse an answer with too many ranks before they are parsed, because parsing them blocks the event loop."""
+    """Refuse an answer with more ranks than :data:`MAX_RANKS`, because parsing them would block the event loop."""
     if ranks > MAX_RANKS:
         raise DiscoveryError(f"the engine names {ranks} ranks, and the maximum is {MAX_RANKS}")
 
 
 def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
-    """Return the publishers in a list of sources with an endpoint each."""
+    """Parse a list of publishers in which each entry has its own endpoint."""
     ranks = {
         rank_of(each): Publisher(
             rank_of(each),
@@ -114,7 +127,10 @@ def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
 
 
 def _at(endpoint: str, host: str, rank: int) -> str:
-    """Return the endpoint of a rank, from rank 0's, with a host that kvbus can reach."""
+    """Return a rank's endpoint: rank 0's endpoint with the port raised by ``rank``.
+
+    A wildcard or a loopback address is replaced by ``host``, because kvbus cannot reach the engine under it.
+    """
     try:
         address = parse_endpoint(endpoint)
         if not address.is_ipc and (address.is_wildcard or address.is_loopback):
@@ -125,12 +141,14 @@ def _at(endpoint: str, host: str, rank: int) -> str:
 
 
 def rank_of(source: dict[str, Any]) -> int:
-    """Return the rank in an entry of a list of publishers; 0 if the entry has none."""
+    """Return the rank that an entry of a list of publishers names; 0 if the entry names none."""
     return number(next((source[name] for name in _RANK if name in source), 0))
 
 
 def number(value: object) -> int:
-    """Return a value of an answer as a rank, size or port.
+    """Return a value from an engine's answer as an integer.
+
+    The value is a rank, a number of ranks, or a port.
 
     Raises:
         DiscoveryError: the value is not an integer from 0 to 65535.
@@ -145,10 +163,10 @@ def number(value: object) -> int:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return a value of an answer that has to be a JSON object.
+    """Return a value from an engine's answer that has to be a JSON object.
 
     Raises:
-        DiscoveryError: the value is not an object.
+        DiscoveryError: the value is not a JSON object.
     """
     if not isinstance(value, dict):
         raise DiscoveryError(f"{value!r:.100} is no mapping of keys")

@@ -1,6 +1,7 @@
-"""The gRPC API of an engine: a channel to it, and the fields of protobuf messages.
+"""Access to an engine's gRPC API: channels to it, and an encoder and a decoder of protobuf fields.
 
-The discovery over gRPC and the proxy of :mod:`kvbus.parts.front.grpc` use it. Both import gRPC from here.
+The gRPC discoverer and the proxy of :mod:`kvbus.parts.front.grpc` use this module. They also import the gRPC library
+from here, so that its environment variable is always set first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from kvbus.parts.discovery.contract import DiscoveryError
 
-# gRPC reads this variable once, on import. Its core would write lines to stderr that are not in kvbus's log format.
+# gRPC reads this variable once, when it is imported. Without it, gRPC writes lines to stderr that do not have the
+# format of kvbus's log.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
@@ -30,19 +32,19 @@ __all__ = [
 ]
 
 SERVER_INFO: Final = "/sglang.runtime.v1.SglangService/GetServerInfo"
-"""SGLang's method that returns the content of its ``/server_info``."""
+"""SGLang's gRPC method that returns the same JSON as its HTTP endpoint ``/server_info``."""
 JSON_INFO: Final = 1
-"""Field number of the JSON in its answer."""
+"""Number of the protobuf field that holds the JSON in the answer to :data:`SERVER_INFO`."""
 
 METADATA: Final = 65_536
-"""Maximum bytes of a call's metadata, in each direction."""
+"""Maximum size in bytes of a gRPC call's metadata, in each direction."""
 BACKOFF: Final = 1000
-"""Maximum milliseconds between two attempts to connect to an engine that is down."""
+"""Maximum time in milliseconds between two attempts to connect to an engine that is down."""
 
 METADATA_LIMITS: Final = (("grpc.max_metadata_size", METADATA), ("grpc.absolute_max_metadata_size", METADATA))
 _CHANNEL: Final = (
     *METADATA_LIMITS,
-    ("grpc.enable_retries", 0),  # a retry would make the engine generate twice
+    ("grpc.enable_retries", 0),  # if gRPC repeated a call, the engine would generate the answer twice
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
@@ -52,16 +54,16 @@ _CHANNEL: Final = (
 )
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf. Proto3 has no groups."""
+"""Wire types of protobuf fields. The two wire types of groups are missing, because proto3 has no groups."""
 
 
 def open_channel(address: str, options: Iterable[tuple[str, int]] = ()) -> Any:
-    """Return a channel to the gRPC API of an engine. It connects with the first call."""
+    """Return a channel to an engine's gRPC API. gRPC connects when the first call is made."""
     return aio.insecure_channel(address, options=[*_CHANNEL, *options])
 
 
 class Field(NamedTuple):
-    """A field of a protobuf message, with the bytes that encode it."""
+    """A decoded field of a protobuf message. ``raw`` is the field's complete encoding, including its number."""
 
     number: int
     value: int | bytes
@@ -69,10 +71,10 @@ class Field(NamedTuple):
 
 
 def message_fields(message: int | bytes) -> Iterator[Field]:
-    """Yield the fields of a protobuf message in order.
+    """Yield the fields of a protobuf message in the order in which they are encoded.
 
     Raises:
-        DiscoveryError: the bytes are not a protobuf message.
+        DiscoveryError: ``message`` is not the encoding of a protobuf message.
     """
     if isinstance(message, int):
         raise DiscoveryError("the engine's answer does not list event sources: it has a number in place of a source")
@@ -96,7 +98,7 @@ def message_fields(message: int | bytes) -> Iterator[Field]:
 
 
 def _read(message: bytes, at: int) -> tuple[int, int]:
-    """Read a varint, and return it with the position after it."""
+    """Decode the varint at position ``at``, and return it with the position after it."""
     value = shift = 0
     while at < len(message) and shift < 70:
         value |= (message[at] & 0x7F) << shift
@@ -117,10 +119,10 @@ def _number(value: int) -> bytes:
 
 
 def number_field(number: int, value: int) -> bytes:
-    """Return a field that holds a number."""
+    """Encode a protobuf field that holds a number."""
     return _number(number << 3 | _VARINT) + _number(value)
 
 
 def text_field(number: int, value: bytes) -> bytes:
-    """Return a field that holds text, bytes or a message."""
+    """Encode a protobuf field that holds text, bytes or a message."""
     return _number(number << 3 | _BYTES) + _number(len(value)) + value

@@ -1,7 +1,8 @@
-"""A discoverer that reads a list of engines from a YAML or JSON file, again and again.
+"""A discoverer that reads a list of engines from a YAML or JSON file at a fixed interval.
 
-It compares the file's content, not its time or inode. So it notices a file that is replaced by a rename, a file that is
-written in place within a tick of the disk's clock, and a ConfigMap, whose directory changes by a symbolic link.
+It compares the file's content, not the modification time or the inode. So it notices every kind of change: a file that
+is replaced by a rename, a file that is rewritten within one tick of the file system's clock, and a ConfigMap, in which
+Kubernetes changes a symbolic link.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, k
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""Maximum bytes of the file."""
+"""Maximum size of the file in bytes."""
 
 
 class FileSettings(Section):
-    """The keys of ``discover: {file: …}``."""
+    """The configuration keys of ``discover: {file: …}``."""
 
     path: Path = key(
         ...,
@@ -37,7 +38,7 @@ class FileSettings(Section):
 
 
 class Listed(Section):
-    """One engine in the list."""
+    """The keys of one engine in the file."""
 
     name: Text = key(..., "Who it is.", example="pod-a")
     endpoint: Endpoint = key(..., "Its publisher.", example="tcp://10.0.0.3:5557")
@@ -48,7 +49,7 @@ class Listed(Section):
 
 
 class FileDiscoverer:
-    """A discoverer of the engines in a file; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer that reads engines from a file; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = FileSettings
 
@@ -57,7 +58,7 @@ class FileDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engines in the file, first and after each change."""
+        """Yield the engines that the file lists: first when watching begins, then after each change of the file."""
         seen = None
         while True:
             text = await asyncio.to_thread(_read, self._settings.path)

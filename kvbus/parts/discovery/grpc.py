@@ -1,6 +1,7 @@
-"""A discoverer that asks the nodes of one SGLang engine over gRPC where they publish.
+"""A discoverer that asks every node of one SGLang engine over gRPC for its publishers.
 
-Only the first node of such an engine has an HTTP API. Each node answers ``GetServerInfo`` with its own publishers.
+If an SGLang engine runs on several nodes, only the first node has an HTTP API. But each node answers the gRPC method
+``GetServerInfo`` with its own publishers.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from kvbus.parts.discovery.engine_answers import Answer, of_sglang
 from kvbus.parts.discovery.engine_grpc import JSON_INFO, SERVER_INFO, aio, message_fields, open_channel
 
 TIMEOUT: Final = 5.0
-"""Timeout of a call, in seconds."""
+"""Timeout of a gRPC call to a node, in seconds."""
 
 
 class GrpcSettings(Section):
-    """The keys of ``discover: {grpc: …}``."""
+    """The configuration keys of ``discover: {grpc: …}``."""
 
     nodes: tuple[GrpcAddress, ...] = key(
         ...,
@@ -38,7 +39,7 @@ class GrpcSettings(Section):
 
 
 class GrpcDiscoverer:
-    """A discoverer of one engine; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of one SGLang engine, over gRPC; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = GrpcSettings
 
@@ -47,7 +48,7 @@ class GrpcDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engine each time all nodes have answered, or an empty set if no node publishes."""
+        """Yield the engine each time all its nodes have answered; an empty set if no node publishes events."""
         disconnected, nodes = self._services.disconnected, self._settings.nodes
         where = f"grpc {', '.join(nodes)}"
         channels = [open_channel(node) for node in nodes]
@@ -80,11 +81,11 @@ class GrpcDiscoverer:
 
 
 def _merged(answers: list[Answer]) -> tuple[Publisher, ...]:
-    """Return the publishers of all nodes.
+    """Return the publishers from the answers of all nodes, in ascending order of the ranks.
 
     Raises:
-        DiscoveryError: two nodes name the same rank. An SGLang without ``kv_event_sources`` describes the ranks of all
-            nodes, each at its own host.
+        DiscoveryError: two nodes list the same rank with different endpoints. This happens with an SGLang whose answers
+            lack ``kv_event_sources``: each node then lists the ranks of all nodes, at its own host.
     """
     ranks: dict[int, Publisher] = {}
     for each in (publisher for found, _ in answers for publisher in found):

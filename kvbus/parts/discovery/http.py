@@ -1,7 +1,8 @@
-"""A discoverer that asks one engine where it publishes: vLLM at ``/kv_event_sources``, SGLang at ``/server_info``.
+"""A discoverer that asks one engine over HTTP for its publishers.
 
-So kvbus finds ports that the engine chooses itself (``tcp://*:0``), also after a restart. It asks again and again, and
-at once when the connection to the engine is lost.
+vLLM answers at ``/kv_event_sources``, and SGLang at ``/server_info``. This discovery also finds ports that the engine
+chooses itself (``tcp://*:0``), and the new ports after a restart of the engine. The discoverer asks at a fixed
+interval, and also as soon as the connection to the engine is lost.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.parts.discovery.engine_answers import Answer, of_sglang, of_vllm
 
 TIMEOUT: Final = 5.0
-"""Timeout of a request with its answer, in seconds."""
+"""Timeout of an HTTP request including its answer, in seconds."""
 MAX_ANSWER: Final = 4 * 1024 * 1024
-"""Maximum bytes of an answer."""
+"""Maximum size of the engine's answer in bytes."""
 PATHS: Final[dict[str, Callable[[Any, str], Answer]]] = {"/kv_event_sources": of_vllm, "/server_info": of_sglang}
 
 
 class HttpSettings(Section):
-    """The keys of ``discover: {http: …}``."""
+    """The configuration keys of ``discover: {http: …}``."""
 
     url: ApiUrl = key(
         ...,
@@ -40,7 +41,7 @@ class HttpSettings(Section):
 
 
 class HttpDiscoverer:
-    """A discoverer of one engine; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of one engine, over HTTP; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = HttpSettings
 
@@ -49,7 +50,7 @@ class HttpDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engine after each query, or an empty set if the engine publishes nothing."""
+        """Yield the engine after each of its answers; an empty set if the engine publishes no events."""
         disconnected = self._services.disconnected
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:

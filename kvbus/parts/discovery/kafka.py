@@ -1,4 +1,7 @@
-"""A discoverer of streams in a Kafka topic that outputs of ``type: kafka`` have written. Each stream is a source."""
+"""A discoverer of the streams that outputs of ``type: kafka`` have written to a Kafka topic.
+
+Each stream becomes a source.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from kvbus.parts.log.place import Place, place_at
 
 
 class KafkaStreamsSettings(StreamPatterns, KafkaServers):
-    """The keys of ``discover: {kafka: …}``."""
+    """The configuration keys of ``discover: {kafka: …}``."""
 
 
 class KafkaStreams(LogStreams):
-    """A reader of all streams in a topic."""
+    """A reader of the streams in a Kafka topic. The patterns in its settings select the streams."""
 
     Settings = KafkaStreamsSettings
 
     def __init__(self, settings: KafkaStreamsSettings, services: Services) -> None:
-        del services  # a log names its engines itself
+        del services  # not needed, because the streams' keys in the log name the engines
         place: Place = place_at(settings.endpoint, settings)
         super().__init__(lambda: KafkaLog(place), settings, f"kafka://{place.servers}/{place.topic}")

@@ -1,4 +1,4 @@
-"""A discoverer that watches pods in the Kubernetes API. An engine has the name of its pod."""
+"""A discoverer that watches pods through the Kubernetes API. Each engine has the name of its pod."""
 
 from __future__ import annotations
 
@@ -18,39 +18,52 @@ from kvbus.config.values import ApiUrl, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Directory with the pod's token, the API server's certificate authority and the pod's namespace."""
+"""Directory of the service account.
+
+It has kvbus's token, the API server's certificate authority and kvbus's namespace.
+"""
 
 WATCH: Final = 60
-"""Seconds after which the API server ends a watch. kvbus then starts another one from the same version. So it notices a
-dead connection."""
+"""Time in seconds after which the API server ends a watch.
+
+kvbus then starts another watch from the same version. So kvbus notices within this time that a connection is dead.
+"""
 TIMEOUT: Final = 10.0
-"""Timeout in seconds for reading the list, and for a watch after its planned end."""
+"""Timeout of reading the list of pods, in seconds.
+
+A watch has this much more time than :data:`WATCH`, after which the API server should end it.
+"""
 PAUSE: Final = 1.0
-"""Minimum seconds between two watches."""
+"""Minimum time in seconds from the start of one watch to the start of the next."""
 MAX_LIST: Final = 64 * 1024 * 1024
-"""Maximum bytes of a list."""
+"""Maximum size in bytes of the API server's list of pods."""
 MAX_LINE: Final = 8 * 1024 * 1024
-"""Maximum bytes of a change."""
+"""Maximum size in bytes of one watch event, which is one line of the API server's answer."""
 GONE: Final = 410
-"""HTTP status for a resourceVersion that is too old. The changes since then are not known, so kvbus reads the list
-again."""
+"""HTTP status of an answer to a watch whose ``resourceVersion`` is too old.
+
+The API server no longer has the changes since that version, so kvbus reads the list of pods again.
+"""
 
 Objects = dict[str, dict[str, Any]]
-"""Kubernetes objects by name."""
+"""Kubernetes objects as decoded JSON, by name."""
 
 
 class GoneError(Exception):
-    """The watch cannot continue from its version."""
+    """The API server cannot continue the watch, because the version from which it has to continue is too old."""
 
 
 class Api:
-    """A client of the API server, with the pod's service account or with the configured credentials.
+    """A client of the Kubernetes API server.
+
+    It uses the pod's service account, or the configured credentials.
 
     Args:
-        server: the base URL; None for the API server of the cluster in which kvbus runs.
-        token_file: file with a bearer token. None: the service account's token in the cluster, no token with
-            ``server``.
-        ca_file: file with the certificate authority. None: the cluster's in the cluster, the system's with ``server``.
+        server: the base URL of the API server; None for the API server of the cluster in which kvbus runs.
+        token_file: file with a bearer token. If it is None and ``server`` is None, the client uses the service
+            account's token. If it is None and ``server`` is set, the client sends no token.
+        ca_file: file with the certificate authority. If it is None and ``server`` is None, the client uses the
+            cluster's certificate authority. If it is None and ``server`` is set, the client uses those of the system.
 
     Raises:
         DiscoveryError: ``server`` is None, and kvbus does not run in a cluster.
@@ -72,7 +85,7 @@ class Api:
         """Open the HTTP session.
 
         Raises:
-            DiscoveryError: the certificate authority cannot be read.
+            DiscoveryError: the file of the certificate authority cannot be read.
         """
         try:
             context = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
@@ -85,15 +98,17 @@ class Api:
         await self._session.close()
 
     async def get(self, path: str, query: dict[str, str], seconds: float) -> aiohttp.ClientResponse:
-        """Send a GET request, and return the response before its body is read.
+        """Send a GET request, and return the response.
+
+        Its body is not read yet.
 
         Raises:
-            DiscoveryError: the token cannot be read.
+            DiscoveryError: the token file cannot be read.
             aiohttp.ClientError, TimeoutError: the API server does not answer.
         """
         headers = {"Accept": "application/json"}
         if self._token_file is not None:
-            try:  # Kubernetes replaces the token every hour
+            try:  # read the file for each request, because Kubernetes replaces the token every hour
                 headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
             except OSError as error:
                 raise DiscoveryError(f"{self._token_file}: {error.strerror or error}") from error
@@ -104,12 +119,12 @@ class Api:
 
 
 class Watch:
-    """A watch of the pods with certain labels.
+    """A watch of the pods in one namespace that match a label selector.
 
     Args:
-        api: the client.
+        api: the client of the API server.
         namespace: the namespace of the pods.
-        selector: a label selector.
+        selector: the label selector.
     """
 
     def __init__(self, api: Api, namespace: str, selector: str) -> None:
@@ -121,10 +136,10 @@ class Watch:
         self._version = ""
 
     async def states(self) -> AsyncGenerator[Objects, None]:
-        """Yield all objects, first and after each change.
+        """Yield all matching pods: first when the watch begins, then after each change of a pod.
 
         Raises:
-            DiscoveryError: the API server cannot be reached, or does not give a valid answer.
+            DiscoveryError: the API server cannot be reached, or its answer is not valid.
         """
         while True:
             await self._list()
@@ -157,7 +172,10 @@ class Watch:
             response.close()
 
     async def _changes(self) -> AsyncGenerator[None, None]:
-        """Apply the changes one by one, until the server ends the watch. Yield after each change of the objects."""
+        """Apply watch events to the known pods until the API server ends the watch.
+
+        Yield after each change of a pod.
+        """
         response = await self._get(
             WATCH + TIMEOUT,
             watch="true",
@@ -184,7 +202,7 @@ class Watch:
             response.close()
 
     def _change(self, event: Any) -> bool:
-        """Apply one change, and return whether it changed the objects."""
+        """Apply one watch event to the known pods. Return whether it has changed them."""
         kind, of = event["type"], event["object"]
         if kind == "ERROR":
             if of.get("code") == GONE:
@@ -200,7 +218,10 @@ class Watch:
         return True
 
     async def _get(self, seconds: float, **query: str) -> aiohttp.ClientResponse:
-        """Send a GET request, and return the response before its body is read. Raise if its status is not 200."""
+        """Send a GET request, and return the response, whose body is not read yet.
+
+        Raise an error if its status is not 200.
+        """
         try:
             response = await self._api.get(self._path, {"labelSelector": self._selector, **query}, seconds)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -228,7 +249,7 @@ class Watch:
 
 
 def _message(status: bytes) -> str:
-    """Return the message of a Status object of the API; empty if it is not one."""
+    """Return the message in a Status object of the Kubernetes API; an empty text if ``status`` is no such object."""
     try:
         return str(msgspec.json.decode(status)["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
@@ -238,13 +259,16 @@ def _message(status: bytes) -> str:
 LIVE: Final = "kvbus/port"
 REPLAY: Final = "kvbus/replay-port"
 RANKS: Final = "kvbus/data-parallel-size"
-"""Annotations of a pod. They override the settings."""
+"""Annotation with the number of ranks of the engine in a pod.
+
+This annotation, and those with the names :data:`LIVE` and :data:`REPLAY`, override the settings for their pod.
+"""
 
 Object = dict[str, Any]
 
 
 class Ports(NamedTuple):
-    """The ports of each engine, as names or numbers, and the number of ranks."""
+    """The ports of an engine's live stream and replay, each as a name or a number, and the engine's number of ranks."""
 
     live: str
     replay: str
@@ -252,10 +276,15 @@ class Ports(NamedTuple):
 
 
 def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Engine, ...], list[str]]:
-    """Return the engines among pods, and the names of the pods that have no such port.
+    """Return the engines in these pods, and the names of the pods that lack the port of the live stream.
 
-    A pod counts as soon as it has an address, even if it is not ready, because an engine's first events come early. It
-    does not count once it is being deleted or has ended.
+    A pod is an engine as soon as it has an address, even if it is not ready, because an engine publishes events before
+    it is ready. A pod is no longer an engine once Kubernetes deletes it, or once it has ended.
+
+    Args:
+        pods: the pods as decoded JSON.
+        ports: the configured ports and number of ranks. A pod's annotations override them.
+        where: a description of the namespace, for :attr:`Engine.where`.
     """
     found: list[Engine] = []
     without: list[str] = []
@@ -313,7 +342,7 @@ OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 
 
 class KubernetesSettings(Section):
-    """The keys of ``discover: {kubernetes: …}``."""
+    """The configuration keys of ``discover: {kubernetes: …}``."""
 
     selector: Text = key(..., "Label selector of the pods.", example="app=engine")
     namespace: Text | None = key(
@@ -351,7 +380,7 @@ class KubernetesSettings(Section):
 
 
 class KubernetesDiscoverer:
-    """A discoverer of the pods with a label selector; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer that finds pods by their labels; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = KubernetesSettings
 
@@ -361,7 +390,7 @@ class KubernetesDiscoverer:
         self._without: list[str] = []
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engines, first and after each change of the set."""
+        """Yield the set of engines: first when watching begins, then after each change of the set."""
         settings = self._settings
         namespace = settings.namespace or _own_namespace()
         where = f"kubernetes namespace {namespace}"
@@ -377,7 +406,7 @@ class KubernetesDiscoverer:
                     yield engines
 
     def _warn(self, without: list[str]) -> None:
-        """Log the pods that have no such port, once for each set of pods."""
+        """Log the names of the pods that lack the port of the live stream. Log the same set of pods only once."""
         if without != self._without and without:
             text = "pods have no port %s, and are no engines: %s"
             log.warning(text, self._settings.port, ", ".join(without))

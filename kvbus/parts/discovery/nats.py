@@ -1,4 +1,7 @@
-"""A discoverer of streams in NATS JetStream that outputs of ``type: nats`` have written. Each stream is a source."""
+"""A discoverer of the streams that outputs of ``type: nats`` have written to NATS JetStream.
+
+Each stream becomes a source.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from kvbus.parts.log.place import NatsPlace, place_at
 
 
 class NatsStreamsSettings(StreamPatterns, NatsServers):
-    """The keys of ``discover: {nats: …}``."""
+    """The configuration keys of ``discover: {nats: …}``."""
 
 
 class NatsStreams(LogStreams):
-    """A reader of all streams in a JetStream stream."""
+    """A reader of kvbus's streams in one JetStream stream. The patterns in its settings select kvbus's streams."""
 
     Settings = NatsStreamsSettings
 
     def __init__(self, settings: NatsStreamsSettings, services: Services) -> None:
-        del services  # a log names its engines itself
+        del services  # not needed, because the streams' keys in the log name the engines
         place: NatsPlace = place_at(settings.endpoint, settings)
         super().__init__(lambda: NatsLog(place), settings, f"nats://{place.servers}/{place.keys.stream}")

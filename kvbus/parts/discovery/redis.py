@@ -1,4 +1,7 @@
-"""A discoverer of streams in Redis or Valkey that outputs of ``type: redis`` have written. Each stream is a source."""
+"""A discoverer of the streams that outputs of ``type: redis`` have written to Redis or Valkey.
+
+Each stream becomes a source.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from kvbus.parts.log.redis import RedisLog
 
 
 class RedisStreamsSettings(StreamPatterns, RedisServer):
-    """The keys of ``discover: {redis: …}``."""
+    """The configuration keys of ``discover: {redis: …}``."""
 
 
 class RedisStreams(LogStreams):
-    """A reader of all streams with one prefix."""
+    """A reader of the streams with one key prefix in Redis. The patterns in its settings select the streams."""
 
     Settings = RedisStreamsSettings
 
     def __init__(self, settings: RedisStreamsSettings, services: Services) -> None:
-        del services  # a log names its engines itself
+        del services  # not needed, because the streams' keys in the log name the engines
         place: RedisPlace = place_at(settings.endpoint, settings)
         where = f"redis://{place.servers}/{settings.database}/{settings.prefix}"
         super().__init__(lambda: RedisLog(place), settings, where)

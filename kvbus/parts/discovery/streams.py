@@ -1,10 +1,15 @@
-"""A discoverer of streams in a log. It finds the streams, and also delivers what they publish.
+"""A discoverer of streams in a log (Kafka, NATS or Redis), which also reads the streams' records.
 
-One entry reads all streams that its patterns name. A stream is an engine from its first record on, until its writer
-ends it, or is silent for so long that its epoch is over. A new reader does not wait for that silence. It compares when
-the log got the stream's newest record with when the log got the newest record of all streams. If the stream's is much
-older, its writer is away. Clocks may be wrong, so this decision is not final: after another record the stream is an
-engine again. :mod:`kvbus.parts.log.follower` describes how a stream is republished with the log's own numbers.
+One ``sources`` entry reads all streams that its patterns select. Each stream is an engine from its first record on. It
+stops being an engine when its writer writes the stream's end, or when the log has had no record of the stream for
+``LEASE_TTL`` seconds.
+
+A reader that starts does not wait for ``LEASE_TTL`` to find out that a writer is gone. It compares two times, both by
+the log's clock: the time of the stream's newest record, and the time of the newest record of all streams. If the
+stream's time is much older, the stream is *stale*, and the reader treats its writer as gone. Clocks may be wrong, so
+this is not final: after another record the stream is an engine again.
+
+:mod:`kvbus.parts.log.follower` describes how kvbus publishes a stream to routers under the log's own numbers.
 """
 
 from __future__ import annotations
@@ -43,16 +48,19 @@ from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, Relayed
 logger = logging.getLogger("kvbus.discovery.streams")
 
 LOOK: Final = 2.0
-"""Seconds between two checks for new streams."""
+"""Time in seconds between two checks whether the log has new streams."""
 
 MEASURE: Final = 1.0
-"""Seconds between two queries for the log's end."""
+"""Time in seconds between two queries for the end of the log.
+
+With the answer, kvbus measures how far its reading lags.
+"""
 
 TAKE: Final = 0.1
-"""Seconds that one read waits for records, and between two checks of all streams."""
+"""Time in seconds for which one read waits for records. It is also the time between two checks of all streams."""
 
 TURN: Final = 64
-"""Records that are handed on before other tasks may run."""
+"""Number of records that are passed to the relay before other asyncio tasks may run."""
 
 
 REFUSED: Final = {
@@ -65,11 +73,14 @@ REFUSED: Final = {
     FOREIGN_KEY: "is a key that no stream can have",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
-"""Reasons for refused streams and records, each with the text of its log line. Everything else is read."""
+"""Reasons for refusing a stream or a record, each with the second half of its log line.
+
+Records that are dropped for any other reason are counted, but not logged.
+"""
 
 
 class StreamPatterns(LogAccess):
-    """The log that is read, and the patterns of its streams."""
+    """The configuration keys of a log's address, and of the patterns that select its streams."""
 
     endpoint: Endpoint = key(
         ..., "A server of the log. With Redis and Valkey, the primary or a Sentinel.", example="tcp://kafka-0:9092"
@@ -96,27 +107,32 @@ class StreamPatterns(LogAccess):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A stream that is a source of the relay, and the callbacks that feed it."""
+    """A stream that is a source of the relay, with the functions that pass its records to the relay."""
 
     relayed: Relayed
     feed: Callable[[RelayEvent], None]
     drained: Callable[[], None]
     ends: bool
-    """Only the stream's end is sent, because its writer is away. Routers may have its blocks from elsewhere."""
+    """Whether only the stream's end is passed to the relay, because the stream's writer is gone.
+
+    The relay needs the end, because routers may already have the stream's blocks, for example from another aggregator.
+    """
 
 
 def _key_of(endpoint: str) -> str:
-    """Return the key of the stream that is an engine with this endpoint."""
+    """Return the log key of a stream from its engine's endpoint, which ends with ``#KEY``."""
     return endpoint.rpartition("#")[2]
 
 
 class LogStreams:
-    """A reader of a log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
+    """A reader of the streams in one log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
+
+    In the names of this class, *level* means that the reader has read everything that the log has.
 
     Args:
-        make: opens the log.
-        patterns: patterns of the streams to read.
-        where: the log, as a text for people. The engines' endpoints begin with it.
+        make: function that opens the log.
+        patterns: the patterns that select the streams.
+        where: a description of the log for the operator. The engines' endpoints begin with it.
     """
 
     give_up = LEASE_TTL
@@ -129,52 +145,63 @@ class LogStreams:
         self._relayed: dict[str, Relayed] = {}
         self._slots: dict[int, _Place] = {}
         self._listed: set[str] = set()
-        """The streams of the yielded set of engines. Of the sources, only these are fed.
+        """The keys of the streams in the set of engines that was yielded last.
 
-        The slot of any other source may be freed at any time. Its stream was over, so routers have none of its blocks.
+        Records are passed to a source only if its stream is in this set. The slot of any other source may be freed at
+        any time. The stream of such a source had ended, so routers have none of its blocks.
         """
         self._former: Counter[str] = Counter()
-        """Counts of streams that the log no longer has, and of refusals."""
+        """Counts of records in streams that are no longer in the log, and counts of refusals."""
         self._refused: set[tuple[str, str]] = set()
-        """Refusals that were counted and logged, each as reason and name."""
+        """Refusals that are already counted and logged. Each is a reason and the name of what was refused."""
         self._dirty = True
-        """Whether the reader has to be opened again, for other positions or other streams."""
+        """Whether to open the log's reader again, because streams were added or reading positions have changed."""
         self._clock = asyncio.get_running_loop().time
         self._level_at = self._clock()
-        """Everything that the log had at this time was read."""
+        """A time by the event loop's clock. The reader has read everything that the log had at this time."""
         self._shown_at = self._level_at
-        """When the set of engines was last yielded."""
+        """Time at which the set of engines was last yielded."""
         self._changed_at = 0.0
-        """When the set of engines was first seen to differ from the yielded one; 0 while it does not."""
+        """Time since which the set of engines differs from the set that was yielded last; 0 while they are equal."""
         self._newest = 0.0
-        """When the log got the newest of all records that were read, by the log's clock."""
+        """Time of the newest record that was read from any stream, by the log's clock."""
         self._level_once = False
-        """Whether everything was read that the log had when reading began."""
+        """Whether the reader has read everything that the log had when reading began."""
         self.announced_at = -1.0
-        """Everything that the log had at this time was read, and each stream of it was yielded or has ended."""
+        """A time by the event loop's clock. Each stream that the log had at this time was yielded or has ended."""
         self._ends: tuple[float, dict[str, int]] | None = None
-        """A time, and where the log ended then, for the streams that were not yet read so far."""
+        """A time, and the end of each stream in the log at that time.
+
+        A stream is removed from the dict once it is read up to its end. None if no such measurement is in progress.
+        """
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of records that were not handed on, by reason; see :class:`~kvbus.parts.log.follower.Follower`."""
+        """Number of records that were not passed to the relay, by reason.
+
+        :class:`~kvbus.parts.log.follower.Follower` lists the reasons.
+        """
         return sum((each.follower.counts for each in self._relayed.values()), self._former)
 
     @property
     def lag(self) -> float:
-        """Seconds since the latest time up to which everything in the log is known to be read."""
+        """Number of seconds by which the reader may lag.
+
+        It has read everything that the log had this many seconds ago.
+        """
         return self._clock() - self._level_at
 
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Feed a stream to the relay as the source in this slot, from its state on.
+        """Begin to pass a stream's records to the relay, as those of the source in this slot.
 
-        If the stream's writer is away, only the stream's end is fed.
+        The first record is that of the stream's newest state. If the stream's writer is gone, pass only the stream's
+        end.
         """
         relayed = self._relayed.get(_key_of(endpoint))
         if relayed is None:
-            return  # the stream was erased meanwhile, so the next set of engines lacks it
+            return  # the log erased the stream after its engine was yielded; the next set of engines lacks it
         place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
         relayed.slot = slot
         if not place.ends:
@@ -185,7 +212,7 @@ class LogStreams:
         self._dirty = True
 
     def close(self, slot: int) -> None:
-        """Stop feeding the stream in this slot."""
+        """Stop passing records to the source in this slot."""
         if slot in self._slots:
             self._slots.pop(slot).relayed.slot = None
 
@@ -196,7 +223,7 @@ class LogStreams:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Read the log, and yield the set of streams that are engines.
+        """Read the log, pass its records to the relay, and yield the set of streams that are engines.
 
         Raises:
             DiscoveryError: the log cannot be reached.
@@ -227,7 +254,7 @@ class LogStreams:
                     await self._take(reader)
                     await self._measure(reader)
                 if self._clock() - looked_at < TAKE:
-                    continue  # checking all streams takes as long as reading many records
+                    continue  # check the streams rarely, because a check takes as long as reading many records
                 looked_at = self._clock()
                 self._expire()
                 self._reach(reached=True)
@@ -237,7 +264,7 @@ class LogStreams:
                     self._changed_at = 0.0
                 else:
                     self._changed_at = self._changed_at or looked_at
-                # before that, an empty set does not mean that there is no engine
+                # until everything is read, an empty set does not mean that there is no engine
                 level = reader is None or level_at >= self._changed_at
                 if engines != shown and (level or (engines and self._waited())):
                     shown = engines
@@ -259,12 +286,20 @@ class LogStreams:
                     await reader.close()
 
     def _list(self, names: set[str]) -> None:
-        """Feed these streams from now on, with the records that were withheld first."""
+        """Set the streams whose records are passed to the relay.
+
+        The records that were withheld from a newly listed source have to come first, so the log is read again from
+        there.
+        """
         self._dirty |= any(place.relayed.key in names - self._listed for place in self._slots.values())
         self._listed = names
 
     def _withholds(self, relayed: Relayed) -> bool:
-        """Return whether to leave a record to the next reader, because the source's stream has to be listed first."""
+        """Return whether a record of this stream must not be passed to the relay yet.
+
+        This is so if the stream is a source but not in the yielded set of engines. The stream has to be listed first.
+        The next reader then reads the record again.
+        """
         if relayed.slot is None or relayed.key in self._listed:
             return False
         relayed.over = False
@@ -277,9 +312,9 @@ class LogStreams:
             self._learn(await log.pointers(), log)
 
     def _refuse(self, log: Log) -> None:
-        """Count and log what cannot be read.
+        """Count and log the streams and records that cannot be read.
 
-        Each reason and name counts once, although pointers are read again and again.
+        Pointers are read again and again, but each pair of reason and name is counted and logged only once.
         """
         if len(self._refused) > MAX_REFUSED:
             self._refused.clear()
@@ -331,29 +366,34 @@ class LogStreams:
     def _alive(self, relayed: Relayed) -> bool:
         """Return whether a stream is an engine.
 
-        A stale stream is not an engine, unless it is silent for so long that its epoch is given up. Then it is an
-        engine until its end is sent.
+        A stream is not an engine while it is stale. But once its epoch counts as abandoned, it is an engine until its
+        end is passed to the relay.
         """
         if relayed.over or relayed.slot is not None:
             return not relayed.over
         return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))
 
     def _stale(self, relayed: Relayed) -> bool:
-        """Return whether a stream's writer was away when the log got the records that were read last.
+        """Return whether the newest record of a stream is much older than the newest record of all streams.
 
-        It is False for a stream that is a source, or had a record while this reader was level.
+        The stream's writer is then treated as gone. The result is False if the stream is a source of the relay, or if
+        one of its records came after this reader had caught up with the log.
         """
         unknown = relayed.slot is None and not relayed.alive
         return unknown and self._newest - relayed.written >= self.stale
 
     def _silent(self, relayed: Relayed) -> bool:
-        """Return whether a stream's epoch is over: the log had no record of it for too long, by this reader's clock."""
+        """Return whether the log had no record of a stream for :data:`LEASE_TTL`, by this reader's clock.
+
+        The stream's epoch is then over.
+        """
         return self._level_at - relayed.follower.heard >= self.give_up
 
     def _engines(self, log: Log) -> tuple[Engine, ...]:
         """Return the streams that are engines.
 
-        If two have the same engine name, every aggregator chooses the same stream.
+        If two streams have the same engine name, only the stream with the lower key is an engine. So all aggregators of
+        the log choose the same stream.
         """
         found: dict[str, Engine] = {}
         for name, relayed in sorted(self._relayed.items()):
@@ -371,7 +411,7 @@ class LogStreams:
     async def _take(self, reader: Reader) -> None:
         entries = await reader.take(TAKE)
         if self._dirty:
-            return  # a stream begins again, and the next reader delivers these records again
+            return  # a stream is to be read again, and the next reader will deliver these records again
         for at, entry in enumerate(entries, 1):
             relayed = self._relayed.get(entry.key)
             if relayed is not None:
@@ -388,12 +428,12 @@ class LogStreams:
         self._drain()
 
     def _note(self, relayed: Relayed, written: float) -> None:
-        """Note when the log got a record of a stream.
+        """Note the time at which the log got a record of a stream.
 
-        A record that came while the reader was level proves that the writer lives. If only the stream's end was to be
-        sent, begin again at its state.
+        A record that comes after this reader has caught up with the log proves that the writer is running. If only the
+        stream's end was to be passed to the relay, the stream is now read again from its newest state.
         """
-        # the future time of one writer must not make all other streams look stale
+        # limit the time: if one writer's clock is ahead, all other streams must not become stale
         self._newest = max(self._newest, min(written, time.time()))
         relayed.written = written
         if self._level_once and not relayed.alive:
@@ -410,17 +450,17 @@ class LogStreams:
             place.drained()
 
     def _waited(self) -> bool:
-        """Return whether new engines may be yielded before everything was read.
+        """Return whether new engines may be yielded before this reader has caught up with the log.
 
-        Each new source makes the reader read its records again. So during a long read this happens only a few times,
-        not for each engine.
+        After each new source, the records since its newest state have to be read again. So during a long read, new
+        engines are yielded together and rarely: at most every two seconds, and not before half of the lag has passed.
         """
         return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
 
     async def _measure(self, reader: Reader) -> None:
-        """Note where the log ends now, and later whether everything up to there was read."""
+        """Ask the log where it ends. Note later when this reader has read everything up to that end."""
         if self._dirty:
-            return  # the records that were read last were not handed on
+            return  # the records that were read last were not passed to the relay
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:
@@ -435,9 +475,10 @@ class LogStreams:
         self._level_once = True
 
     def _expire(self) -> None:
-        """Give up the epochs of silent streams. Only the time counts up to which the log was read.
+        """Give up the epochs of streams whose writers are silent for too long.
 
-        This includes a stream without a record since reading began again, because it was announced before.
+        Only the time up to which the log was read completely counts as silence. A stream that had no record since
+        reading began again is included, because the relay has it as a source.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):
