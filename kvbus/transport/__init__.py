@@ -1,6 +1,6 @@
-"""Sockets: the only package that knows ZeroMQ.
+"""Sockets: the only package of kvbus that uses ZeroMQ.
 
-This package moves frames. The core knows what the frames mean. The package does not use zmq.asyncio, which costs
-15-33 us of CPU per message. Instead the event loop watches each socket's file descriptor, and a
-:class:`~kvbus.transport.pump.Pump` reads the socket until it is empty.
+This package sends and receives frames. :mod:`kvbus.core` knows what the frames mean. The package does not use
+zmq.asyncio, which costs 15-33 us of CPU per message. Instead the event loop watches the file descriptor of each socket,
+and a :class:`~kvbus.transport.pump.Pump` reads the socket until no message waits.
 """

@@ -1,7 +1,7 @@
-"""The live stream of engines that dial in, over kvbus's own ZMTP implementation.
+"""The live stream of engines that dial kvbus. kvbus reads it with its own ZMTP implementation, without libzmq.
 
-Each message is passed on as soon as it is read: unread batches wait in the kernel and at the engine, never in kvbus. A
-message that never ends costs little memory, because kvbus keeps only its first frames and bounds its size.
+kvbus passes on each batch as soon as it has read it, so unread batches wait in the kernel and at the engine. A message
+without an end costs little memory, because kvbus keeps only its first frames and limits its total size.
 """
 
 from __future__ import annotations
@@ -35,24 +35,31 @@ _REFUSED: Final[dict[str, Refused]] = {
     Reason.LEFT: Refused.CLOSED,
     Reason.BROKEN: Refused.CLOSED,
 }
-"""Why a connection does not become a publisher: the source's reason by ZMTP reason. Any other reason is PROTOCOL."""
+"""The reason that is shown at a source, for each reason why a connection did not become a publisher of the source.
+
+Every reason that is not listed here is shown as PROTOCOL.
+"""
 
 
 def limits_of_publishers(frame_bytes: int) -> Limits:
-    """Return the limits of an engine's connection: those of libzmq, and a maximum size of a message in bytes."""
+    """Return the limits for the data that an engine sends on its connection.
+
+    Args:
+        frame_bytes: maximum bytes of one frame. A message may have four times as many bytes.
+    """
     most = 4 * frame_bytes
-    # a frame that is not empty has at least one byte, so the limit in bytes also bounds the number of such frames
+    # a frame that is not empty has at least one byte, so the limit of bytes also limits the number of such frames
     return Limits(frame_bytes=frame_bytes, message_frames=most, kept_frames=MAX_KEPT_FRAMES, message_bytes=most)
 
 
 class AcceptedStream:
-    """The publishers of one source, which dial in; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The live stream of one source whose publishers dial kvbus; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
-    A source uses it like a :class:`~kvbus.transport.ingress.LiveStream`. Several publishers can be connected. The
-    source's connection is up while at least one of them is.
+    A source uses it like a :class:`~kvbus.transport.ingress.LiveStream`. Several publishers may be connected. The
+    source counts as connected while it has at least one publisher.
 
     Args:
-        topics: subscription prefixes.
+        topics: prefixes of the topics that kvbus subscribes to.
         events: the callbacks of the source.
     """
 
@@ -66,11 +73,11 @@ class AcceptedStream:
 
     @property
     def reached(self) -> None:
-        """None: kvbus has dialled no address, because the publishers dial in."""
+        """Always None, because kvbus has dialled no address: the publishers dial kvbus."""
 
     @property
     def unread(self) -> bool:
-        """Whether a publisher has sent batches that are not read yet."""
+        """Whether a publisher has sent bytes that kvbus has not decoded yet."""
         return any(peer.has_unread for peer in self._peers.values())
 
     @property
@@ -79,18 +86,22 @@ class AcceptedStream:
         return [peer.address for peer in self._peers.values()]
 
     def beside(self, endpoint: str) -> str:
-        """Return the endpoint unchanged: kvbus did not look up a host name to reach the engine."""
+        """Return the engine's replay or snapshot endpoint unchanged.
+
+        :meth:`LiveStream.beside <kvbus.transport.ingress.LiveStream.beside>` replaces the host name by the connected
+        address. Here the engine dials kvbus, so kvbus has looked up no host name.
+        """
         return endpoint
 
     def opened(self, peer: Peer) -> None:
-        """Send the subscriptions to a new publisher."""
+        """Send kvbus's subscriptions to a publisher that has connected, and report the first publisher's connection."""
         peer.write(b"".join([subscribe(topic, peer.version) for topic in self._topics]))
         self._peers[peer.id] = peer
         if len(self._peers) == 1:
             self._events.connection(True)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - all peers publish for one source
-        """Pass a batch to the source, and call ``drained`` once after the burst of batches."""
+        """Pass a batch to the source, and call the source's ``drained`` callback once after each burst of batches."""
         if self._closed:
             return
         self._events.message(frames)
@@ -102,7 +113,7 @@ class AcceptedStream:
         drained()
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a publisher, and report the connection as down after the last one."""
+        """Remove a publisher. After the last publisher, report that the source is no longer connected."""
         del self._peers[peer.id]
         if self._closed:
             return
@@ -112,29 +123,29 @@ class AcceptedStream:
             self._events.connection(False)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Do nothing: a publisher does not subscribe."""
+        """Do nothing, because a publisher does not subscribe."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Do nothing: a publisher does not subscribe."""
+        """Do nothing, because a publisher has no subscription to cancel."""
 
     def drained(self, peer: Peer) -> None:
-        """Do nothing: kvbus sends an engine only its subscriptions."""
+        """Do nothing when an engine is writable again, because kvbus sends an engine only its subscriptions."""
 
     def close(self) -> None:
-        """Disconnect the publishers."""
+        """Disconnect all publishers."""
         self._closed = True
         for peer in self._peers.values():
             peer.close(Reason.CLOSED)
 
 
 class BoundStream(AcceptedStream):
-    """The publishers of one source, which dial in at the source's own port.
+    """The live stream of one source whose publishers dial the source's own port.
 
     Args:
-        endpoint: where to listen, ``tcp://host:port`` or ``ipc://path``.
-        topics: subscription prefixes.
+        endpoint: the endpoint to bind, ``tcp://host:port`` or ``ipc://path``.
+        topics: prefixes of the topics that kvbus subscribes to.
         events: the callbacks of the source.
-        policy: who may connect, and the largest frame to accept.
+        policy: the rules for publishers: who may connect, and the largest frame that kvbus accepts.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -153,14 +164,14 @@ class BoundStream(AcceptedStream):
         )
 
     def _refused(self, reason: str, _address: str, _detail: str) -> None:
-        """Report a connection that did not become a publisher, with the source's reason."""
+        """Tell the source why a connection did not become one of its publishers."""
         self._events.refused(_REFUSED.get(reason, Refused.PROTOCOL))
 
     def allow(self, clients: Collection[bytes]) -> None:
-        """Replace the allow-list, and disconnect every publisher whose key is no longer on it."""
+        """Replace the allow-list of CURVE keys, and disconnect every publisher whose key is not on the new list."""
         self._keys.allow(clients, self._listener.peers.values())
 
     def close(self) -> None:
-        """Disconnect the publishers and stop listening."""
+        """Disconnect all publishers, and close the source's port."""
         self._closed = True
         self._listener.close()

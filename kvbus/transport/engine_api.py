@@ -1,4 +1,4 @@
-"""Requests to an engine's own HTTP API, for facts that are not in its event stream."""
+"""Requests to an engine's own HTTP API, for facts that the engine's event stream does not contain."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 import aiohttp
 
 TIMEOUT: Final = 10.0
-"""Maximum seconds for a request and its answer."""
+"""Maximum seconds from sending an HTTP request to an engine until its response is complete."""
 
 MAX_ANSWER: Final = 64 * 1024
-"""Bytes of an answer that are read per step."""
+"""Maximum bytes of an HTTP response that one read returns."""
 
 
 MAX_METRICS: Final = 16 * 1024 * 1024
@@ -22,12 +22,18 @@ _AWAKE: Final = re.compile(
 
 
 def session() -> aiohttp.ClientSession:
-    """Return an HTTP client with :data:`TIMEOUT`. The caller closes it."""
+    """Return an HTTP client for requests to engines, with the limit :data:`TIMEOUT`. The caller closes the client."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
 
 
 async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool | None:
-    """Return whether all ranks of an engine sleep, by vLLM's metrics; None if the engine has no such metric.
+    """Return whether all data-parallel ranks of a vLLM engine sleep; None if the engine has no metric for it.
+
+    The function reads the metric ``vllm:engine_sleep_state`` of each rank.
+
+    Args:
+        client: the HTTP client.
+        base: URL of the engine's HTTP API, without a path.
 
     Raises:
         aiohttp.ClientError, TimeoutError: the engine does not answer.
@@ -38,7 +44,10 @@ async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool | None:
 
 
 async def _get(client: aiohttp.ClientSession, url: str, most: int) -> str:
-    """Return the text of an answer; empty if the status is not 200 or the answer has more than ``most`` bytes."""
+    """Return the text of an HTTP response.
+
+    The text is empty if the status is not 200, or if the response has more than ``most`` bytes.
+    """
     async with client.get(url, allow_redirects=False) as answer:
         body = bytearray()
         async for part in answer.content.iter_chunked(MAX_ANSWER):

@@ -1,4 +1,7 @@
-"""The connection events of a socket, from libzmq's monitor: up, down, failed handshakes, abandoned endpoints."""
+"""Report the connection events of a libzmq socket: connections made and lost, failed handshakes, abandoned endpoints.
+
+libzmq writes these events to a second socket, the monitor socket.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +27,29 @@ _DIALS: Final = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONN
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 GRACE: Final = 0.25
-"""Seconds to wait for libzmq's event that it connects again. libzmq sends it at once or never."""
+"""Seconds to wait, after a connection was lost, for the event that libzmq dials the endpoint again.
+
+libzmq sends this event at once, or it has abandoned the endpoint and never sends the event.
+"""
 
 REFUSED_GRACE: Final = 2.0
-"""Seconds to wait for the same event after a refused handshake: meanwhile the peer may add our key."""
+"""Seconds to wait, after a failed handshake, for the event that libzmq dials the endpoint again.
+
+During these seconds the peer may add kvbus's key to its allow-list.
+"""
 
 
 class ConnectionMonitor:
-    """Report a socket's first successful connection, and the loss of its last one.
+    """A watcher of one socket, which reports when its first connection is made and its last connection is lost.
 
     Args:
         socket: the socket to watch. Call :meth:`close` before you close the socket.
-        changed: called with True for the first connection, and with False when the last one is lost.
-        refused: called with the reason of each failed handshake.
-        abandoned: for a socket that connects: called when libzmq has abandoned its endpoint, with True if a connection
-            was up. libzmq abandons an endpoint after a frame over ``MAXMSGSIZE``, after other violations of the
-            protocol, and after some failed handshakes. The socket then receives nothing until the next ``connect``.
+        changed: called with True when the first connection is made, and with False when the last connection is lost.
+        refused: called after each failed handshake, with the reason for the failure.
+        abandoned: called when libzmq has abandoned the endpoint that the socket dials; None for a socket that binds.
+            The argument is True if a connection was up before. libzmq abandons an endpoint after a frame larger than
+            ``MAXMSGSIZE``, after other violations of ZMTP, and after some failed handshakes. The socket then receives
+            nothing until the next ``connect``.
     """
 
     def __init__(
@@ -61,7 +71,9 @@ class ConnectionMonitor:
         self.up = False
         self._fd = -1
         self.peer: tuple[str, int] | None = None
-        """Address and port of the newest connection's peer; None without a connection, or if it is not TCP."""
+        """Address and port of the peer of the newest connection; None without a connection, or if the peer is not on
+        TCP.
+        """
         events = _EVENTS if abandoned is None else _EVENTS | _DIALS
         self._pump = Pump(socket.get_monitor_socket(events), self._event)
 
@@ -77,21 +89,25 @@ class ConnectionMonitor:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
         elif event != zmq.EVENT_DISCONNECTED:
-            self._failed = True  # libzmq's next event reports the end of this connection
+            self._failed = True  # the next event is EVENT_DISCONNECTED, for the connection whose handshake has failed
             if self._refused is not None:
                 self._refused(_reason(event, message["value"]))
         else:
             self.peer = None
             stood = not self._failed and self._peers > 0
             if self._failed:
-                self._failed = False  # not counted as a peer: a probe of the port, or a peer with another protocol
+                self._failed = False  # this connection was never counted in _peers, because its handshake failed
             elif self._peers:
                 self._peers -= 1
             self._wait(stood=stood)
         self._set(up=self._peers > 0)
 
     def _wait(self, *, stood: bool) -> None:
-        """Wait for libzmq's event that it connects again; without that event it has abandoned the endpoint."""
+        """Start the timer that calls ``abandoned`` unless libzmq reports that it dials the endpoint again.
+
+        Args:
+            stood: whether the lost connection had finished its handshake.
+        """
         self._stop_waiting()
         if self._abandoned is not None:
             self._timer = self._loop.call_later(GRACE if stood else REFUSED_GRACE, self._abandoned, stood)
@@ -108,11 +124,11 @@ class ConnectionMonitor:
 
     @property
     def unread(self) -> bool:
-        """Whether the kernel holds bytes of the newest connection that libzmq's thread has not read."""
+        """Whether the kernel holds received bytes of the newest connection that libzmq has not read."""
         return self.peer is not None and unread(self._fd, self.peer)
 
     def close(self) -> None:
-        """Stop watching the socket."""
+        """Stop watching the socket. The socket itself stays open."""
         if not self._pump.closed:
             self._stop_waiting()
             self._watched.disable_monitor()
@@ -120,7 +136,13 @@ class ConnectionMonitor:
 
 
 def _peer_of(fd: int) -> tuple[str, int] | None:
-    """Return the peer's address and port of a libzmq connection; None if it is closed already or is not TCP."""
+    """Return the address and port of the peer of a libzmq connection.
+
+    The result is None if the connection is closed already, or if it is not a TCP connection.
+
+    Args:
+        fd: the file descriptor of the connection, as libzmq reports it.
+    """
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
             return _named(connection)
@@ -134,9 +156,14 @@ def _named(connection: sockets.socket) -> tuple[str, int] | None:
 
 
 def unread(fd: int, peer: tuple[str, int]) -> bool:
-    """Return whether unread bytes wait on the connection to ``peer``.
+    """Return whether the kernel holds unread bytes of the connection to ``peer``.
 
-    By now the descriptor may belong to another connection, so the peer is compared too.
+    The peer of the descriptor is compared with ``peer``, because libzmq may have closed the connection, and the
+    descriptor may now belong to another connection.
+
+    Args:
+        fd: the file descriptor of the connection, as libzmq has reported it.
+        peer: address and port of the connection's peer.
     """
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:

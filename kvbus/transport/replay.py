@@ -1,8 +1,10 @@
-"""The replay server of one output stream: it sends each answer as fast as the requester reads.
+"""The replay server of one output stream, which sends each router's replay answers as fast as the router reads.
 
-Each answer is a session of the fair sender (:mod:`kvbus.transport.sender`). The sender skips a requester that does not
-read, so it delays no other requester. A requester whose kernel acknowledges nothing for 30 s is disconnected and
-counted.
+Each answer is a session of the output's sender (:mod:`kvbus.transport.sender`). The sender skips a router that does not
+read, so this router delays no other router. If the kernel of a router acknowledges nothing for 30 s, the server
+disconnects the router and counts the answer as stalled.
+
+A second server of the same class answers snapshot requests on a separate endpoint.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ from kvbus.transport.zmtp.wire import encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 MAX_PEERS: Final = 2_048
-"""Maximum number of connections of one endpoint."""
+"""Maximum number of routers that are connected to one replay endpoint."""
 
 MAX_WAITING: Final = 10_000
-"""Maximum number of requests of one endpoint that wait, for the sender or for a requester to read. kvbus refuses and
-counts further requests."""
+"""Maximum number of replay requests that wait at one endpoint, for a slot of the sender or for their router to read.
+
+kvbus refuses and counts further requests.
+"""
 
 MAX_QUEUED: Final = 16
-"""Maximum number of requests of one peer that wait while it gets an answer. At the limit kvbus stops reading from the
-peer until a request is answered."""
+"""Maximum number of replay requests of one router that wait while kvbus sends an answer to this router.
+
+At the limit kvbus reads no further request of the router until an answer is complete.
+"""
 
 STALLED: Final = "stalled"
 
@@ -44,13 +50,13 @@ Handler = Callable[[list[bytes]], None]
 def sender_of_output(
     stats: OutputStats, limit: int, clock: Callable[[], float] | None = None, stall_timeout: float = STALL_TIMEOUT
 ) -> Sender:
-    """Make the sender of one output.
+    """Return the sender of one output, which sends the replay answers and the states of all streams of the output.
 
     Args:
-        stats: counters of the output.
+        stats: counters of the output. They show the numbers of running and waiting answers.
         limit: maximum number of answers that are sent at the same time.
-        clock: returns the time in seconds, to measure the progress of peers; None for the event loop's clock.
-        stall_timeout: seconds without progress after which a session is stopped.
+        clock: returns the time in seconds, to measure the progress of routers; None for the event loop's clock.
+        stall_timeout: seconds without progress after which the sender reports a session as stalled.
     """
     stats.replay_sessions_limit = limit
 
@@ -62,7 +68,13 @@ def sender_of_output(
 
 
 class _Asked(NamedTuple):
-    """A request: its answer, the messages of the answer, and whether the request is refused for lack of room."""
+    """A replay request that has not been answered completely.
+
+    Attributes:
+        answer: the answer as an object of the relay, with its outcome.
+        messages: yields the messages of the answer.
+        refused: whether kvbus refuses the request, because too many requests wait.
+    """
 
     answer: Answer
     messages: Iterator[list[bytes]]
@@ -70,26 +82,26 @@ class _Asked(NamedTuple):
 
 
 class _Requester:
-    """A peer, its unanswered requests, and the session of the current answer."""
+    """A connected router, its unanswered replay requests, and the sender's session for its current answer."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.asked: deque[_Asked] = deque()
         self.session: Session | None = None
         self.in_message = False
-        """Whether the answer stops in the middle of a message."""
+        """Whether kvbus has sent only the first frames of a message of the answer."""
 
 
 class ReplayServer:
-    """Receive replay requests on one endpoint, and send the relay's answers.
+    """The server of one replay endpoint, which receives routers' requests and sends the relay's answers.
 
     Args:
         endpoint: the endpoint to bind.
         on_request: called with the frames of each request; an identity of the connection is put before the first frame.
-            Pass the answer to :meth:`send`.
-        sender: sends the answers; the output's other replay servers share it.
+            Pass the relay's answer to :meth:`send`.
+        sender: sends the answers. All replay servers of an output share it.
         stats: counters of the output.
-        policy: who may connect, and the largest frame to accept.
+        policy: the rules for routers: who may connect, and the largest frame that kvbus accepts.
         system: the operating system's functions; a simulation replaces them.
 
     Raises:
@@ -125,7 +137,8 @@ class ReplayServer:
         settings = Settings(
             limits=Limits(frame_bytes=limit, message_bytes=limit),
             max_peers=MAX_PEERS,
-            # with 0, a peer is writable only if no bytes wait here: an answer ends when the kernel has all of it
+            # With both marks 0, a peer is writable only while kvbus queues no bytes for it. So an answer counts as
+            # ended only after the kernel has accepted all bytes of the answer.
             high_water=0,
             low_water=0,
             unsent_bytes=QUANTUM // 2,
@@ -145,11 +158,11 @@ class ReplayServer:
         self._stats.refused[reason] += 1
 
     def allow(self, clients: Collection[bytes]) -> None:
-        """Replace the allow-list, and disconnect every requester whose key is no longer on it."""
+        """Replace the allow-list of CURVE keys, and disconnect every router whose key is not on the new list."""
         self._keys.allow(clients, [requester.peer for requester in self._requesters.values()])
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect every requester, drop all answers, and bind again."""
+        """Disconnect every router, drop all answers, and bind the endpoint again with a new policy."""
         self._drop_all("gone")
         self._endpoint.close()
         self._endpoint = reopening(self._opener(policy))(self)
@@ -157,36 +170,43 @@ class ReplayServer:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
-        """Add a requester."""
+        """Add a router that has connected."""
         self._requesters[peer.id] = _Requester(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Ignore a subscription: a ROUTER socket has no subscribers."""
+        """Do nothing: a peer of this ROUTER socket does not subscribe."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Ignore the end of a subscription."""
+        """Do nothing: a peer of this ROUTER socket has no subscription."""
 
     def peer_of(self, identity: bytes) -> Peer:
-        """Return the connection of a requester, by the identity that `on_request` got."""
+        """Return the connection from which a request came.
+
+        Args:
+            identity: the first frame that ``on_request`` got for the request.
+
+        Raises:
+            KeyError: the connection has ended.
+        """
         return self._requesters[int.from_bytes(identity, "big")].peer
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Pass a request to `on_request`."""
+        """Pass a router's request to ``on_request``, with an identity of the connection as the first frame."""
         self._on_request([peer.id.to_bytes(8, "big"), *frames])
 
     def drained(self, peer: Peer) -> None:
-        """Continue the answer to a requester that is writable again."""
+        """Continue the answer to a router that is writable again."""
         requester = self._requesters.get(peer.id)
         if requester is not None and requester.session is not None:
             self._sender.resume(requester.session)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Remove a requester, and count its unfinished answers."""
+        """Remove a router whose connection has ended, and count each of its unfinished answers by the reason."""
         requester = self._requesters.pop(peer.id, None)
         if requester is None:
             return
         if requester.asked and requester.asked[0].answer.over and peer.unsent_bytes == 0:
-            self._count_first(requester)  # the requester left right after the end of this answer
+            self._count_first(requester)  # complete: the kernel accepted every byte before the router left
         outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
         self._drop(requester, outcomes.get(reason, "gone"))
 
@@ -194,11 +214,16 @@ class ReplayServer:
 
     @property
     def busy(self) -> int:
-        """Number of unfinished answers, including waiting requests."""
+        """Number of unfinished answers, including the answers that have not begun."""
         return sum(len(requester.asked) for requester in self._requesters.values())
 
     def send(self, answer: Answer, messages: Iterator[list[bytes]]) -> None:
-        """Start an answer, or queue it after the answers to earlier requests of the same peer."""
+        """Start sending an answer. If the router still gets an earlier answer, queue the new answer after it.
+
+        Args:
+            answer: the relay's answer; its envelope names the router's connection.
+            messages: yields the messages of the answer.
+        """
         requester = self._requesters.get(int.from_bytes(answer.envelope[0], "big"))
         stats = self._stats
         if requester is None:
@@ -212,7 +237,7 @@ class ReplayServer:
             self._begin(requester)
 
     def _begin(self, requester: _Requester) -> None:
-        """Start the answer to a requester's oldest request."""
+        """Start sending the answer to a router's oldest request."""
         requester.session = Session(
             requester.peer,
             self._encoded(requester, requester.asked[0]),
@@ -223,7 +248,7 @@ class ReplayServer:
         self._sender.start(requester.session)
 
     def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[bytes]:
-        """Yield the encoded messages of an answer; ``b""`` while the next message is still being built."""
+        """Yield the encoded messages of an answer. Yield ``b""`` while the relay is still building the next message."""
         for frames in iter([asked.answer.refusal()]) if asked.refused else asked.messages:
             if not frames:
                 yield b""
@@ -233,14 +258,14 @@ class ReplayServer:
             yield encode_message(frames[1:], unfinished=requester.in_message)
 
     def _go_on(self, requester: _Requester) -> None:
-        """Count a finished answer, and start the requester's next answer."""
+        """Count a router's completed answer, and start the answer to its next request."""
         self._count_first(requester)
         requester.session = None
         if requester.asked:
             self._begin(requester)
 
     def _count_first(self, requester: _Requester) -> None:
-        """Remove a requester's oldest request, and count its outcome."""
+        """Remove a router's oldest request from its queue, and count the outcome of the answer."""
         answer, _, refused = requester.asked.popleft()
         self._stats.replay_requests["refused" if refused else answer.outcome] += 1
         self._stats.replay_waiting -= 1
@@ -248,7 +273,7 @@ class ReplayServer:
             requester.peer.resume()
 
     def _drop(self, requester: _Requester, outcome: str) -> None:
-        """Drop a requester's unfinished answers, and count them with this outcome."""
+        """Drop all unfinished answers to a router, and count each of them with this outcome."""
         if requester.session is not None:
             self._sender.stop(requester.session)
             requester.session = None
@@ -258,11 +283,15 @@ class ReplayServer:
         requester.peer.resume()
 
     def end(self) -> int:
-        """End every unfinished answer with END, and count it. Return the number of these answers."""
+        """End every unfinished answer with an END message, and count it as ``cut_off``, before kvbus shuts down.
+
+        Returns:
+            Number of answers that were unfinished.
+        """
         count = self.busy
         for requester in self._requesters.values():
             if requester.in_message:
-                requester.peer.close(Reason.CLOSED)  # END would become part of the unfinished message
+                requester.peer.close(Reason.CLOSED)  # END would become a part of the incomplete message
             unfinished = [asked.answer for asked in requester.asked if not asked.answer.over]
             requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")
@@ -273,7 +302,7 @@ class ReplayServer:
             self._drop(requester, outcome)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the endpoint and drop unfinished answers. Written bytes are sent for up to ``linger`` seconds."""
+        """Close the endpoint and drop unfinished answers. Queued bytes are sent for up to ``linger`` seconds."""
         self._drop_all("cut_off")
         self._endpoint.close(linger)
         self._stats.replay_waiting_limit -= self._waiting_limit

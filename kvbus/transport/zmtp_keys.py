@@ -1,4 +1,7 @@
-"""Keys for endpoints of kvbus's own ZMTP. CURVE needs libsodium there: ``pip install kvbus[curve]`` installs PyNaCl."""
+"""CURVE keys for the endpoints of kvbus's own ZMTP implementation.
+
+CURVE needs libsodium there. ``pip install kvbus[curve]`` installs it with PyNaCl.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """The security of one endpoint: CURVE keys, or none.
+    """The security of one endpoint: CURVE with keys, or no security.
 
     Args:
         curve: the keys; None for an endpoint without CURVE.
@@ -29,7 +32,7 @@ class Keys:
 
     def __init__(self, curve: Curve | None, *, bind: bool) -> None:
         self.mechanism: MechanismFactory | None = None
-        """Creates the CURVE mechanism of a connection; None without keys."""
+        """Creates the CURVE mechanism of each connection; None for an endpoint without CURVE."""
         self._server: ServerKeys | None = None
         if curve is None:
             return
@@ -46,9 +49,13 @@ class Keys:
         self.mechanism = ClientKeys(public, secret, z85.decode(curve.server)).mechanism
 
     def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
-        """Replace the allow-list, and disconnect every peer whose key is no longer on it.
+        """Replace the allow-list of public keys, and disconnect every peer whose key is not on the new list.
 
-        Do nothing on an endpoint that dials or has no keys, because it has no allow-list.
+        On an endpoint that dials or has no keys this does nothing, because it has no allow-list.
+
+        Args:
+            clients: public keys of the peers that may connect, 32 raw bytes each.
+            peers: the connected peers.
         """
         if self._server is not None:
             self._server.allow(clients, peers)

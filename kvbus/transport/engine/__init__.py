@@ -1,4 +1,5 @@
-"""The engine's side of the protocol, for simulated engines, captures and tests: a PUB and a replay ROUTER.
+"""The sockets of an engine, for simulated engines, recordings and tests: a PUB and a ROUTER that answers replays.
 
-In: payloads. Out: numbered batches, and replay answers from a bounded buffer. The daemon does not use this package.
+In: encoded batches. Out: numbered batches on the live stream, and replay answers from a buffer of the newest batches.
+The daemon does not use this package.
 """

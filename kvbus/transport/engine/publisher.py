@@ -1,8 +1,8 @@
-"""The engine's side of the wire: the sockets of a vLLM, SGLang or simulated engine.
+"""The sockets of a simulated vLLM, SGLang or llm-d engine.
 
-`EnginePublisher` is a PUB socket and, if wanted, a ROUTER that replays the newest batches. It plays an engine in
-``kvbus sim``, ``kvbus play``, the demo and the tests, so it has the weaknesses of real engines: its sequence frames
-carry no epoch, it trims its replay buffer without notice, and it silently drops requests without a delimiter.
+`EnginePublisher` is a PUB socket and, on request, a ROUTER that replays the newest batches. It stands for an engine in
+``kvbus sim``, ``kvbus play``, the demo and the tests, so it has the weaknesses of real engines: its messages do not
+name the epoch, its replay buffer drops old batches without notice, and it silently drops requests without a delimiter.
 """
 
 from __future__ import annotations
@@ -25,36 +25,37 @@ if TYPE_CHECKING:
 
 __all__ = ["EnginePublisher", "Framing", "binds"]
 
-_REBIND_S: Final = 5.0  # seconds to retry: libzmq releases the address of a closed listener asynchronously
+_REBIND_S: Final = 5.0  # seconds to try again, because libzmq frees the address of a closed socket only after a while
 
 
 def binds(endpoint: str) -> bool:
-    """Return whether an engine binds this endpoint; otherwise the engine connects to it.
+    """Return whether an engine with this endpoint in its configuration binds it. Otherwise the engine connects to it.
 
-    The rule is vLLM's: vLLM binds wildcards, ``ipc://`` and ``inproc://``, and connects to a concrete host.
-    SGLang also binds ``0.0.0.0``, from 0.5.13 on.
+    vLLM binds wildcard addresses, ``ipc://`` and ``inproc://``, and connects to every other host. SGLang has the same
+    rule, and also binds ``0.0.0.0`` from version 0.5.13 on.
     """
     return any(sign in endpoint for sign in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
 
 
 class EnginePublisher:
-    """A PUB socket and a replay ROUTER that behave like an engine's sockets.
+    """A PUB socket and a replay ROUTER that behave like the sockets of an engine.
 
     Args:
-        endpoint: endpoint of the live stream: ``tcp://*:5557``, ``tcp://127.0.0.1:*``, ``ipc://…``.
-        replay_endpoint: endpoint that the ROUTER binds (engines always bind it), or None for no replay.
+        endpoint: endpoint of the live stream, such as ``tcp://*:5557``, ``tcp://127.0.0.1:*`` or ``ipc://…``.
+        replay_endpoint: endpoint that the ROUTER binds, as engines do; None for no replay.
         topic: first frame of every message.
-        framing: layout of replay answers. ``3``: vLLM up to 0.25 and SGLang up to 0.5.21; ``4``: vLLM from
-            0.26, SGLang from 0.5.22, Dynamo's mocker; ``sim``: llm-d-inference-sim, today the same as ``4``.
-        buffer_steps: batches kept for replay; the buffer drops the oldest without notice.
-        bind: True binds, False connects, None follows the engines' own rule (`binds`).
-        hwm: send high-water mark of the PUB socket, in messages per subscriber; the socket drops silently beyond it.
-        context: a ZeroMQ context to share (``inproc://``); by default the publisher has its own.
-        heartbeat_ms: time between two PINGs. A subscriber that does not answer a PING within this time is
-            disconnected. 0: no PINGs.
+        framing: layout of replay answers. ``3``: vLLM up to 0.25 and SGLang up to 0.5.21; ``4``: vLLM from 0.26, SGLang
+            from 0.5.22, Dynamo's mocker; ``sim``: llm-d-inference-sim, today the same as ``4``.
+        buffer_steps: maximum number of batches kept for replays. A full buffer drops its oldest batch without notice.
+        bind: True if the PUB socket binds ``endpoint``, False if it connects; None for the rule of engines (`binds`).
+        hwm: high-water mark of the PUB socket, in messages for each subscriber. Above it the socket silently drops
+            messages.
+        context: a ZeroMQ context to share, which ``inproc://`` needs; None if the publisher creates its own context.
+        heartbeat_ms: milliseconds between two ZMTP PINGs. A subscriber that does not answer a PING within this time is
+            disconnected. 0 for no PINGs.
 
-    `start` (or ``async with``) opens the sockets, `close` closes them. Call `publish`, `skip` and `restart` from the
-    same thread.
+    `start` (or ``async with``) opens the sockets, and `close` closes them. Call `publish`, `skip` and `restart` from
+    the same thread.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class EnginePublisher:
         self.framing: Final = framing
         self.bind: Final = binds(endpoint) if bind is None else bind
         self.replay_fault: Callable[[list[list[bytes]]], Iterable[list[bytes]]] = list
-        """Turns the messages of each replay answer into the messages to send: a test injects faults here."""
+        """Called with the messages of each replay answer. It returns the messages to send, so a test can inject
+        faults.
+        """
         self.replay_requests = 0
-        """Number of well-formed replay requests received so far, in all epochs."""
+        """Number of well-formed replay requests received since this object was created, in all epochs."""
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
@@ -91,17 +94,17 @@ class EnginePublisher:
 
     @property
     def endpoint(self) -> str:
-        """The live endpoint; after `start` of a bound publisher, with the real port."""
+        """The endpoint of the live stream. After `start` of a publisher that binds, it has the real port."""
         return self._endpoint
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The replay endpoint; after `start`, with the real port."""
+        """The endpoint of the replay ROUTER, after `start` with the real port; None without replay."""
         return self._replay_endpoint
 
     @property
     def next_seq(self) -> int:
-        """Sequence number of the next batch."""
+        """Seq of the batch that is published next."""
         return self._next_seq
 
     @property
@@ -115,7 +118,7 @@ class EnginePublisher:
         return len(self._buffer)
 
     def start(self) -> None:
-        """Open the sockets.
+        """Open the PUB socket and the replay ROUTER.
 
         Raises:
             BindError: an endpoint cannot be bound.
@@ -132,7 +135,7 @@ class EnginePublisher:
             raise
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the sockets. libzmq keeps sending queued batches for up to `linger` seconds."""
+        """Close the sockets. libzmq continues to send queued batches for up to ``linger`` seconds."""
         self._shut(linger)
         if self._own_context and self._context is not None:
             end(self._context)
@@ -148,15 +151,16 @@ class EnginePublisher:
         self.close()
 
     def publish(self, payload: bytes, *, seq: int | None = None, live: bool = True) -> int:
-        """Publish one encoded batch and keep it for replay.
+        """Publish one encoded batch, and keep it for replays.
 
         Args:
             payload: the msgpack batch.
-            seq: sequence number of this batch; None for the next one. The numbering continues after it.
-            live: False only buffers the batch; subscribers then see a gap.
+            seq: the batch's seq; None for the next one. The seqs of later batches follow it.
+            live: whether to send the batch on the live stream. With False the batch is only kept for replays, so
+                subscribers see a gap.
 
         Returns:
-            The batch's sequence number.
+            The batch's seq.
         """
         if self._pub is None:
             raise RuntimeError("the publisher is not started")
@@ -169,27 +173,27 @@ class EnginePublisher:
         return seq
 
     def send_again(self, seq: int) -> None:
-        """Send a buffered batch again on the live stream, as a duplicate or a late batch.
+        """Send a buffered batch again on the live stream, so that subscribers get it twice or late.
 
         Raises:
-            KeyError: `seq` was never published, or the buffer has dropped it already.
+            KeyError: the batch was never published, or the replay buffer has dropped it already.
         """
         self.send_frames(self.topic, seq.to_bytes(8, "big"), self._buffer.find(seq))
 
     def send_frames(self, *frames: bytes) -> None:
-        """Send one multipart message on the PUB socket without any check."""
+        """Send one multipart message on the PUB socket, without checking its frames."""
         if self._pub is None:
             raise RuntimeError("the publisher is not started")
-        # single sends, because pyzmq's send_multipart costs twice as much
+        # one send for each frame, because pyzmq's send_multipart costs twice as much
         for frame in frames[:-1]:
             self._pub.send(frame, zmq.SNDMORE)
         self._pub.send(frames[-1])
 
     def skip(self) -> int:
-        """Use a sequence number without sending a batch, and return the number.
+        """Use a seq without sending a batch, and return this seq.
 
-        vLLM takes the number before it encodes and sends the batch. An exception in between leaves a gap that no
-        replay can fill.
+        vLLM assigns the seq before it encodes and sends the batch. If an exception is raised between these steps, the
+        seq is missing for ever, also in replays.
         """
         seq = self._next_seq
         self._next_seq += 1
@@ -198,7 +202,10 @@ class EnginePublisher:
     def restart(self, linger: float = 0.0) -> None:
         """Start a new epoch as a restarted engine does: empty buffer, seq 0, same endpoints, all connections closed.
 
-        The call blocks for the few milliseconds that libzmq needs to release the addresses.
+        The call blocks for the few milliseconds that libzmq needs to free the addresses.
+
+        Args:
+            linger: maximum seconds for which libzmq continues to send queued batches.
         """
         if self._context is None:
             raise RuntimeError("the publisher is not started")
@@ -208,17 +215,20 @@ class EnginePublisher:
         self._open(self._context, await_address=True)
 
     def renumber(self) -> None:
-        """Start a new epoch (empty buffer, seq 0) but keep all connections, as a proxy in front of an engine does."""
+        """Start a new epoch (empty buffer, seq 0) without closing a connection.
+
+        A subscriber sees this if a proxy stands between it and a restarted engine.
+        """
         self._buffer.clear()
         self._next_seq = 0
 
     async def wait_for_subscriber(self, timeout: float | None = None, *, count: int = 1) -> None:  # noqa: ASYNC109
-        """Wait until `count` subscriptions have arrived in this epoch.
+        """Wait until ``count`` subscriptions have arrived in this epoch.
 
-        A subscriber misses the batches published before its subscription arrives.
+        A subscriber does not get the batches that are published before its subscription arrives.
 
         Raises:
-            TimeoutError: fewer subscriptions arrived within `timeout` seconds.
+            TimeoutError: fewer subscriptions arrived within ``timeout`` seconds.
         """
         async with asyncio.timeout(timeout):
             while self._count_subscriptions() < count:  # noqa: ASYNC110 - the socket sets no asyncio.Event
@@ -229,7 +239,8 @@ class EnginePublisher:
         return self.replay_fault(answer(self._buffer.since(start), self.framing, self.topic))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, await_address: bool) -> None:
-        # an XPUB works like a PUB and also reports subscriptions, so a test can wait for one instead of sleeping
+        # an XPUB works like a PUB and also reports subscriptions, so that a test can wait for a subscription without
+        # sleeping
         self._pub = context.socket(zmq.XPUB)
         self._pub.setsockopt(zmq.SNDHWM, self._hwm)
         self._pub.setsockopt(zmq.IPV6, 1)
@@ -242,7 +253,7 @@ class EnginePublisher:
         if self._replay_endpoint is not None:
             router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
             try:
-                # without MANDATORY a ROUTER silently drops messages at its high-water mark, even END
+                # without MANDATORY, a ROUTER whose queue is full silently drops messages, even END
                 router.setsockopt(zmq.ROUTER_MANDATORY, 1)
                 router.setsockopt(zmq.IPV6, 1)
                 self._replay_endpoint = _bind(router, self._replay_endpoint, await_address=await_address)
@@ -273,9 +284,16 @@ class EnginePublisher:
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str, *, await_address: bool = False) -> str:
-    """Bind, and return the real endpoint. With `await_address`, wait until libzmq has released the address."""
+    """Bind a socket, and return the endpoint with the real port.
+
+    Args:
+        socket: the socket to bind.
+        endpoint: the endpoint; port 0 or ``*`` means any free port.
+        await_address: whether to try again for up to ``_REBIND_S`` seconds while the address is in use. libzmq frees
+            the address of a closed socket only after a while.
+    """
     check_port(endpoint)
-    # libzmq spells "any port" as a star, not as 0
+    # libzmq expects a star for any free port, not 0
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
     deadline = time.monotonic() + (_REBIND_S if await_address else 0.0)
     while True:

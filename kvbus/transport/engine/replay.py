@@ -1,8 +1,8 @@
-"""An engine's replay: a buffer of the newest batches, and a ROUTER that answers requests from it.
+"""The replay side of a simulated engine: a buffer of the newest batches, and a ROUTER that answers requests from it.
 
-The server runs in its own thread, as an engine's publisher does. It answers even if the caller's event loop is busy,
-and it works with asyncio, with uvloop and without an event loop. Unlike older engines, it loses no frame at a
-requester's high-water mark, and no requester has to wait for another requester.
+The server runs in its own thread, as an engine's publisher does. So it answers even if the caller's event loop is busy,
+and it works with asyncio, with uvloop and without an event loop. Unlike the ROUTER of older engines, it loses no
+message when the queue of a requester is full, and no requester has to wait for another requester.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ if TYPE_CHECKING:
 Framing = Literal["3", "4", "sim"]
 
 _SERVERS: Final = itertools.count()
-_BURST: Final = 64  # messages to one requester before the next requester is served
-_RETRY_MS: Final = 2  # pause before another attempt when every requester is at its high-water mark
+_BURST: Final = 64  # maximum number of messages sent to one requester before the next requester is served
+_RETRY_MS: Final = 2  # milliseconds before the server tries again if the queues of all requesters are full
 
 
 class ReplayBuffer:
-    """The newest `steps` batches. The publisher's thread writes them, and the replay thread reads them."""
+    """The newest ``steps`` batches of a simulated engine.
+
+    The publisher's thread appends batches, and the thread of the replay server reads them.
+    """
 
     def __init__(self, steps: int) -> None:
         self._lock = threading.Lock()
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=steps)
 
     def append(self, seq: int, payload: bytes) -> None:
-        """Add a batch; a full buffer drops its oldest batch."""
+        """Add a batch. If the buffer is full, drop the oldest batch."""
         with self._lock:
             self._batches.append((seq, payload))
 
     def since(self, start: int) -> list[tuple[int, bytes]]:
-        """Return seq and payload of every buffered batch from seq `start` on."""
+        """Return the buffered batches from seq ``start`` on, each as its seq and payload."""
         with self._lock:
             return [batch for batch in self._batches if batch[0] >= start]
 
     def find(self, seq: int) -> bytes:
-        """Return a batch's payload.
+        """Return the payload of a buffered batch.
 
         Raises:
-            KeyError: the batch was never in the buffer, or was dropped.
+            KeyError: the buffer has no batch with this seq, because it was never published or is too old.
         """
         with self._lock:
             for known, payload in reversed(self._batches):
@@ -56,7 +59,7 @@ class ReplayBuffer:
         raise KeyError(f"seq {seq} is not in the replay buffer")
 
     def clear(self) -> None:
-        """Drop all batches."""
+        """Drop all batches, as the buffer of a restarted engine has none."""
         with self._lock:
             self._batches.clear()
 
@@ -65,22 +68,29 @@ class ReplayBuffer:
 
 
 def answer(batches: list[tuple[int, bytes]], framing: Framing, topic: bytes) -> list[list[bytes]]:
-    """Return the messages of a replay answer as a DEALER receives them; the last one is END."""
+    """Return the messages of a replay answer as a DEALER receives them, each a list of frames. The last message is END.
+
+    Args:
+        batches: seq and payload of each batch in the answer.
+        framing: layout of the messages. ``3`` has no topic frame.
+        topic: topic of the stream.
+    """
 
     def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
         return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
 
-    # the END marker has an empty topic, even if the stream has a topic
+    # engines send END with an empty topic, even if the stream has a topic
     return [*(frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches), frames(END_SEQ, b"", b"")]
 
 
 class EngineReplayServer:
-    """A bound ROUTER and the thread that serves it.
+    """A server that answers replay requests at a bound ROUTER, in a separate thread.
 
     Args:
-        router: the socket; the server's thread owns it and closes it.
-        context: the socket's context.
-        answer: returns the messages of the answer to a request from a given seq on; called in the server's thread.
+        router: the bound ROUTER. The server's thread owns it and closes it.
+        context: the ZeroMQ context of the ROUTER.
+        answer: returns the messages of the answer to a replay request. Its argument is the first seq that is requested.
+            The server's thread calls it.
     """
 
     def __init__(
@@ -91,7 +101,8 @@ class EngineReplayServer:
     ) -> None:
         self._answer = answer
         self._router = router
-        # a new name for each server, because libzmq releases an inproc name only some time after its socket closed
+        # every server needs another name, because libzmq frees an inproc name only some time after its socket was
+        # closed
         name = f"inproc://kvbus-replay-stop-{next(_SERVERS)}"
         self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._stop_in.bind(name)
@@ -132,7 +143,7 @@ class EngineReplayServer:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            # [identity, "", start]; engines drop anything else silently
+            # a valid request is [identity, "", start]; engines silently drop every other message
             if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
                 continue
             client, _, start = frames
@@ -140,7 +151,11 @@ class EngineReplayServer:
             self._jobs.setdefault(client, deque()).append(iter(answer))
 
     def _send_some(self) -> bool:
-        """Send a burst to each requester; return False if no requester could accept a message."""
+        """Send up to ``_BURST`` messages to each requester.
+
+        Returns:
+            Whether at least one message was sent. False means that the queues of all requesters are full.
+        """
         moved = False
         for client in list(self._jobs):
             for _ in range(_BURST):
