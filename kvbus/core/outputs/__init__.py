@@ -1,5 +1,6 @@
-"""Numbered streams, the journal that replays them, and answers to routers that missed more than the journal keeps.
+"""The numbered streams of outputs, the journal for replays, and the state for routers that missed too many batches.
 
-The input is encoded batches and requests of routers. The output is seqs, and answers message by message. A seq never
-goes back, and a batch is in the journal before it is sent. The package may use all of the core except the relay.
+The package takes encoded batches and the requests of routers. It returns seqs, and the messages of each answer. The seq
+of a stream never goes back, and a batch is in the journal before it is sent. The package may use all of the core except
+the relay.
 """

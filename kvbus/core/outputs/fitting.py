@@ -1,9 +1,9 @@
 """Adapt a source's batches for routers that cannot read them unchanged.
 
-Routers that clear by pod forget every rank at an AllBlocksCleared. As long as another rank has blocks, they get
-removals of the cleared rank's blocks instead. Routers that keep one copy of a block that several ranks hold get its
-store from the first of these ranks, and its removal from the last. Routers that accept one group get no event of
-another group. Batches that are too large for a router are divided.
+Some routers clear by pod: at an AllBlocksCleared they drop the blocks of every rank. While another rank has blocks,
+kvbus sends them removals of the cleared rank's blocks in place of the clear. Some routers count a block that several
+ranks hold as one block. They get its store from the first of these ranks, and its removal from the last of them. Some
+routers accept only one group. They get no event of another group. Batches that are too large for a router are divided.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
-"""For each clear of a batch, a function that builds the equivalent removals."""
+"""One function for each AllBlocksCleared of a batch. It builds the removals of the cleared blocks."""
 
 MAX_BATCH_EVENTS: Final = 1024
-"""Maximum number of events in an outgoing batch. More events (an announced complete cache) become several batches."""
+"""Maximum number of events in an outgoing batch. If there are more events, kvbus divides them into several batches.
+
+So many events occur together when a large state is announced.
+"""
 
 
 def fit(
@@ -38,16 +41,16 @@ def fit(
     group: int | None,
     stats: NumberingStats,
 ) -> list[AnyEvent]:
-    """Return a source's events for routers of a family; the same object if nothing changes.
+    """Adapt a source's events to the routers of one profile. Return the list ``events`` itself if no event changes.
 
     Args:
-        profile: the family.
-        events: the events for routers of all families.
-        cleared: for each AllBlocksCleared in ``events``, a function that builds the equivalent removals.
-        others: the blocks of the other ranks that routers know.
+        profile: the profile of the routers.
+        events: the source's events, as routers of every profile would get them.
+        cleared: one function for each AllBlocksCleared in ``events``. It builds the removals of the cleared blocks.
+        others: the blocks of the stream's other ranks, as routers know them.
         merged: whether all ranks share the stream.
-        group: the only group that is sent if the family accepts one group.
-        stats: counts events that are left out.
+        group: the only group whose events are sent, if the profile accepts one group.
+        stats: counts the events that are left out.
     """
     shared = profile.clears in {"pod", "connection"} and any(map(len, others))
     if cleared and (shared or profile.clears == "pod or nothing"):
@@ -60,7 +63,13 @@ def fit(
 
 
 def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list[AnyEvent]]:
-    """Divide the events, which name ``named`` blocks, into batches that every router accepts."""
+    """Divide events into batches that every router accepts.
+
+    Args:
+        events: the events, in order.
+        block_size: tokens per block; 0 if unknown.
+        named: number of blocks in all the events.
+    """
     if not events:
         return []
     most = most_blocks(block_size)
@@ -80,7 +89,10 @@ def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list
 
 
 def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
-    """Divide a batch into two; return it unchanged if it cannot be divided."""
+    """Divide the events of a batch into two batches of about the same size.
+
+    A single event is divided by its blocks. Return one batch with the same events if they cannot be divided.
+    """
     if len(events) > 1:
         middle = len(events) // 2
         return [events[:middle], events[middle:]]
@@ -91,7 +103,7 @@ def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
 
 
 def _removals_for_clears(events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
-    """Put the equivalent removals in place of each AllBlocksCleared."""
+    """Return the events with removals of the cleared blocks in place of each AllBlocksCleared."""
     left = iter(cleared)
     found: list[AnyEvent] = []
     for event in events:
@@ -111,7 +123,10 @@ def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) 
 
 
 def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
-    """Yield an event without the blocks that another rank holds."""
+    """Yield an event without the blocks that another rank holds; nothing if other ranks hold all of its blocks.
+
+    For a store, this rank is the first that holds the remaining blocks. For a removal, it is the last.
+    """
     if isinstance(event, AllBlocksCleared):
         yield event
         return
@@ -128,7 +143,7 @@ def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEven
 
 
 def runs_of(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the runs ``[first, end)`` of true values."""
+    """Yield the ranges ``[first, end)`` of consecutive true values."""
     first = None
     for at, want in enumerate((*wanted, False)):
         if want and first is None:

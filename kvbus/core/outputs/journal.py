@@ -1,7 +1,7 @@
-"""The newest batches of one output stream, kept for replay.
+"""The journal: the newest batches of one output stream, kept for replays to routers.
 
-The journal is limited in batches and in bytes of its entries. Consecutive empty batches (heartbeats) are one entry, so
-that an idle night does not push the day's batches out of the journal.
+The journal has a maximum number of entries and a maximum size in bytes. Consecutive empty batches (heartbeats) share
+one entry, so that the heartbeats of an idle night do not push the day's batches out of the journal.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections import deque
 from typing import Final, NamedTuple
 
 SPARE: Final = 1024
-"""Maximum number of seqs of dropped entries that are kept. They are deleted together."""
+"""Number of seqs of dropped entries that the journal keeps before it deletes all of them together."""
 
 
 class Entry(NamedTuple):
-    """A number of consecutive ``batches`` from ``seq`` on with the same payload.
+    """Consecutive batches with the same payload.
 
-    Only ``empty`` batches share an entry.
+    ``seq`` is the seq of the first batch, and ``batches`` the number of batches. Only empty batches share an entry.
+    They are marked ``empty``.
     """
 
     seq: int
@@ -28,10 +29,11 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """A ring of entries, found by seq. Entries also have absolute positions, which do not change when it is trimmed.
+    """A ring buffer of entries, which are found by seq.
 
-    There are ten thousand entries for each stream, so an entry is not a Python object: it consists of a payload, eight
-    bytes for the seq, and a count if it is empty.
+    Entries also have absolute positions. A position does not change when older entries are dropped. Each stream has up
+    to ten thousand entries, so to save memory an entry is not a Python object. It consists of a payload, eight bytes
+    for the seq and, if it is empty, a number of batches.
     """
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:
@@ -40,37 +42,41 @@ class Journal:
         self.bytes = 0
         self._payloads: deque[bytes] = deque()
         self._seqs: array[int] = array("Q")
-        """The first seq of each entry, after the seqs of :attr:`_spare` dropped entries."""
+        """The seq of the first batch of each entry. Before them are the seqs of :attr:`_spare` dropped entries."""
         self._spare = 0
-        """Number of leading seqs whose entries were dropped."""
+        """Number of leading items in :attr:`_seqs` whose entries were dropped."""
         self._empty: dict[int, int] = {}
-        """Number of empty batches per entry, by absolute position."""
+        """Number of batches in each entry of empty batches, by the absolute position of the entry."""
         self.trimmed = 0
-        """Number of entries dropped at a limit so far. It is the absolute position of the first entry kept."""
+        """Number of entries dropped so far because of a limit. It is also the absolute position of the oldest entry."""
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     @property
     def first_seq(self) -> int | None:
-        """The oldest seq kept; None if the journal is empty."""
+        """The seq of the oldest batch in the journal; None if the journal is empty."""
         return self._seqs[self._spare] if self._payloads else None
 
     @property
     def beat(self) -> bytes | None:
-        """The payload of the newest batch if it is empty.
+        """The payload of the newest batch if that batch is empty; otherwise None.
 
-        The next empty batch must have the same one, for exact replay.
+        A further empty batch must have the same payload, because both share an entry and a replay must repeat them
+        exactly.
         """
         return self._payloads[-1] if self._newest in self._empty else None
 
     @property
     def _newest(self) -> int:
-        """The absolute position of the newest entry; one below the next position if there is none."""
+        """The absolute position of the newest entry.
+
+        If the journal is empty, it is one below the position of the next entry.
+        """
         return self.trimmed + len(self._payloads) - 1
 
     def append(self, seq: int, payload: bytes, *, empty: bool = False) -> None:
-        """Keep one batch. If a limit is exceeded, drop the oldest batches, but never the newest one."""
+        """Add one batch. If the journal exceeds a limit, drop the oldest entries, but never the newest one."""
         payloads = self._payloads
         if empty:
             newest = self._newest
@@ -94,22 +100,28 @@ class Journal:
                 self._spare = 0
 
     def position(self, seq: int) -> int:
-        """Return the absolute position of the entry that holds ``seq``; of the oldest entry if ``seq`` was dropped."""
+        """Return the absolute position of the entry that contains ``seq``.
+
+        If that entry was dropped, return the oldest position.
+        """
         at = bisect_right(self._seqs, seq, self._spare) - 1 - self._spare
         return self.trimmed + max(at, 0)
 
     def entries(self) -> list[Entry]:
-        """Return all entries, the oldest first."""
+        """Return all entries of the journal, the oldest entry first."""
         positions = range(self.trimmed, self.trimmed + len(self))
         return [entry for position in positions if (entry := self.at(position)) is not None]
 
     def find(self, seq: int) -> Entry | None:
-        """Return the entry that holds ``seq``; None if the journal does not have it."""
+        """Return the entry that contains ``seq``; None if the journal does not contain it."""
         entry = self.at(self.position(seq))
         return entry if entry is not None and entry.seq <= seq < entry.seq + entry.batches else None
 
     def at(self, position: int) -> Entry | None:
-        """Return the entry at an absolute position; the oldest one if that was trimmed, None past the end."""
+        """Return the entry at an absolute position; None if the position is after the newest entry.
+
+        If the entry at this position was dropped, return the oldest entry.
+        """
         at = max(position - self.trimmed, 0)
         if at >= len(self._payloads):
             return None

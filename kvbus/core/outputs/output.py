@@ -1,4 +1,4 @@
-"""The streams of an output and their current state."""
+"""The streams of one output, and the blocks that its routers may know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.core.stats import NumberingStats
 
 
 class Output:
-    """One output's streams."""
+    """One output: its configuration, its streams, and the newest snapshot of each stream."""
 
     def __init__(self, spec: OutputSpec, ranks: Sequence[int]) -> None:
         self.spec = spec
@@ -24,19 +24,22 @@ class Output:
         self.stats = NumberingStats()
         rights = spec.rights
         self.view = View(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
-        """The blocks that its routers may read; None: all blocks."""
+        """The blocks that this output's routers may read; None if their rights are not limited."""
         self.hidden = set(spec.hidden or ())
-        """Slots of sources that its routers may not see."""
+        """Slots of the sources that this output's routers may not see."""
         self.streams: list[OutputStream] = []
         for i, topic in enumerate(spec.topics):
             rank = 0 if spec.merged else ranks[i]
             first = spec.first_seqs[i] if spec.first_seqs else 0
             self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
         self.snapshots: WeakValueDictionary[int, StateSnapshot] = WeakValueDictionary()
-        """The newest snapshot of each stream, as long as a reader holds it."""
+        """The newest snapshot of each stream, by the stream's slot.
+
+        A snapshot disappears when its last reader releases it.
+        """
 
     def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:
-        """Add a stream after all others; return it."""
+        """Add a stream in the next free slot. Return the stream."""
         spec = self.spec
         journal = Journal(spec.journal_batches, spec.journal_bytes)
         stream = OutputStream(
@@ -54,34 +57,35 @@ class Output:
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:
-        """The streams of present sources, by their slot."""
+        """The streams whose source has not left, by slot."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether the output's routers get each batch of a source as exactly one batch."""
+        """Whether the output sends each batch of a source unchanged, as exactly one batch."""
         return self.spec.profile.as_it_comes and self.view is None and self.spec.hidden is None
 
     def index_of(self, i: int, source: Source) -> Index:
-        """Return the blocks of a source that routers may know."""
+        """Return the blocks of the source in slot ``i`` that this output's routers may read."""
         return source.normalizer.index if self.view is None else self.view.index(i)
 
     @property
     def served_streams(self) -> dict[int, OutputStream]:
-        """The streams that routers can read, by their slot."""
+        """The streams that routers can read, by slot."""
         return {at: stream for at, stream in enumerate(self.streams) if self.serves(stream)}
 
     def serves(self, stream: OutputStream) -> bool:
         """Return whether routers can read a stream.
 
-        On an output by topic, this includes streams whose source is gone.
+        If all streams share one endpoint (``by_topic``), routers can also read the stream of a source that has left.
         """
         return not stream.closed or (self.spec.by_topic and bool(stream.topic))
 
     def rank_of(self, i: int, source: Source) -> int:
-        """Return the rank in a batch: the engine's own; on a merged stream the source's slot, which is unique there.
+        """Return the rank that this output's batches name for the source in slot ``i``.
 
-        A merged stream for routers that number each rank by itself has only rank 0.
+        It is the engine's own rank. On a merged stream it is the source's slot, because engines' ranks may be equal
+        there. A merged stream has only rank 0 if its routers expect consecutive seqs in each rank.
         """
         if not self.spec.merged:
             return source.rank

@@ -1,12 +1,12 @@
-"""The snapshot protocol (proposed for vLLM, being adopted by llm-d): the live state of a stream as one message.
+"""The snapshot protocol: a request for the live state of a stream, which is answered with one message.
 
-The request is one frame ``snapshot`` from a REQ or a DEALER. The reply has the empty delimiter only if the request had
-one::
+The protocol was proposed for vLLM, and llm-d is adopting it. The request is one frame ``snapshot`` from a REQ or a
+DEALER. The reply has the empty delimiter only if the request had one::
 
     [seq: i64 big-endian, publisher id: 16 bytes, KVEventBatch chunk, ...]
 
-``seq`` is the last batch that the chunks include. -1 means that nothing was published yet, -2 that there is no
-snapshot. In both cases there are no chunks.
+``seq`` is the newest batch that the chunks include. -1 means that the publisher has not published anything yet. -2
+means that there is no snapshot. With -1 or -2 the reply has no chunks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ NOTHING_YET: Final = -1
 UNAVAILABLE: Final = -2
 
 FRAME_BYTES: Final = 64 * 1024
-"""Approximate number of bytes of one chunk. That much waits for a requester that does not read."""
+"""Approximate size in bytes of one chunk of a snapshot reply.
+
+kvbus holds one chunk for a requester that does not read.
+"""
 
 
 class SnapshotRequest(msgspec.Struct):
-    """A request for a snapshot. The reply starts with ``envelope``.
+    """A router's request for a snapshot.
 
-    ``valid`` says whether the request was well-formed.
+    ``envelope`` holds the frames with which the reply must start. ``valid`` is False if the request is malformed.
     """
 
     envelope: list[bytes]
@@ -37,7 +40,10 @@ class SnapshotRequest(msgspec.Struct):
 
 
 def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
-    """Parse ``[identity, "", REQUEST]`` of a REQ or ``[identity, REQUEST]`` of a DEALER; None without an identity."""
+    """Parse a router's request for a snapshot; return None if the request has no identity.
+
+    A REQ sends ``[identity, "", REQUEST]``. A DEALER may leave out the delimiter: ``[identity, REQUEST]``.
+    """
     if len(frames) < 2:
         return None
     envelope = [frames[0], b""] if frames[1] == b"" else [frames[0]]
@@ -45,7 +51,11 @@ def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
 
 
 class Snapshot(msgspec.Struct):
-    """A publisher's reply. ``chunks`` are batches that build its state as of batch ``seq`` (-1, -2: see above)."""
+    """A publisher's reply to a snapshot request.
+
+    ``chunks`` are batches that build the publisher's state as of batch ``seq``. A ``seq`` of -1 means that the
+    publisher has not published anything yet, and -2 that it has no snapshot.
+    """
 
     seq: int
     publisher_id: bytes
@@ -53,7 +63,10 @@ class Snapshot(msgspec.Struct):
 
 
 def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
-    """Parse a reply at a DEALER, with or without the empty delimiter; None if it is not a snapshot reply."""
+    """Parse the reply to a snapshot request, as a DEALER receives it; return None if it is not such a reply.
+
+    The reply may begin with an empty delimiter.
+    """
     body = list(frames[1:] if frames and frames[0] == b"" else frames)
     if len(body) < 2 or len(body[0]) != SEQ_BYTES or len(body[1]) != PUBLISHER_ID_BYTES:
         return None
@@ -61,9 +74,9 @@ def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
 
 
 class Unfinished(list[bytes]):
-    """The next frames of a message that has more frames. A receiver gets the message as one."""
+    """A part of a message whose further frames follow later. The receiver gets all parts as one message."""
 
 
 def snapshot_head(seq: int, publisher_id: bytes) -> list[bytes]:
-    """Return the frames before the chunks of a reply."""
+    """Return the two frames with which a snapshot reply begins: the seq and the publisher id."""
     return [seq.to_bytes(SEQ_BYTES, "big", signed=True), publisher_id]

@@ -1,4 +1,4 @@
-"""The configuration of an output."""
+"""The configuration of an output, in the form that the relay needs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from kvbus.core.wire.profiles import Profile
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What routers may read of the sources that they see; None: everything.
+    """Limits on the blocks that an output's routers may read.
 
-    ``loras`` is a regular expression for the names of LoRA adapters. Routers that are limited to adapters, or to salts,
-    read no block without one.
+    ``loras`` is a regular expression for the names of LoRA adapters, and ``salts`` is a set of cache salts. None means
+    that there is no such limit. Routers that are limited to adapters read no block without an adapter. Routers that are
+    limited to salts read no block without a salt.
     """
 
     loras: str | None = None
@@ -21,23 +22,23 @@ class Rights(msgspec.Struct, frozen=True):
 
 
 class OutputSpec(msgspec.Struct, frozen=True):
-    """The configuration of one output.
+    """The configuration of one output, in the form that the relay needs.
 
-    * ``topics``: one entry per stream: one for each source, or a single one if the layout is merged. None: the source's
-      own topic.
+    * ``topics``: the topic of each stream. There is a stream for each source, or a single stream if ``merged`` is True.
+      None stands for the topic of the source itself.
     * ``first_seqs``: the first seq of each stream.
-    * ``publisher_ids``: 16 bytes for each stream. They put the snapshot protocol's 24-byte sequence frames on this
-      output.
-    * ``known_slots``: on a merged output, one past the highest slot whose rank its routers may know from a previous
-      process.
-    * ``by_topic``: whether all streams share one endpoint. The stream of a source that is gone then stays, with an
-      empty state, for routers that have not noticed.
-    * ``rights``: what its routers may read.
-    * ``hidden``: slots of sources that its routers may not see. None: they see every source.
-    * ``view_of``: the number of the output that has the endpoints. None: this output has them.
-    * ``closed``: whether the output is not served.
-    * ``numbered``: whether its streams have the numbers of a log, see :mod:`kvbus.core.numbered`.
-    * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None: as many as routers accept.
+    * ``publisher_ids``: the publisher id of each stream, 16 bytes. With such ids, the output uses the snapshot
+      protocol's 24-byte sequence frames.
+    * ``known_slots``: one past the highest slot whose rank routers may know from an earlier process of this kvbus. Only
+      for a merged output.
+    * ``by_topic``: whether all streams share one endpoint. The stream of a source that has left then stays readable,
+      with an empty state, for routers that have not noticed that the source has left.
+    * ``rights``: limits on the blocks that routers may read.
+    * ``hidden``: slots of the sources that routers may not see. None means that routers see every source.
+    * ``view_of``: the number of the output whose endpoints this output uses. None means that it has its own endpoints.
+    * ``closed``: whether routers cannot read the output.
+    * ``numbered``: whether the streams have the numbers of a log, see :mod:`kvbus.core.numbered`.
+    * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None means as many as routers accept.
     """
 
     name: str
@@ -60,7 +61,10 @@ class OutputSpec(msgspec.Struct, frozen=True):
 
 
 class NewStream(msgspec.Struct, frozen=True):
-    """An output's stream of a new source. The fields are as in :class:`OutputSpec`."""
+    """The stream that an output adds for a new source. :class:`OutputSpec` explains the fields.
+
+    ``hidden`` is True if the output's routers may not see the source.
+    """
 
     topic: bytes | None = None
     first_seq: int = 0

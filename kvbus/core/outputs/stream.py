@@ -1,9 +1,9 @@
-"""One numbered stream of an output: dense seqs, the journal, heartbeats, and the transfer of its state.
+"""One stream of an output, with its journal and heartbeats, and the transfers that bring its state to routers.
 
-Only routers that have just subscribed or have lost batches get the state. It has the seqs after the stream's newest
-one. All other routers get an empty batch for each of these seqs, so that the numbering is dense for every router.
-AllBlocksCleared comes first, because a router may hold blocks that are gone. The live stream of the receiving routers
-continues after the transfer.
+Seqs of a stream have no gaps. Only routers that have just subscribed or have lost batches get the state. The batches of
+the state have the seqs after the stream's newest batch. All other routers get an empty batch for each of these seqs, so
+that no router sees a gap. The state begins with AllBlocksCleared, because a router may hold blocks that the engine has
+dropped. After the state, its receivers get the live stream.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kvbus.core.outputs.journal import Journal
 from kvbus.core.wire.profiles import Profile
 
 MAX_RANGES: Final = 1000
-"""Maximum number of ranges. At the limit, the two oldest ranges are joined.
+"""Maximum number of ranges in :class:`IncompleteSeqs`. At the limit, the two oldest ranges are joined.
 
-A router that asks for a seq between them then gets a state in place of a few batches of the journal.
+A router that requests a replay from a seq between the joined ranges then gets a state in place of a few batches.
 """
 
 
 class IncompleteSeqs:
-    """The seqs of a stream at which a router may hold part of a state, as disjoint ranges in ascending order.
+    """The seqs of a stream at which a router may hold only part of a state, as disjoint ranges in ascending order.
 
     A state snapshot is sent in several batches, each with its own seq. If a router's connection breaks between two of
-    them, the router asks for a replay from the next seq on. The journal has empty batches there, because the snapshot
-    was only for that router. So the journal's answer would leave the router with part of the state for ever. It gets
-    the complete state again (docs/decisions/state-on-subscription.md).
+    these batches, the router requests a replay from the next seq on. The journal has only empty batches at these seqs,
+    because the snapshot was only for that router. With them, the router would keep part of the state for ever. So kvbus
+    answers such a request with the complete state (docs/decisions/state-on-subscription.md).
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class IncompleteSeqs:
         return len(self._firsts)
 
     def add(self, first: int, end: int) -> None:
-        """Add ``[first, end)``; an empty range adds nothing."""
+        """Add the seqs from ``first`` up to, but not including, ``end``. An empty range is ignored."""
         if first >= end:
             return
         low = bisect_right(self._ends, first - 1)
@@ -58,7 +58,10 @@ class IncompleteSeqs:
 
 
 class OutputStream:
-    """A stream whose seq never goes back and never skips: batches that are not sent live are still in the journal."""
+    """One numbered stream of an output.
+
+    Its seq never goes back and never skips a number. The journal keeps every batch, even a batch that is not sent live.
+    """
 
     def __init__(
         self,
@@ -79,29 +82,32 @@ class OutputStream:
         self.heartbeat = heartbeat
         self.rank = rank
         self.publisher_id = publisher_id
-        """The 16 bytes after the seq in every sequence frame if snapshots are offered, otherwise empty.
+        """The 16 bytes after the seq in every sequence frame; empty if the output does not offer snapshots.
 
-        Each epoch of the numbering has a new id.
+        A new id is chosen whenever the numbering begins again.
         """
         self.topic = topic or b""
         self.first_seq = first_seq
-        """The first seq of the numbering in this process."""
+        """The first seq that this process of kvbus uses."""
         self.next_seq = first_seq
         self.changed_seq = first_seq - 1
-        """The seq of the newest batch that is not empty: a state as of this batch is still current."""
+        """The seq of the newest batch that is not empty. A state as of this batch or a later one is up to date."""
         self.incomplete = IncompleteSeqs()
         self.closed = False
-        """Whether its source is gone. The numbering is kept for the next source in its slot."""
+        """Whether the stream's source has left. The numbering is kept for the next source in the same slot."""
         self.idle_since: float | None = None
         self.numbered = numbered
-        """Whether its numbers are those of a log (:mod:`kvbus.core.numbered`). Then they are used for nothing else."""
+        """Whether the seqs are those of a log (:mod:`kvbus.core.numbered`).
+
+        kvbus then sends no batches of its own on the stream.
+        """
         self.outgrown = 0
-        """How often a log's state, and the batches after it, outgrew the journal."""
+        """How often a state of a log and the batches after it became too large for the journal."""
         self._state: Journal | None = None
-        """The beginning of a state that routers already have."""
+        """Records so far of a state that the log repeats for new readers; None if no such state is being received."""
 
     def resume_at(self, seq: int) -> None:
-        """Continue at a later seq, with an empty journal."""
+        """Continue at a higher seq, with an empty journal."""
         self.next_seq = self.first_seq = seq
         self.changed_seq = seq - 1
         self.journal = self._new_journal()
@@ -110,11 +116,21 @@ class OutputStream:
     def take(
         self, seq: int, payload: bytes, empty: bytes, now: float, *, begins: bool, ends: bool, known: bool
     ) -> bytes:
-        """Keep the next record of a log; return the payload that routers get.
+        """Add the next record of a log to the stream. Return the payload that routers get on the live stream.
 
-        The journal starts at the newest complete state. Routers that have every record so far get empty batches in
-        place of a state whose content they have. The journal keeps the same empty batches until that state is complete:
-        a replay of half a state followed by empty batches would leave a router with wrong blocks.
+        The journal begins with the newest complete state of the log. If the log repeats a state whose content routers
+        already have, these routers get empty batches in its place. Until the repeated state is complete, the journal
+        keeps the same empty batches: a replay with half of a state and then empty batches would leave a router with
+        wrong blocks.
+
+        Args:
+            seq: the record's number in the log.
+            payload: the payload of the record.
+            empty: the payload of an empty batch.
+            now: the time of the relay's event.
+            begins: whether the record is the first of a state.
+            ends: whether the record is the last of a state.
+            known: whether routers that have every earlier record already have the content of this record.
         """
         if seq != self.next_seq or (begins and not known):
             self.resume_at(seq)
@@ -136,9 +152,11 @@ class OutputStream:
 
     @property
     def whole(self) -> bool:
-        """Whether the journal goes back to a state; False once the journal has been trimmed.
+        """Whether the journal reaches back to a complete state.
 
-        Only for a log's numbers.
+        It is False once the journal has dropped an entry at a limit.
+
+        Only for a stream with the numbers of a log.
         """
         return not self.journal.trimmed
 
@@ -146,10 +164,10 @@ class OutputStream:
         return Journal(self.journal.max_batches, self.journal.max_bytes)
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
-        """Number one batch and keep it for replay; return its seq.
+        """Give a batch the next seq, and keep it for replays. Return the seq.
 
         Raises:
-            AssertionError: the numbers are those of a log, so none is free.
+            AssertionError: the stream has the numbers of a log, so kvbus must not use a number for its own batch.
         """
         if self.numbered:
             raise AssertionError("a log's numbers are used for its records alone")
@@ -165,7 +183,10 @@ class OutputStream:
         return seq
 
     def heartbeat_due(self, now: float) -> bool:
-        """Return whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
+        """Return whether the stream has been silent for ``heartbeat`` seconds, so that it should send an empty batch.
+
+        With a ``heartbeat`` of 0, and on a stream that is closed or has the numbers of a log, this is never the case.
+        """
         if not self.heartbeat or self.closed or self.numbered:
             return False
         if self.idle_since is None:
@@ -174,13 +195,13 @@ class OutputStream:
 
 
 class StateTransfer:
-    """A frozen, numbered state. Several routers share it; each iterates over its own :meth:`batches`.
+    """A state with its seqs, as it is sent to one or more routers. Each router iterates over its own :meth:`batches`.
 
     Args:
         snapshot: the state.
-        first_seq: seq of the first batch.
-        topic: the stream's topic.
-        publisher_id: the bytes after the seq in each sequence frame; empty unless the output offers snapshots.
+        first_seq: seq of the first batch of the state.
+        topic: the topic of the stream.
+        publisher_id: the bytes after the seq in each sequence frame; empty if the output does not offer snapshots.
     """
 
     def __init__(self, snapshot: StateSnapshot, first_seq: int, topic: bytes, publisher_id: bytes) -> None:
@@ -190,10 +211,10 @@ class StateTransfer:
         self._snapshot = snapshot
         self._chunks = snapshot.chunks(snapshot.fewest)
         self.end_seq = first_seq + self._chunks.count
-        """The seq of the first live batch after it."""
+        """The seq of the first live batch after the state."""
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yield each batch as seq and payload; None while the next batch is being built."""
+        """Yield the seq and the payload of each batch. Yield None if the next batch is not built yet."""
         chunks = self._chunks.reader()
         for seq in range(self.first_seq, self.end_seq):
             while not (payload := chunks.next_payload()):
@@ -204,10 +225,10 @@ class StateTransfer:
 
 
 class JournalTransfer:
-    """The state of a stream with a log's numbers: its current journal, which begins with a state.
+    """The state of a stream with the numbers of a log: the current content of its journal, which begins with a state.
 
-    All other routers have had these batches under these seqs. The transfer holds the batches themselves: a slow router
-    gets all of them even if the journal drops them.
+    Routers that kept up with the stream have already received these batches, under the same seqs. The transfer holds
+    the batches itself, so a slow router gets all of them even if the journal drops them meanwhile.
     """
 
     def __init__(self, stream: OutputStream) -> None:
@@ -219,7 +240,10 @@ class JournalTransfer:
         self._entries = stream.journal.entries()
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yield each batch as seq and payload."""
+        """Yield the seq and the payload of each batch.
+
+        This transfer never yields None, because its batches are already built.
+        """
         for entry in self._entries:
             for seq in range(entry.seq, entry.seq + entry.batches):
                 yield seq, entry.payload

@@ -1,10 +1,11 @@
 """The events and blocks that routers with limited rights may read.
 
-A store names its LoRA adapter. A salt is named by the first block of a chain, or by every store (SGLang), and applies
-to all blocks after it. A block belongs to the view if its parent does, even if the parent came long before. So the view
-keeps the blocks that its routers have. A removal is sent if the view has the block. A clear is always sent.
+A store names its LoRA adapter. A cache salt is named by the first block of a chain of blocks, or by every store
+(SGLang). It applies to all later blocks of the chain. A block belongs to the view if its parent belongs to the view,
+even if the parent was stored long before. So the view keeps the blocks that its routers have. A removal is sent if the
+view has the block. A clear is always sent.
 
-A store whose parent is unknown may belong to anybody: it is left out, and counted.
+A store whose parent is unknown may have any salt. It is left out, and counted.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _FIELDS: Final = frozenset(BlockStored.__struct_fields__)
 
 
 class View:
-    """The blocks that the routers of one output may read.
+    """The blocks that the routers of one output may read, if their rights are limited.
 
     Args:
-        rights: what the routers may read.
-        stats: counts events that are left out.
+        rights: limits on the blocks that the routers may read.
+        stats: counts the events that are left out.
     """
 
     def __init__(self, rights: Rights, stats: NumberingStats) -> None:
@@ -40,36 +41,40 @@ class View:
         self._salts = rights.salts
         self._stats = stats
         self.indexes: dict[int, Index] = {}
-        """The blocks under the hashes that are sent, by the source's slot."""
+        """The blocks of each source, by the source's slot. The blocks have the hashes that routers get."""
 
     def index(self, slot: int) -> Index:
-        """Return the blocks of one source."""
+        """Return the blocks of the source in this slot that the routers may read."""
         found = self.indexes.get(slot)
         if found is None:
             found = self.indexes[slot] = Index()
         return found
 
     def forget(self, slot: int) -> None:
-        """Forget the blocks of a source, because nothing is known about its cache any more."""
+        """Forget the blocks of a source, because kvbus knows nothing about the source's cache any more."""
         self.indexes.pop(slot, None)
 
     def merge_overlays(self) -> None:
-        """Merge overlays if frozen copies are gone; see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        """Merge the overlays that no frozen copy shares any more.
+
+        See :meth:`kvbus.core.blocks.index.Table.merge_overlay`.
+        """
         for index in self.indexes.values():
             index.merge_overlays()
 
     def take(
         self, slot: int, events: Sequence[AnyEvent], known: Index
     ) -> tuple[list[AnyEvent], list[Callable[[], Sequence[AnyEvent]]]]:
-        """Apply the events that one source sends to routers with all rights.
+        """Filter a source's events by the rights of this view, and apply the permitted events to the view's blocks.
 
         Args:
             slot: the slot of the source.
-            events: the events, in order.
+            events: the events that routers with all rights get, in order.
             known: every live block of the source.
 
         Returns:
-            The events of the view; and for each clear among them, a function that builds the equivalent removals.
+            The events that the routers may read. Then, for each clear among them, a function that builds the removals
+            of the cleared blocks.
         """
         index = self.index(slot)
         cleared: list[Callable[[], Sequence[AnyEvent]]] = []
@@ -91,7 +96,7 @@ class View:
         return kept, cleared
 
     def _takes(self, event: AnyEvent, index: Index, known: Index) -> bool:
-        """Return whether a store belongs to the view. If it does not, count it."""
+        """Return whether a store belongs to the view. Count a store that does not belong to it."""
         takes = self._may_read(event, index)
         if takes is None:
             parent = value(event, "parent_block_hash")
@@ -104,7 +109,10 @@ class View:
         return bool(takes)
 
     def _may_read(self, event: AnyEvent, index: Index) -> bool | None:
-        """Return whether the rights cover a store; None if its parent does not belong to the view."""
+        """Return whether the rights permit a store; None if the rights alone do not decide it.
+
+        They do not decide it if the store names no salt and its parent is not in the view.
+        """
         if self._loras is not None:
             name = value(event, "lora_name")
             lora = value(event, "lora_id") if name is None else name
@@ -126,9 +134,10 @@ class View:
 
 
 def root_salt(event: AnyEvent) -> str | None:
-    """Return the salt among the extra keys of a chain's first block; None if there is none.
+    """Return the salt in the extra keys of a store's first block; None if there is no salt.
 
-    vLLM's extra keys are the adapter's name, images, the salt, and hashes of embeddings (bytes), in this order.
+    vLLM puts the salt only into the extra keys of the first block of a chain. There the order is: the name of the
+    adapter, images, the salt, and hashes of embeddings (bytes).
     """
     raw = value(event, "extra_keys")
     keys = None if raw is None else decode_value(raw)
@@ -142,7 +151,7 @@ def root_salt(event: AnyEvent) -> str | None:
 
 
 def _put(index: Index, event: AnyEvent) -> None:
-    """Keep the blocks of a store."""
+    """Add the blocks of a store to the view's index of a source."""
     extras: dict[str, Any] = {}
     if isinstance(event, dict):
         known = readable(event)
@@ -159,9 +168,9 @@ def _put(index: Index, event: AnyEvent) -> None:
 
 
 def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:
-    """Remove the blocks of a removal from the view.
+    """Remove the blocks of a removal from the view's index of a source.
 
-    Return the event with the blocks that were there, None if none was.
+    Return the event with only the blocks that the index had; None if it had none of them.
     """
     table = index.tables.get((value(event, "group_idx"), _medium(event)))
     if table is None:
