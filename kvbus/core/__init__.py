@@ -1,34 +1,37 @@
 """The relay without I/O: it receives events and returns commands.
 
 Nothing in this package opens a socket, reads a clock, starts a thread, writes a log line or uses an event loop. Bytes
-come in as frames, the time comes in as a number, and every effect is returned as a command. The concepts:
+arrive as frames, the time arrives as a number, and every effect is returned as a command. The daemon
+(:mod:`kvbus.daemon`) does the I/O: it reports events to the relay, and carries out its commands. The concepts:
 
 Event
-    A report of a shell to the relay (:mod:`kvbus.core.events`): a batch was received, a connection was established,
+    A report of the daemon to the relay (:mod:`kvbus.core.events`): a batch was received, a connection was established,
     time has passed.
 Command
-    An instruction of the relay to its shell (:mod:`kvbus.core.commands`): publish this, ask an engine, answer a router.
-    A command is a value. Its result comes back as an event.
+    An instruction of the relay to the daemon (:mod:`kvbus.core.commands`): publish this batch, send a request to an
+    engine, answer a router. A command is a value. Its result comes back as an event.
 Batch
-    One message of an engine: topic, seq, payload. The payload is decoded only when the batch is the next one.
+    One message of an engine: topic, seq (number), payload. kvbus decodes the payload only when the batch is the next
+    one of its source.
 Source
-    One engine publisher, worker x rank: its configuration and its current state (:mod:`kvbus.core.source`).
+    One engine publisher, which is one data-parallel rank of a worker: its configuration and its current state
+    (:mod:`kvbus.core.source`).
 Epoch
-    A publisher's numbers from 0 to its restart. A new epoch empties the index.
+    The numbering of a publisher from 0 until the publisher restarts. A new epoch empties the index of the source.
 Stream
-    The numbered batches that one output publishes for one source, or for all of them (:mod:`kvbus.core.outputs`).
+    The numbered batches that one output publishes for one source, or for all sources (:mod:`kvbus.core.outputs`).
 State snapshot
-    The live blocks of a stream at one of its numbers, for routers that missed more than the journal keeps.
+    The live blocks of a stream as of one seq, for routers that missed more batches than the journal keeps.
 
-The path of a batch::
+The path of a batch through the packages::
 
     BatchReceived
-        -> wire          frames: topic, seq, payload
-        -> sequencing    which epoch, which order; gaps are asked for
-        -> wire          codec: payload to events
-        -> normalizing   validation, copies, block sizes, order within the batch
-        -> blocks        the index of what is live
-        -> outputs       numbered, kept in the journal
+        -> wire          split the frames into topic, seq and payload
+        -> sequencing    determine epoch and order; request missing batches
+        -> wire          decode the payload into events
+        -> normalizing   validate events, count copies, detect block sizes, order the events of a batch
+        -> blocks        keep the index of live blocks
+        -> outputs       number the batch and keep it in the journal
     -> Publish
 
 Each folder imports only folders after it in this list: outputs, normalizing and sequencing, blocks, wire.

@@ -1,11 +1,12 @@
-"""Answers to routers: replays, snapshots, and the state after a subscription or a loss.
+"""Answers to routers: replays, snapshots, and states for routers that have subscribed or lost batches.
 
-An answer is a generator of messages. The journal and the state are read only when the router can receive the next
-message. So kvbus keeps nothing for a router that does not read, except the state that is being sent to it.
+A *state* is the live blocks of a stream, as batches. An answer is a generator of messages. It reads the journal and the
+state only when the router can receive the next message. So kvbus stores no messages for a router that does not read,
+except the state that it is sending to this router.
 
-A state needs seqs. A router that has just subscribed gets the state under the seqs after the newest one. An answer to a
-replay has it under seqs up to the newest one. All other routers get an empty batch for each new seq, so the numbering
-is dense for every router.
+The batches of a state need seqs. For a router that has just subscribed, they are the seqs after the stream's newest
+one. In the answer to a replay request, they are seqs up to the stream's newest one. If the state needs new seqs, all
+other routers get an empty batch for each of them. So the numbering is dense for every router.
 """
 
 from __future__ import annotations
@@ -37,23 +38,26 @@ from kvbus.core.wire.profiles import encode
 Request = TypeVar("Request", ReplayRequest, SnapshotRequest)
 
 MAX_FILLER: Final = 1_000_000
-"""Maximum number of empty batches that keep an answer contiguous. More would take longer than a router waits."""
+"""Maximum number of empty batches in one replay answer.
+
+They fill the seqs between a state and the journal. To send more of them would take longer than a router waits.
+"""
 
 _ROOM: Final = 2**62
-"""Number of seqs offered to a state that needs none."""
+"""Number of seqs offered to a snapshot reply, whose batches need no seqs. It is larger than any state."""
 
 
 class StreamState:
-    """The state of one stream.
+    """Access to the state of one stream, for the answers to routers.
 
-    The stream is looked up at each use: an output may be replaced while a router reads an answer.
+    The stream is looked up at each use, because an output may be replaced while a router reads an answer.
 
     Args:
         out: the outgoing side of the relay.
         outputs: the relay's outputs.
-        do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
-        number: the number of the output.
-        at: the slot of the stream.
+        do: function that keeps a record for the write-ahead log (:mod:`kvbus.core.write_ahead_log`) and applies it.
+        number: position of the output in ``outputs``.
+        at: slot of the stream in the output.
     """
 
     def __init__(
@@ -67,31 +71,31 @@ class StreamState:
 
     @property
     def output(self) -> Output:
-        """The current output with this number."""
+        """The output that currently has the number ``number``."""
         return self._outputs[self._number]
 
     @property
     def stream(self) -> OutputStream:
-        """The current stream in this slot."""
+        """The output's stream that is currently in slot ``at``."""
         return self.output.streams[self._at]
 
     @property
     def served(self) -> bool:
-        """Whether routers can read the stream."""
+        """Whether the stream exists and routers can read it."""
         streams = self.output.streams
         return self._at < len(streams) and self.output.serves(streams[self._at])
 
     def transfer(self) -> Transfer | None:
-        """Return the state for routers that have just subscribed or have lost batches; None if there is none yet.
+        """Return the state for routers that have just subscribed or have lost batches; None if there is no state yet.
 
-        It uses the seqs after the newest one. The seqs between its batches are not cursors
-        (:mod:`kvbus.core.outputs.stream`).
+        The state's batches have the seqs after the stream's newest one. A router that has received only some of them
+        cannot continue by a replay from the next seq, so these seqs are marked (:meth:`mark_incomplete`).
         """
         stream = self.stream
         if stream.numbered:
             return JournalTransfer(stream) if stream.next_seq and stream.whole else None
         if not stream.next_seq:
-            # readers recognize SGLang by a batch 0 that begins with AllBlocksCleared
+            # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not begin a state
             self._publish_empty()
         transfer = StateTransfer(self.newest(), stream.next_seq, stream.topic, stream.publisher_id)
         for _ in range(transfer.first_seq, transfer.end_seq):
@@ -100,17 +104,17 @@ class StreamState:
         return transfer
 
     def newest(self) -> StateSnapshot:
-        """Return the state as of the newest batch."""
+        """Return the state as of the stream's newest batch. Several routers share it until the live blocks change."""
         snapshot = self._known()
         if snapshot is None or snapshot.seq < self.stream.changed_seq:
             snapshot = self._make()
         return snapshot
 
     def ending_after(self, start: int) -> StateSnapshot:
-        """Return a state that fits into the seqs from ``start`` to its own.
+        """Return a state that ends at its own seq (``snapshot.seq``) and has room for its batches from ``start`` on.
 
-        Publish empty batches if it needs more seqs. A snapshot that a router still reads is used if the journal has
-        every batch after it.
+        If the stream has too few seqs from ``start`` on, publish empty batches until there are enough. Use the snapshot
+        that other routers are reading if the journal has every batch after it.
         """
         stream = self.stream
         snapshot = self._known()
@@ -126,12 +130,12 @@ class StreamState:
         return snapshot
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Record that the seqs from ``first`` to ``end`` are not cursors."""
+        """Mark the seqs ``[first, end)``: a router may hold part of a state there, so no replay may begin at them."""
         if first < end:
             self._do(wal.SeqsIncomplete(self._number, self._at, first, end), self._out.now)
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Record whether the stream's routers refuse the newest answer from 0."""
+        """Record, for each source of the stream, whether routers refuse the newest answer to a replay from 0."""
         name = self.output.spec.name
         for _, source in self._out.sources_of(self.output, self._at):
             if refused:
@@ -172,35 +176,37 @@ class StreamState:
 
 
 class ReplayAnswer:
-    """The answer to a replay request; an :class:`~kvbus.core.commands.Answer`.
+    """The answer to a router's replay request; an :class:`~kvbus.core.commands.Answer`.
 
-    It consists of the journal if the journal holds ``start`` and ``start`` is a cursor
-    (:mod:`kvbus.core.outputs.stream`). Otherwise it consists of AllBlocksCleared, the live blocks of a snapshot, and
-    then the journal. The profile decides how the snapshot is numbered:
+    If the journal holds the batch ``start`` and no router can hold part of a state there
+    (:class:`~kvbus.core.outputs.stream.IncompleteSeqs`), the answer consists of the journal's batches. Otherwise it
+    begins with a snapshot (AllBlocksCleared and the live blocks), and the journal's batches follow. The output's
+    profile decides which seqs the snapshot gets:
 
-    *At its own seqs*, which end at the snapshot's seq: for every start if the profile needs no contiguous answer, and
-    for start 0 if the requester accepts an answer that begins late. The cost does not depend on the length of the
-    stream.
+    *Its own seqs*, which end at the newest one when it was taken. The answer then begins later than ``start``. This is
+    used for every ``start`` if the profile does not need a contiguous answer, and for start 0 if the requester accepts
+    an answer that begins late. The length of the answer does not depend on the length of the stream.
 
-    *From ``start`` on*, with empty batches between the live blocks and the journal: for all other requests. The cost
-    depends on the number of batches that the router missed. If it needed more than ``MAX_FILLER`` empty batches, the
-    snapshot has its own seqs.
+    *The seqs from ``start`` on*, with empty batches between the live blocks and the journal. This is used for all other
+    requests. The length of the answer depends on the number of batches that the router missed. If more than
+    ``MAX_FILLER`` empty batches were needed, the snapshot gets its own seqs.
 
-    *Only END*: for a start after the newest batch. Also for a router that refuses an answer that begins late (llm-d): a
-    request from 0 gets it if the state of a subscription answers the request.
+    The answer is *only END* for a start after the newest batch. So is the answer to a request from 0 by a router that
+    refuses an answer that begins late (llm-d), if the router gets the same state because of its subscription.
 
-    An answer ends at the batch that was newest when its journal part began. Later batches are on the live stream. If
-    the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
+    An answer ends at the batch that was the newest when the journal part began. Later batches are on the live stream.
+    If the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
 
-    The outcome is ``subscription`` for END in place of a state, ``compacted`` for an answer with a snapshot, ``late``
-    for an answer that begins later than requested, ``malformed`` for a request that cannot be parsed, otherwise
-    ``complete``.
+    The outcome, for metrics, is ``subscription`` for END in place of a state, ``compacted`` for an answer with a
+    snapshot, ``late`` for an answer that begins later than requested, ``malformed`` for a request that cannot be
+    parsed, and otherwise ``complete``.
 
     Args:
-        state: the state of the stream.
-        request: the request.
-        has_state: whether a past or future state of a subscription answers the request.
-        rebuilds: whether the requester is one of kvbus's own readers.
+        state: the access to the state of the stream.
+        request: the router's request.
+        has_state: whether the router gets the state because of its subscription, or has got it.
+        rebuilds: whether the requester is another kvbus. It rebuilds its blocks from the answer, and accepts one that
+            begins late.
     """
 
     def __init__(
@@ -219,23 +225,27 @@ class ReplayAnswer:
         """The seq after the last batch of the answer."""
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Yield the messages, END last; ``[]`` while the next batch is being built."""
+        """Yield the messages of the answer, and END as the last one.
+
+        Yield ``[]`` while the next batch is being built.
+        """
         yield from self._state_alone() if self._request.state else self._batches()
         self.over = True
         yield self.refusal()
 
     def refusal(self) -> list[bytes]:
-        """Return END, so that a requester that gets no batch does not wait for ever."""
+        """Return END. A requester that gets no batch then does not wait until its timeout."""
         return replay_end(self._framing, self.envelope)
 
     def _batches(self) -> Iterator[list[bytes]]:
-        """Yield the batches from the start on.
+        """Yield the answer's batches, from the requested seq to the newest one.
 
-        They come from the journal, and from a state if the journal lacks a batch.
+        They come from the journal. If the journal lacks a batch, a state replaces it and all batches before it.
         """
         state, seq = self.state, self._request.start
         begun = False
-        snapshot: StateSnapshot | None = None  # keep it while its journal part is read: later requesters share it
+        # share the snapshot with later requesters as long as its journal part is read
+        snapshot: StateSnapshot | None = None
         if self._refuses_late:
             state.mark_refused(refused=False)
         while seq < self._end:
@@ -255,14 +265,17 @@ class ReplayAnswer:
                     self._end = state.stream.next_seq
 
     def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
-        """Yield a state under the seqs from ``first`` on, and empty batches up to its own seq."""
+        """Yield a state under the seqs from ``first`` on.
+
+        Then yield empty batches up to the seq as of which it was taken.
+        """
         state, stream = self.state, self.state.stream
-        snapshot = state.ending_after(first)  # it may publish empty batches, so read next_seq only after it
+        snapshot = state.ending_after(first)  # publishes empty batches if needed: read next_seq after it
         end = snapshot.seq + 1
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):
             first = end - chunks.count
-        # up to the snapshot's seq the requester's blocks are not those that the journal builds up to the same seq
+        # the requester has part of the state at these seqs, so it must not continue there with batches of the journal
         state.mark_incomplete(first + 1, end)
         topic, publisher_id = stream.topic, stream.publisher_id
         empty = encode(stream.wire, [], 0.0, stream.rank)
@@ -274,12 +287,15 @@ class ReplayAnswer:
         return snapshot
 
     def _begins_late(self, first: int, filler: int, *, begun: bool) -> bool:
-        """Return whether the state gets its own seqs, and not those from ``first`` on. Record the outcome.
+        """Decide whether the state gets its own seqs in place of the seqs from ``first`` on, and set the outcome.
 
         Args:
             first: the seq that the requester needs next.
-            filler: number of empty batches that the seqs from ``first`` on would need.
+            filler: number of empty batches that are needed if the state has the seqs from ``first`` on.
             begun: whether batches of the answer were already sent.
+
+        Returns:
+            Whether the state gets its own seqs. Its batches then end at the seq as of which it was taken.
         """
         own_seqs = not begun and (not self.state.stream.profile.filled_replay or (first == 0 and self._takes_late))
         if filler <= (0 if own_seqs else MAX_FILLER):
@@ -291,7 +307,7 @@ class ReplayAnswer:
         return True
 
     def _state_alone(self) -> Iterator[list[bytes]]:
-        """Yield the state. Each of its batches has the seq of the next live batch (vllm#50134)."""
+        """Yield only the state. Each of its batches has the seq of the next live batch, as vllm#50134 proposes."""
         stream, snapshot = self.state.stream, self.state.newest()
         self.outcome = "compacted"
         topic, seq, publisher_id = stream.topic, stream.next_seq, stream.publisher_id
@@ -305,10 +321,10 @@ class ReplayAnswer:
 
 
 class SnapshotAnswer:
-    """The answer to a snapshot request: one message; an :class:`~kvbus.core.commands.Answer`.
+    """The answer to a router's snapshot request, as one message; an :class:`~kvbus.core.commands.Answer`.
 
-    A state may be large, so its reply is sent frame by frame. Requesters that do not read share the state, and kvbus
-    keeps no complete reply for any of them.
+    A state may be large, so kvbus builds and sends the message frame by frame. All requesters share the state, and
+    kvbus never stores a complete message for a requester that does not read.
     """
 
     def __init__(self, state: StreamState, request: SnapshotRequest) -> None:
@@ -321,15 +337,15 @@ class SnapshotAnswer:
         self._publisher_id = state.stream.publisher_id
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Yield the reply: an :class:`Unfinished` part for each frame but the last.
+        """Yield the message in parts of one frame. All parts except the last one are an :class:`Unfinished`.
 
-        Yield ``[]`` while a frame is being built.
+        Yield ``[]`` while the next frame is being built.
         """
         if not self._valid or not self._published:
             self.over = True
             yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
             return
-        # the state may be older than this seq: the batches since then were empty
+        # the state may have been taken at an earlier seq; the batches after that seq are empty
         seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
         chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
         reader, left = chunks.reader(), chunks.count
@@ -348,7 +364,7 @@ class SnapshotAnswer:
                 yield []
 
     def refusal(self) -> list[bytes]:
-        """Return the reply that there is no snapshot now."""
+        """Return the reply which says that kvbus has no snapshot now."""
         return self._head(UNAVAILABLE)
 
     def _head(self, seq: int) -> list[bytes]:
@@ -356,12 +372,12 @@ class SnapshotAnswer:
 
 
 class RouterRequests:
-    """The entry point for requests of all outputs' routers: starts the answers.
+    """The handlers of requests from routers of all outputs. Each handler appends the command that starts an answer.
 
     Args:
-        out: the outgoing side, whose streams the answers read.
+        out: the outgoing side of the relay. It has the streams, and collects the commands.
         outputs: the outputs of the relay.
-        do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
+        do: function that keeps a record for the write-ahead log (:mod:`kvbus.core.write_ahead_log`) and applies it.
     """
 
     def __init__(self, out: Outgoing, outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
@@ -373,7 +389,7 @@ class RouterRequests:
         return StreamState(self._out, self._outputs, self._do, number, at)
 
     def asked_replay(self, event: ReplayAsked, now: float) -> None:
-        """Answer a router that asks for a replay."""
+        """Start the answer to a router's replay request."""
         del now
         request = self._parsed(event, parse_replay_request)
         if request is not None:
@@ -382,7 +398,7 @@ class RouterRequests:
             self._out.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def asked_snapshot(self, event: SnapshotAsked, now: float) -> None:
-        """Answer a router that asks for a snapshot."""
+        """Start the answer to a router's snapshot request."""
         del now
         request = self._parsed(event, parse_snapshot_request)
         if request is not None:
@@ -398,7 +414,10 @@ class RouterRequests:
         return request
 
     def subscribed(self, event: Subscribed, now: float) -> None:
-        """Send the state to routers that need it. They ask again if there is no state or no such source yet."""
+        """Send the state to routers that need it, if the stream has a state.
+
+        Otherwise the daemon reports the routers again.
+        """
         del now
         state = self._state_of(event.output, event.stream)
         transfer = state.transfer() if state.served else None

@@ -1,8 +1,8 @@
 """Apply records of the write-ahead log to indexes, numberings and journals.
 
-The effect is the same whether the relay has just made the decision or a previous process did. The reasons of a decision
-do not matter here: the sequencer knows them. After a restart, :meth:`~kvbus.core.relay.Relay.apply_record` restores the
-sequencer's position.
+A record has the same effect whether the relay has just made the decision or a previous process made it. The reasons of
+a decision do not matter here: the sequencer decides. After a restart,
+:meth:`~kvbus.core.relay.Relay.apply_record` also restores the sequencer's position.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kvbus.core.wire.codec import MAX_UNKNOWN, decode
 
 
 class Applier:
-    """The applier of all record types.
+    """The handlers of all types of write-ahead-log records.
 
     Args:
         sources: the relay's sources, by slot.
-        out: the relay's outgoing side.
+        out: the relay's outgoing side, which publishes the resulting batches.
         max_events: maximum number of events in a batch.
     """
 
@@ -48,14 +48,14 @@ class Applier:
         }
 
     def apply(self, record: wal.Record, now: float) -> None:
-        """Apply one record."""
+        """Apply one record: call the handler of its type."""
         self._by_type[type(record)](record, now)
 
     def _delivered(self, record: wal.Delivered, now: float) -> None:
         self.deliver(record.source, record.seq, record.topic, record.payload, now)
 
     def deliver(self, slot: int, seq: int, topic: bytes, payload: bytes, now: float) -> None:
-        """Decode, normalize and publish one batch."""
+        """Decode and normalize one batch of a source, update the index, and publish the resulting events."""
         source = self._sources[slot]
         source.topic = topic
         normalizer, stats = source.normalizer, source.stats
@@ -95,7 +95,7 @@ class Applier:
             self._out.cleared_under(slot, source, now)
 
     def clear(self, slot: int, source: Source, now: float) -> None:
-        """Clear a source's blocks downstream, if any were announced."""
+        """Send AllBlocksCleared for a source to all routers, if any of its blocks were announced."""
         if source.announced:
             source.announced = False
             self._out.clear(slot, source, now)
@@ -126,7 +126,7 @@ class Applier:
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]
         self._forget(record.source, now)
-        for chunk in record.chunks:  # each chunk is a batch, and none of them is the first of the epoch
+        for chunk in record.chunks:  # each chunk is a batch. seq -1: none is the first of its epoch
             self.deliver(record.source, -1, source.topic, chunk, now)
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
@@ -149,7 +149,7 @@ class Applier:
             self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
-        """Forget this source's cache, because its known state cannot be relied on any more."""
+        """Forget a source's blocks and clear them at the routers. They may differ from the engine's cache."""
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)

@@ -1,7 +1,8 @@
-"""A checkpoint: the relay's complete state at one moment, written in slices and loaded into a new relay.
+"""Write and load checkpoints. A checkpoint is the relay's complete state at one moment.
 
-The indexes are frozen, as for a state snapshot, so that the relay continues while the checkpoint is written. Later
-changes are in the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
+The indexes are frozen first (copy-on-write), as for a state snapshot. So the relay continues while the checkpoint is
+written in slices. The write-ahead log has the changes after that moment (:mod:`kvbus.core.write_ahead_log`). After a
+restart, the checkpoint is loaded into a new relay.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """Freeze the current state; return it as an iterator of blobs, which the caller may read later."""
+    """Freeze the relay's current state, and return an iterator of blobs that describe it.
+
+    The caller may read it later.
+    """
     head = {
         "sources": [_source_head(source) for source in relay.sources],
         "outputs": [[output.spec.name, list(map(_stream_head, output.streams))] for output in relay.outputs],
@@ -50,7 +54,10 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 
 
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
-    """Yield the indexes of a source's normalizer (output None), and the source's index in each output's view."""
+    """Yield each index that has blocks of a source, with the number of its output and its position.
+
+    The indexes of the normalizer have no output (None). Each output with a view has one separate index for the source.
+    """
     for which, index in enumerate(source.normalizer.indexes):
         yield None, which, index
     for number, output in enumerate(relay.outputs):
@@ -113,19 +120,22 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
 
 
 class Loader:
-    """A loader of a dump into a new relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
+    """The loader of a checkpoint: it fills a new relay, blob by blob.
+
+    The caller then applies the records of the write-ahead log with :meth:`Relay.apply_record`.
+    """
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._metas: dict[tuple[Any, ...], Meta] = {}
         self.complete = False
-        """Whether the end of the dump was loaded."""
+        """Whether the last blob of the checkpoint was loaded."""
 
     def feed(self, blob: bytes) -> None:
-        """Load one blob of a dump.
+        """Load the next blob of a checkpoint into the relay.
 
         Raises:
-            StateError: the blob belongs to another version or another configuration.
+            StateError: the blob is damaged, or belongs to another version or another configuration.
         """
         try:
             record = _decode(blob)
@@ -194,7 +204,7 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # count the references instead of storing them: kvbus may learn block sizes while it writes a checkpoint
+                # the checkpoint does not store these counts, because block sizes may have changed while it was written
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

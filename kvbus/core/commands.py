@@ -1,4 +1,4 @@
-"""Commands of the relay to its shell."""
+"""Commands of the relay to its daemon: instructions to send batches, requests and answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from kvbus.core.outputs.stream import Transfer
 
 
 class Publish(msgspec.Struct, gc=False):
-    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is the number of events in the payload.
+    """Send the batch ``[topic, seq, payload]`` on one stream of one output.
 
-    The sequence frame is the 8-byte seq followed by ``publisher_id``, which is empty unless snapshots are offered.
+    ``events`` is the number of events in the payload. The sequence frame consists of the 8-byte seq and
+    ``publisher_id``. The id is empty unless the output offers snapshots.
     """
 
     output: int
@@ -26,7 +27,10 @@ class Publish(msgspec.Struct, gc=False):
 
 
 class RequestReplay(msgspec.Struct, frozen=True):
-    """Ask a source's replay from ``start`` on, on a separate connection. The answer carries ``request``."""
+    """Request a replay from a source's engine, from seq ``start`` on, on a separate connection.
+
+    The events with the answer carry the id ``request``.
+    """
 
     source: int
     request: int
@@ -34,14 +38,17 @@ class RequestReplay(msgspec.Struct, frozen=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True):
-    """Ask a source for a snapshot, on a separate connection. The answer carries ``request``."""
+    """Request a snapshot from a source's engine, on a separate connection.
+
+    The event with the answer carries ``request``.
+    """
 
     source: int
     request: int
 
 
 class CancelReplay(msgspec.Struct, frozen=True):
-    """Close the connection of a replay or snapshot request."""
+    """Close the connection of a replay or snapshot request to an engine."""
 
     source: int
     request: int
@@ -51,9 +58,10 @@ class Answer(Protocol):
     """The answer to one request of a router.
 
     Attributes:
-        envelope: the frames that each message starts with; the first one is the router's identity.
-        outcome: how to count the answer when it is complete.
-        over: whether the last message was read.
+        envelope: the frames that each message starts with. The first of them is the identity of the router's
+            connection.
+        outcome: the label under which metrics count the complete answer.
+        over: whether the last message was read from :meth:`messages`.
     """
 
     envelope: list[bytes]
@@ -61,19 +69,20 @@ class Answer(Protocol):
     over: bool
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Yield the messages. Ask for the next one only when the router can receive it.
+        """Yield the messages of the answer. Read the next one only when the router can receive it.
 
-        A message is ``[]`` while the next one is being built, and an :class:`~kvbus.core.outputs.snapshot.Unfinished`
-        part if more of its frames follow. Reading a message may change the relay: carry out the commands of
-        :meth:`~kvbus.core.relay.Relay.take_commands` before you send it.
+        A message is ``[]`` while the next message is being built. It is an
+        :class:`~kvbus.core.outputs.snapshot.Unfinished` part if more frames of the same message follow. Reading a
+        message may change the relay: carry out the commands of :meth:`~kvbus.core.relay.Relay.take_commands` before
+        sending the message.
         """
 
     def refusal(self) -> list[bytes]:
-        """Return the single message that answers a refused request."""
+        """Return the message that replaces the answer if kvbus refuses the request, for example at a limit."""
 
 
 class AnswerReplay(msgspec.Struct, frozen=True):
-    """Send the answer to a replay request to the router that asked, at the router's pace."""
+    """Send the answer to a replay request, message by message, as fast as the router that sent the request reads."""
 
     output: int
     stream: int
@@ -81,7 +90,7 @@ class AnswerReplay(msgspec.Struct, frozen=True):
 
 
 class AnswerSnapshot(msgspec.Struct, frozen=True):
-    """Send the answer to a snapshot request to the router that asked, at the router's pace."""
+    """Send the answer to a snapshot request, part by part, as fast as the router that sent the request reads."""
 
     output: int
     stream: int
@@ -89,7 +98,7 @@ class AnswerSnapshot(msgspec.Struct, frozen=True):
 
 
 class SendState(msgspec.Struct, frozen=True):
-    """Send the transfer only to these routers, followed by the live stream from ``transfer.end_seq`` on."""
+    """Send a state only to these routers. Then send them the live stream from seq ``transfer.end_seq`` on."""
 
     output: int
     stream: int

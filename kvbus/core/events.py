@@ -1,4 +1,4 @@
-"""Events that a shell reports to the relay. They name sources and streams by their position in the configuration."""
+"""Events that the daemon reports to the relay. Events name a source, a stream or an output by its slot or number."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kvbus.core.types import Refused
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The relay starts without the state of a previous process. This event comes before all others.
+    """The relay starts without the state of a previous process. This is the first event.
 
-    ``wall`` is the time of day, as in :class:`Tick`.
+    ``wall`` is the time of day in seconds, as in :class:`Tick`.
     """
 
     wall: float = 0.0
 
 
 class SourcePlaced(msgspec.Struct, frozen=True):
-    """A source is put into a slot. If the slot has a source, it is removed. All other sources are unaffected.
+    """A source is put into a slot. A source that is in the slot is removed. All other sources are unaffected.
 
-    ``streams`` describes the slot's stream on each output. A merged output has no separate stream. The numbering of a
-    slot continues, whichever source has the slot.
+    ``streams`` describes the slot's stream on each output. A merged output has no separate stream for the slot. The
+    stream of a slot continues its numbering, even if another source gets the slot.
     """
 
     source: int
@@ -34,28 +34,28 @@ class SourcePlaced(msgspec.Struct, frozen=True):
 
 
 class SourceRemoved(msgspec.Struct, frozen=True):
-    """A source is removed: its blocks are cleared downstream, and its slot is free."""
+    """A source is removed. Its blocks are cleared at the routers, and its slot becomes free."""
 
     source: int
 
 
 class OutputPlaced(msgspec.Struct, frozen=True):
-    """An output replaces the one with this number, or is added after all others."""
+    """An output replaces the output that has this number. The number after the last output's adds an output."""
 
     output: int
     spec: OutputSpec
 
 
 class SourceUp(msgspec.Struct, frozen=True):
-    """A connection to (or from) the engine's publisher was established."""
+    """A connection with the engine's publisher was established. Either side may have opened it."""
 
     source: int
 
 
 class SourceDown(msgspec.Struct, frozen=True):
-    """The last connection to the engine's publisher was lost.
+    """The last connection with the engine's publisher was lost.
 
-    Messages received on it are reported before this event.
+    The daemon reports all messages received on a connection before this event.
     """
 
     source: int
@@ -69,39 +69,49 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
 
 
 class SourceUnreachable(msgspec.Struct, frozen=True):
-    """Why there is no connection to the engine's publisher, as found by the shell; None if there should be one."""
+    """The daemon has found out why it cannot connect to the engine's publisher.
+
+    ``why`` is the finding; None if the daemon has found no reason.
+    """
 
     source: int
     why: Finding | None
 
 
 class FurtherRankFound(msgspec.Struct, frozen=True):
-    """The engine of this source may have more ranks than are configured, as found by the shell; None: no longer."""
+    """The daemon has found that the source's engine may have more ranks than are configured.
+
+    ``finding`` describes it; None if this is not so any more.
+    """
 
     source: int
     finding: Finding | None
 
 
 class SourcesNamed(msgspec.Struct, frozen=True):
-    """The positions of sources in the configuration, by slot. Findings name them."""
+    """The positions of sources in the configuration, by slot. Findings show them to the operator."""
 
     places: dict[int, Place]
 
 
 class BatchReceived(msgspec.Struct, gc=False):
-    """One multipart message of the live stream, with all frames, as received."""
+    """One multipart message of the source's live stream, with all its frames as received."""
 
     source: int
     frames: list[bytes]
 
 
 class RecordReceived(msgspec.Struct, gc=False):
-    """The next record of a source that is read from a log, see :mod:`kvbus.core.numbered`.
+    """The next record of a source whose stream is read from a log (Kafka, NATS, Redis): see :mod:`kvbus.core.numbered`.
 
-    ``seq`` is the number under which all routers get the record. The payload is a batch in the canonical encoding. It
-    is empty if nothing has happened, or if a state without blocks begins. ``begins`` marks the first record of a state:
-    it clears all blocks. ``more`` says that other records of the state follow. ``ends`` marks the last record. A record
-    is ``known`` if readers of all earlier records already have its content.
+    Attributes:
+        seq: the seq under which every router gets the record.
+        payload: a batch in the canonical encoding. It is empty for a lease, and for the beginning of a state without
+            blocks.
+        begins: whether this is the first record of a state. It clears all blocks of the source.
+        more: whether further records of the same state follow.
+        ends: whether this is the last record of a state.
+        known: whether a reader that has all earlier records already knows the content.
     """
 
     source: int
@@ -114,14 +124,17 @@ class RecordReceived(msgspec.Struct, gc=False):
 
 
 class LogReached(msgspec.Struct, frozen=True):
-    """Whether the log of a source can be read. Meanwhile its blocks stay, because no change of them is known."""
+    """The log of a source has become readable (``reached`` is True) or unreadable.
+
+    While the log cannot be read, the source's blocks stay, because no change of the blocks is known.
+    """
 
     source: int
     reached: bool
 
 
 class ReplayReceived(msgspec.Struct, gc=False):
-    """One multipart message of the answer to replay request ``request``."""
+    """One multipart message of an engine's answer to the replay request with the id ``request``."""
 
     source: int
     request: int
@@ -129,7 +142,7 @@ class ReplayReceived(msgspec.Struct, gc=False):
 
 
 class SnapshotReceived(msgspec.Struct, gc=False):
-    """The reply to snapshot request ``request``."""
+    """An engine's reply to the snapshot request with the id ``request``."""
 
     source: int
     request: int
@@ -137,22 +150,26 @@ class SnapshotReceived(msgspec.Struct, gc=False):
 
 
 class Oversize(msgspec.Struct, frozen=True):
-    """A frame of the live stream was too large to accept, so the connection was closed."""
+    """A frame of the source's live stream was larger than ``limits.max_frame_bytes``.
+
+    The daemon has closed the connection.
+    """
 
     source: int
 
 
 class ReplayAborted(msgspec.Struct, frozen=True):
-    """The answer to replay request ``request`` broke off at a frame that is too large to accept."""
+    """The answer to replay request ``request`` ended early: a frame was larger than ``limits.max_frame_bytes``."""
 
     source: int
     request: int
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Messages wait to be read: of the answer to request ``request`` or, with None, of the live stream.
+    """Messages from a source's engine have arrived in this process, but kvbus has not read them yet.
 
-    The shell reports this for an answer before each :class:`Tick`, and for the live stream before an answer begins.
+    They belong to the answer to request ``request``, or to the live stream if ``request`` is None. The daemon reports
+    this for an answer before each :class:`Tick`, and for the live stream before an answer begins.
     """
 
     source: int
@@ -160,14 +177,20 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class RequestWaits(msgspec.Struct, frozen=True):
-    """Request ``request`` is queued after others. :class:`RequestSent` says when it has been sent."""
+    """The request with the id ``request`` is queued after other requests.
+
+    :class:`RequestSent` reports when it is sent.
+    """
 
     source: int
     request: int
 
 
 class RequestSent(msgspec.Struct, frozen=True):
-    """Request ``request`` has been sent after all. If ``sent`` is False, sending failed, and the request waits."""
+    """The daemon has sent a request that had to wait (:class:`RequestWaits`). If ``sent`` is False, sending failed.
+
+    A request whose sending failed still waits.
+    """
 
     source: int
     request: int
@@ -175,10 +198,11 @@ class RequestSent(msgspec.Struct, frozen=True):
 
 
 class ReplayAsked(msgspec.Struct, gc=False):
-    """A router asks stream ``stream`` of output ``output`` for a replay. The frames are as a ROUTER received them.
+    """A router requests a replay of stream ``stream`` of output ``output``.
 
-    ``has_state`` says that the state of a subscription answers the request: docs/PROTOCOL.md has the conditions.
-    ``rebuilds`` says that the request comes from one of kvbus's own readers (:data:`~kvbus.core.wire.frames.REBUILDS`).
+    ``frames`` are the frames as a ROUTER socket received them. ``has_state`` says that the router gets the state
+    because of its subscription, under the conditions in docs/PROTOCOL.md. ``rebuilds`` says that the requester is
+    another kvbus (:data:`~kvbus.core.wire.frames.REBUILDS`).
     """
 
     output: int
@@ -189,7 +213,10 @@ class ReplayAsked(msgspec.Struct, gc=False):
 
 
 class SnapshotAsked(msgspec.Struct, gc=False):
-    """A router asks stream ``stream`` of output ``output`` for a snapshot. The frames are as a ROUTER received them."""
+    """A router requests a snapshot of stream ``stream`` of output ``output``.
+
+    ``frames`` are the frames as a ROUTER socket received them.
+    """
 
     output: int
     stream: int
@@ -197,9 +224,10 @@ class SnapshotAsked(msgspec.Struct, gc=False):
 
 
 class Subscribed(msgspec.Struct, frozen=True):
-    """These routers need the state of a stream: they have just subscribed, or batches for them were dropped.
+    """These routers need the state of a stream: they have just subscribed, or kvbus dropped batches for them.
 
-    They get nothing of the live stream until the shell carries out the relay's :class:`~kvbus.core.commands.SendState`.
+    The daemon sends them no live batch of the stream until it carries out the relay's
+    :class:`~kvbus.core.commands.SendState`.
     """
 
     output: int
@@ -208,16 +236,20 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 
 class EngineEmptied(msgspec.Struct, gc=False):
-    """The engine says that it sleeps: it holds no blocks, but its stream announces that only when it wakes up."""
+    """The API of a source's engine says that the engine sleeps, so its cache is empty.
+
+    The engine's stream announces this only when the engine wakes up.
+    """
 
     source: int
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed. Sent several times a second, and at once while :attr:`Relay.backlog` is set.
+    """Time has passed. The daemon sends a tick several times a second, and at once while :attr:`Relay.backlog` is set.
 
-    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches that no engine sent. ``stood`` is the
-    number of seconds since the last tick in which the process did not run. The time of events does not include them.
+    ``wall`` is the time of day in seconds since 1970. It becomes the ``ts`` of batches that no engine sent. ``stood``
+    is the number of seconds since the last tick in which the process was suspended. The relay's time (``now``) does not
+    include them.
     """
 
     wall: float = 0.0

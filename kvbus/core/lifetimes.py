@@ -1,8 +1,8 @@
 """Expire blocks on media whose removals an engine never announces.
 
-LMCache announces the blocks that it stores on the CPU, but not the blocks that it evicts (LMCache#5076). kvbus removes
-such a block if the engine has not stored it again for a while. A store also proves that the blocks before it still
-exist: otherwise the engine would have stored them with it.
+LMCache announces the blocks that it stores on the CPU, but not the blocks that it evicts there (LMCache#5076). kvbus
+removes such a block if the engine has not stored it again for the configured time. A store of a block also proves that
+the block's ancestors still exist: otherwise the engine would have stored them again, too.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from kvbus.core.types import Hash, medium_key
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, Event
 
 SLICE: int = 4096
-"""Maximum number of blocks that expire at a time."""
+"""Maximum number of blocks that kvbus removes at one tick because they have expired."""
 
 STEPS: int = 64
-"""Number of time steps per lifetime of a block."""
+"""Number of time steps in the lifetime of a block. The time of a store is rounded down to a step."""
 
 Place = tuple[int | None, str, Hash]
-"""Group, medium key and hash of a block."""
+"""The place of a block in an engine's cache: group, medium key and hash."""
 
 
 class Lifetimes:
-    """The blocks of one source on media whose blocks expire.
+    """The blocks of one source that expire, with the time at which the engine last stored each of them.
 
-    Time advances in steps of a 64th of ``seconds``, so a block may expire up to one step too early. Within a step, a
-    chain is walked once, however many blocks are stored after it.
+    Time advances in steps of a 64th of ``seconds``, so a block may expire up to one step too early. The steps save
+    work: within a step, kvbus renews a chain of blocks once, even if many blocks are stored after it.
 
     Args:
         media: the media whose blocks expire.
-        seconds: lifetime of a block after the engine has stored it, or a block after it.
-        index: the live blocks.
+        seconds: lifetime of a block, from the last store of the block or of one of its descendants.
+        index: the live blocks of the source.
     """
 
     def __init__(self, media: frozenset[str], seconds: float, index: Index) -> None:
@@ -44,13 +44,16 @@ class Lifetimes:
         self._index = index
         self._step = seconds / STEPS
         self._heard: dict[Place, float] = {}
-        """The step in which each block was last stored or proven to exist, the oldest first."""
+        """For each block, the step in which a store last proved that the block exists. The oldest step comes first."""
 
     def __len__(self) -> int:
         return len(self._heard)
 
     def begin(self, now: float) -> None:
-        """Start the lifetime of blocks in the index that have none yet. Their age is unknown."""
+        """Start the lifetime of the index's blocks that have none.
+
+        After a restart, the time of their last store is unknown.
+        """
         now -= now % self._step
         for (group, medium), chunk, a, b in in_order(self._index):
             if medium in self._media:
@@ -58,11 +61,11 @@ class Lifetimes:
                     self._heard.setdefault((group, medium, block), now)
 
     def forget(self) -> None:
-        """Forget every block: nothing is known about the cache any more."""
+        """Forget the times of all blocks, because the content of the engine's cache is no longer known."""
         self._heard.clear()
 
     def see(self, events: Iterable[Event], now: float) -> None:
-        """Record the events of a batch. They must already be applied to the index."""
+        """Update the lifetimes after a batch. The caller must have applied the batch to the index."""
         now -= now % self._step
         for event in events:
             if isinstance(event, AllBlocksCleared):
@@ -83,7 +86,10 @@ class Lifetimes:
                     self._hear(key, table, event.parent_block_hash, now)
 
     def _hear(self, key: TableKey, table: Table, block: Hash | None, now: float) -> None:
-        """Renew the lifetime of this block and its ancestors, children first."""
+        """Restart the lifetime of this block and its ancestors.
+
+        Children precede their parents in the order of expiry.
+        """
         while block is not None and (chunk := table.blocks.get(block)) is not None:
             if self._heard.get((*key, block)) == now:
                 return
@@ -98,7 +104,7 @@ class Lifetimes:
         return table is not None and place[2] in table.blocks
 
     def due(self, now: float) -> list[Place]:
-        """Return up to :data:`SLICE` live blocks whose lifetime is over, and forget them."""
+        """Return up to :data:`SLICE` live blocks whose lifetime has ended, and stop tracking them."""
         found: list[Place] = []
         while self._heard and len(found) < SLICE:
             place = next(iter(self._heard))

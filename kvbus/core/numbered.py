@@ -1,8 +1,9 @@
-"""Sources that are read from a log: routers get each record under the log's number.
+"""Relay sources whose stream is read from a log (Kafka, NATS, Redis): routers get each record under the log's number.
 
-So two kvbus that read the same log publish the same under the same number, and a router may switch between them.
-Nothing else uses numbers of such a stream: the state for a router is the log from its newest state on, a lease is the
-heartbeat, and a source whose stream has not ended is not removed. docs/decisions/log.md explains why that is exact.
+Two kvbus that read the same log publish the same batches under the same seqs, so a router may switch between them.
+Therefore kvbus never uses a seq of such a stream for another batch. The state for a router is the log's records from
+the newest state on. A lease record serves as the heartbeat. A source is removed only after its stream has ended.
+docs/decisions/log.md explains why the result is exact.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 
 EPOCH_BITS: Final = 26
-"""Number of low bits of a seq on the wire that hold the record's seq. The higher bits hold the epoch's turn.
+"""Number of low bits of an outgoing seq that hold the seq of the record. The higher bits hold the log's writer epoch.
 
-67 million records are 15 days at 50 records a second. Then the writer begins another epoch.
+They hold 67 million records, which last 15 days at 50 records a second. Then the writer begins another epoch.
 """
 
 LAST: Final = (1 << EPOCH_BITS) - 1
-"""The seq that ends an abandoned epoch. No record has it."""
+"""The seq that ends an epoch whose writer is gone. No record of a log has this seq."""
 
 
 class Numbered:
-    """The relay of log records: applies and publishes them.
+    """The relay of log records: it applies each record to the index, and publishes it on every output.
 
     Args:
         sources: the relay's sources, by slot.
         outputs: the relay's outputs.
-        out: the relay's outgoing side.
+        out: the relay's outgoing side, which collects the commands.
         max_events: maximum number of events in a batch.
     """
 
@@ -48,15 +49,15 @@ class Numbered:
         self._max_events = max_events
 
     def received(self, event: RecordReceived, now: float) -> None:
-        """Apply the record to the index, and publish it under its number."""
+        """Apply a record of a log to the source's index, and publish it under the log's number."""
         slot = event.source
         source = self._sources[slot]
         source.stats.batches += 1
         source.stats.bytes += len(event.payload)
         whole = event.payload
         if event.begins:
-            source.ranked = False  # a state names the rank again, for readers that begin with it
-            if not whole:  # the state has no blocks
+            source.ranked = False  # the state names the rank again
+            if not whole:  # a state without blocks
                 whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events) if whole else None
         if isinstance(batch, Reason):
@@ -67,8 +68,8 @@ class Numbered:
             source.stats.last_batch = source.ts = batch.ts
             if batch.rank is not None:
                 self._see_rank(slot, source, batch.rank)
-        # encode before the index fills in missing fields, so that the result does not depend on whether the record is
-        # applied
+        # encode before the index fills in missing fields of the events: every kvbus must publish the same bytes,
+        # whether it applies the record or already knows its content
         leaving = [
             (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
             for number, output in enumerate(self._outputs)
@@ -95,11 +96,14 @@ class Numbered:
             return whole, empty
         for event in batch.events if wire.strict else ():
             if isinstance(event, BlockStored):
-                set_aside(event)  # no normalizer has done it
+                set_aside(event)  # the normalizer does this for other sources
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
-        """Apply a batch to the index. The record itself is published, so it is the same on every kvbus."""
+        """Apply a record's batch to the index.
+
+        The normalizer's output is not used: every kvbus publishes the record itself.
+        """
         if begins:
             source.normalizer.reset()
             self._out.forget(slot)
@@ -112,6 +116,6 @@ class Numbered:
         source.see_rank(rank)
 
     def placed(self, slot: int) -> None:
-        """Set the rank of a new source to the last rank on its stream, until the source names its own."""
+        """Set the rank of a new source to the last rank that its stream had, until a record names the rank."""
         for output in self._outputs:
             self._sources[slot].rank = output.streams[slot].rank

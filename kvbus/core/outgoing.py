@@ -1,4 +1,4 @@
-"""The relay's outgoing side: it numbers batches and keeps them on every output's streams."""
+"""The relay's outgoing side: it encodes and numbers batches, and keeps them in the streams' journals."""
 
 from __future__ import annotations
 
@@ -19,37 +19,42 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Outgoing:
-    """The streams of all outputs.
+    """The streams of all outputs, and the methods that publish batches on them.
 
     Args:
         sources: the relay's sources, by slot.
         outputs: the relay's outputs.
-        do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
+        do: function that keeps a record for the write-ahead log (:mod:`kvbus.core.write_ahead_log`) and applies it.
     """
 
     def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
         self.needs_tokens = False
-        """Whether some output's routers hash tokens."""
+        """Whether the routers of some output compute block hashes from tokens, so that they need the tokens of every
+        block."""
         self._plain: list[tuple[int, Output]] = []
         self.fitted: list[tuple[int, Output]] = []
-        """Outputs whose routers need adapted batches, see :mod:`kvbus.core.outputs.fitting`."""
+        """Number and output of each output whose routers need adapted batches: see
+        :mod:`kvbus.core.outputs.fitting`."""
         self.sort_outputs()
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
-        """Whether some output needs removals in place of a clear."""
+        """Whether some output sends removals of single blocks in place of an AllBlocksCleared."""
         self._do = do
         self.wall = 0.0
-        """The time of day, for the ``ts`` of batches that no engine sent. No decision depends on it."""
+        """The time of day in seconds. It becomes the ``ts`` of batches that no engine sent.
+
+        No decision depends on it.
+        """
         self.now = 0.0
-        """The time of the relay's newest event."""
+        """The time of the newest event that the relay has received, in seconds on the relay's monotonic clock."""
         self.commands: list[Command] = []
-        """The commands for the shell."""
+        """The commands that the daemon has to carry out, in order."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def sort_outputs(self) -> None:
-        """Divide the outputs into those that publish batches unchanged and those that need adapted ones."""
+        """Divide the outputs by whether their routers read every batch unchanged or need adapted batches."""
         there = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
         self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in there)
         for source in self._sources:
@@ -58,9 +63,9 @@ class Outgoing:
         self.fitted = [(number, each) for number, each in there if not each.as_it_comes]
 
     def place(self, number: int, spec: OutputSpec, now: float) -> None:
-        """Put an output in place of the one with this number.
+        """Replace the output with this number by a new one, or add an output.
 
-        Its routers get the sources' current blocks as a state.
+        The routers of the output get the current blocks of all sources as a state.
         """
         output = Output(spec, [source.rank for source in self._sources])
         self._outputs[number:] = [output, *self._outputs[number + 1 :]]
@@ -78,7 +83,7 @@ class Outgoing:
         self._clear_known(number, output, spec.known_slots, now)
 
     def begin(self, record: wal.Begun, now: float) -> None:
-        """Send AllBlocksCleared on each stream whose numbering continues from a previous process."""
+        """Send AllBlocksCleared on each stream that continues the numbering of a previous process."""
         self.wall = record.wall
         for number, output in enumerate(self._outputs):
             self._clear_known(number, output, record.slots[number], now)
@@ -97,7 +102,10 @@ class Outgoing:
                 self._publish_clear(number, at, rank, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
-        """Create streams for the new source in slot ``i``. Routers of its previous source get AllBlocksCleared."""
+        """Create the streams of the new source in slot ``i``.
+
+        Send AllBlocksCleared to routers of the slot's previous source.
+        """
         for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
             if new.hidden:
                 output.hidden.add(i)
@@ -113,14 +121,14 @@ class Outgoing:
             stream.closed = new.hidden
             another = output.spec.by_topic and stream.topic != new.topic
             if another:
-                stream.resume_at(new.first_seq)  # each topic has its own numbering
+                stream.resume_at(new.first_seq)  # with a stream per topic, another topic means another numbering
             if another or not stream.numbered:
                 stream.rank = rank
             stream.keeps_topic = new.topic is None
             if not stream.publisher_id:
                 stream.publisher_id = new.publisher_id
             stream.topic = new.topic or b""
-            if not stream.next_seq:  # the stream has not been used in this process
+            if not stream.next_seq:  # no batch in this process so far
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
                 continue
@@ -128,7 +136,7 @@ class Outgoing:
                 self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
-        """Set whether slot ``i`` is free."""
+        """Record whether slot ``i`` is free (``closed``). Forget the views and snapshots of its previous source."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -137,7 +145,7 @@ class Outgoing:
                 output.snapshots.pop(i, None)
 
     def forget(self, i: int) -> None:
-        """Forget a source's blocks in every view: nothing is known about its cache any more."""
+        """Forget a source's blocks in every output's view, because the content of the engine's cache is unknown."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -149,12 +157,12 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
     def cleared_under(self, i: int, source: Source, now: float) -> None:
-        """Send a clear under the rank that an engine has named unexpectedly.
+        """Send AllBlocksCleared under the rank that an engine has just named if its rank was another one so far.
 
-        Routers may hold blocks of a previous process under that rank.
+        Under that rank, routers may still hold blocks that a previous kvbus process announced.
         """
         for number, output in enumerate(self._outputs):
-            # readers recognize SGLang by a batch 0 that begins with AllBlocksCleared
+            # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not be a clear
             if (
                 not output.merged
                 and output.streams[i].next_seq
@@ -166,23 +174,25 @@ class Outgoing:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def clear(self, i: int, source: Source, now: float) -> None:
-        """Clear a source's blocks downstream. The index must still hold them."""
+        """Clear a source's blocks at all routers. Call it before the blocks are removed from the index."""
         self.publish(i, source, [AllBlocksCleared()], now)
         for number, output in self._fitted_of(i):
             removals = partial(removals_of, output.index_of(i, source))
             self._publish_fit(number, output, i, source, [AllBlocksCleared()], [removals], now)
 
     def announce(self, i: int, source: Source, now: float) -> None:
-        """Publish a source's blocks to routers that have been cleared."""
+        """Publish all blocks of a source again, for routers whose blocks of this source were cleared."""
         events = list(source.normalizer.announce())
         self._publish_batches(i, source, events, blocks_in(events), now)
         for number, output in self._fitted_of(i):
             self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
-        """Publish the events of a source's last batch in batches of a size that every router accepts.
+        """Publish the events of a source's last batch on all outputs.
 
-        They may announce a complete cache. ``blocks`` is the number of blocks that they name.
+        Divide them into batches that every router accepts.
+
+        The events may announce a complete cache. ``blocks`` is the number of blocks that the events name.
         """
         self._publish_batches(i, source, events, blocks, now)
         if self.fitted:
@@ -193,9 +203,9 @@ class Outgoing:
             self.publish(i, source, batch, now)
 
     def publish(self, i: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
-        """Number and keep one batch on every output except the :attr:`fitted` ones.
+        """Number and publish one batch on every output whose routers read batches unchanged.
 
-        Encode it once per wire and rank.
+        The batch is encoded once for all outputs with the same encoding and rank.
         """
         payloads: dict[tuple[Wire, int], bytes] = {}
         for number, output in self._plain:
@@ -218,7 +228,10 @@ class Outgoing:
         *,
         cleared: Cleared = (),
     ) -> None:
-        """Publish the events of a source's last batch on the :attr:`fitted` outputs."""
+        """Publish the events of a source's last batch on the outputs whose routers need adapted batches.
+
+        ``cleared`` has, for each AllBlocksCleared among the events, a function that builds the equivalent removals.
+        """
         for number, output in self._fitted_of(i):
             if output.view is None:
                 self._publish_fit(number, output, i, source, events, cleared, now)
@@ -227,13 +240,16 @@ class Outgoing:
                 self._publish_fit(number, output, i, source, *own, now)
 
     def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
-        """Apply events to the views without publishing them, for a source whose blocks are cleared downstream."""
+        """Apply events to the outputs' views without publishing them.
+
+        This is done for a source whose engine is gone, because its blocks are cleared at the routers.
+        """
         for _, output in self._fitted_of(i):
             if output.view is not None:
                 output.view.take(i, events, source.normalizer.index)
 
     def _fitted_of(self, i: int) -> list[tuple[int, Output]]:
-        """Return the fitted outputs whose routers may read a source."""
+        """Return the outputs whose routers need adapted batches and may read the source in slot ``i``."""
         return [(number, output) for number, output in self.fitted if i not in output.hidden]
 
     def _publish_fit(
@@ -262,7 +278,10 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[Index]:
-        """Return the blocks of the pod's other ranks, as routers know them; empty if clears apply to single ranks."""
+        """Return the blocks of the other ranks of the same pod, one index per rank, as routers know them.
+
+        The list is empty if the output's routers apply AllBlocksCleared to a single rank.
+        """
         clears = output.spec.profile.clears
         if clears == "rank" or (clears == "connection" and not output.merged):
             return []
@@ -277,9 +296,10 @@ class Outgoing:
         ]
 
     def _pod(self, output: Output, i: int) -> bytes:
-        """Return the name by which routers identify a source's pod.
+        """Return the name by which routers identify the pod (machine) of a source.
 
-        It is the topic, or empty if routers identify the pod by the address, which all sources share.
+        The name is the stream's topic. It is empty if routers identify a pod by its address: all sources have kvbus's
+        address.
         """
         if output.spec.profile.topics != "pod and model":
             return b""
@@ -287,7 +307,7 @@ class Outgoing:
         return self._sources[i].topic if stream.keeps_topic else stream.topic
 
     def clears_others(self, output: Output, i: int) -> bool:
-        """Return whether AllBlocksCleared on the stream of slot ``i`` would remove other ranks' blocks from routers."""
+        """Return whether AllBlocksCleared on the stream of slot ``i`` would make routers drop other ranks' blocks."""
         return not output.merged and len(self._others(output, i)) > 0
 
     def _publish_on(
@@ -299,7 +319,7 @@ class Outgoing:
         events: list[AnyEvent],
         now: float,
     ) -> None:
-        """Number and keep one batch on one output. Divide it if it is too large for the output's routers."""
+        """Publish one batch on one output. Divide the batch if it is too large for the routers of the output."""
         at, rank = 0 if output.merged else i, output.rank_of(i, source)
         stream = output.streams[at]
         profile = stream.profile
@@ -316,26 +336,26 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def merge_overlays(self) -> None:
-        """Merge the views' overlays, because frozen copies may be gone."""
+        """Merge each view's copy-on-write overlay into its index, unless a snapshot still needs the frozen state."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.merge_overlays()
 
     def heartbeats(self, now: float) -> None:
-        """Send an empty batch on every stream that has been silent for long enough."""
+        """Send an empty batch on every stream that was silent for the output's ``heartbeat`` seconds."""
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
                     self._do(wal.Heartbeat(number, at, self.wall), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
-        """Send an empty batch on one stream."""
+        """Send an empty batch on the stream that a heartbeat record names."""
         number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # a merged stream exists before the first source is found
+            # with one stream for all sources, the stream may exist before the first source
             ts, rank = (self.wall, 0)
             if not output.spec.merged or self._sources:
                 source = self._sources[0 if output.spec.merged else at]
@@ -346,11 +366,11 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
-        """Remember seqs that are not cursors."""
+        """Mark the seqs at which a router may hold part of a state, as a record names them."""
         del now
         self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
     def sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
-        """Return the sources whose blocks a stream announces, with their slots."""
+        """Return the sources whose blocks the stream ``at`` announces, each with its slot."""
         slots = range(len(self._sources)) if output.spec.merged else (at,)
         return [(i, self._sources[i]) for i in slots if i not in output.hidden]

@@ -1,13 +1,14 @@
-"""The relay: every source's sequencer and normalizer, every output's streams. It receives events and returns commands.
+"""The relay: the sequencers and normalizers of all sources, and the streams of all outputs.
 
-Invariants:
+It receives events and returns commands. Invariants:
 
 * A batch is decoded only when it is the next one of its source.
-* An output's seq is dense and never goes back. Each number is in the journal before it is sent.
-* Routers get an AllBlocksCleared before any batch of a new epoch, and before any batch after a hole.
-* A block is in a live source's index if and only if it was announced to routers.
+* The seqs of an output's stream are dense and never go back. A batch is in the journal before it is sent.
+* Routers get an AllBlocksCleared before any batch of a new epoch, and before any batch after lost batches.
+* A block is in the index of a live source if and only if it was announced to routers.
 
-Sources that are read from a log keep the log's numbers, and only records with tokens are indexed: ``numbered.py``.
+For sources that are read from a log, kvbus publishes the log's records under the log's numbers, and indexes only
+records with tokens (:mod:`kvbus.core.numbered`).
 """
 
 from __future__ import annotations
@@ -64,22 +65,27 @@ from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_rep
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
-"""Maximum number of batches delivered per handled event. A long catch-up is spread over many events, so that the event
-loop stays responsive."""
+"""Maximum number of a source's batches that are delivered for one event.
+
+kvbus spreads the rest of a long catch-up over later events, so that the event loop can serve other connections.
+"""
 
 
 class Relay:
-    """The core without I/O. Call :meth:`handle` for every event and carry out the returned commands, in order."""
+    """The core of kvbus, without I/O.
+
+    Call :meth:`handle` for every event, and carry out the returned commands in order.
+    """
 
     def __init__(
         self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
         self.limits = limits or FrameLimits()
         self.sources: list[Source] = []
-        """The sources by slot.
+        """The sources, by slot.
 
-        Streams, ports and records of the write-ahead log use the same numbers. A slot keeps its number when other
-        sources are removed. A free slot has a source that is ``gone``.
+        Streams, ports and records of the write-ahead log use the same slot numbers. A source keeps its slot when other
+        sources are removed. A free slot holds a source whose ``gone`` is True.
         """
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
@@ -91,13 +97,17 @@ class Relay:
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
 
-        # Read by the shell.
+        # Attributes that the daemon reads.
         self.backlog = False
-        """Whether work was postponed so that the event loop stays responsive: send a :class:`~kvbus.core.events.Tick`
-        soon."""
+        """Whether work was postponed to keep the event loop responsive.
+
+        The daemon then sends a :class:`~kvbus.core.events.Tick` soon.
+        """
         self.records: Records | None = None
-        """Receives the records of the write-ahead log (:mod:`kvbus.core.write_ahead_log`); None: no records are
-        kept."""
+        """The new records of the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
+
+        None if kvbus keeps no state on disk.
+        """
 
         self._handlers: dict[type, Callable[..., None]] = {
             Started: self._started,
@@ -127,7 +137,7 @@ class Relay:
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
-        """Handle one event at ``now`` (seconds, monotonic); return the resulting commands."""
+        """Handle one event and return the resulting commands. ``now`` is the time in seconds on a monotonic clock."""
         self._out.now = now
         if type(event) is BatchReceived:
             self._batch(event, now)
@@ -136,7 +146,7 @@ class Relay:
         return self.take_commands()
 
     def take_commands(self) -> list[Command]:
-        """Return the commands that reading an answer has caused."""
+        """Return and forget the collected commands. Reading an answer to a router may have added some."""
         out = self._out
         commands, out.commands = out.commands, []
         return commands
@@ -147,19 +157,21 @@ class Relay:
         return [source for source in self.sources if not source.gone]
 
     def keep_records(self, *, keep: bool) -> None:
-        """Start or stop keeping records in :attr:`records`."""
+        """Start or stop keeping records of the write-ahead log in :attr:`records`."""
         self.records = Records() if keep else None
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def _do(self, record: wal.Record, now: float) -> None:
-        """Keep the record of a decision, and apply it."""
+        """Keep the record of a decision for the write-ahead log, and apply the record."""
         if self.records is not None:
             self.records.heads.append(record)
         self._applier.apply(record, now)
 
     def apply_record(self, record: wal.Record, now: float) -> None:
-        """Apply one record of the write-ahead log after a restart. Its commands are dropped: they were sent before.
+        """Apply one record of the write-ahead log after a restart.
+
+        The previous process carried out the resulting commands.
 
         Raises:
             StateError: the record does not belong to this relay.
@@ -172,7 +184,7 @@ class Relay:
         self._out.commands.clear()
 
     def _follow(self, record: wal.Record) -> None:
-        """Restore the position that a sequencer had after this decision."""
+        """Restore the position that the source's sequencer had after the decision in this record."""
         if isinstance(record, wal.Delivered):
             self.sources[record.source].sequencer.restore_batch(record.seq, record.payload)
         elif isinstance(record, wal.EpochBegun):
@@ -183,12 +195,13 @@ class Relay:
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
-        """Continue streams at later seqs, because routers may have got more than this state knows.
+        """Continue all streams at later seqs: routers may have received batches that are not in the saved state.
 
-        Mark every source as expired: kvbus announces its blocks again once the engine is in sync.
+        Mark every source as expired, so that kvbus announces its blocks again once the engine is in sync.
 
         Args:
-            first_seq: returns the seq at which a stream continues, by the number of its output and its slot.
+            first_seq: function that returns the seq at which a stream continues, by the output's number and the
+                stream's slot.
         """
         for number, output in enumerate(self.outputs):
             for at, stream in output.served_streams.items():
@@ -198,7 +211,10 @@ class Relay:
             source.sequencer.expire()
 
     def recovery_finished(self, now: float) -> None:
-        """Finish the recovery. Every source is disconnected until its connection is established."""
+        """Finish the recovery of the saved state.
+
+        Every source is disconnected until the daemon reports its connection.
+        """
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
@@ -212,7 +228,7 @@ class Relay:
         self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
 
     def _source_placed(self, event: SourcePlaced, now: float) -> None:
-        """Put a source into a slot. Remove the slot's previous source first."""
+        """Put a new source into a slot. If the slot has a source, remove that source first."""
         slot = event.source
         if slot < len(self.sources):
             self._free(slot, now)
@@ -233,7 +249,7 @@ class Relay:
         return source
 
     def _free(self, slot: int, now: float) -> None:
-        """Free a slot, and clear its source's blocks downstream."""
+        """Remove the source of a slot, and clear its blocks at the routers."""
         source = self.sources[slot]
         if not source.gone:
             self._applier.clear(slot, source, now)
@@ -269,7 +285,7 @@ class Relay:
             if source.publisher_id is None or message.publisher_id is None:
                 self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
-                source.publisher_id = message.publisher_id  # recorded with the epoch that begins
+                source.publisher_id = message.publisher_id  # the record of the new epoch has it
                 source.sequencer.publisher_changed(now)
         source.down_since = None
         self._take_in(slot, source, taken, now)
@@ -292,8 +308,8 @@ class Relay:
             sequencer, topics = source.sequencer, source.topics
             taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
             source.topic = source.topic if topics.own is None else topics.own
-            # history is read again only for a clear that leaves no tier; whether another kvbus's clears do is the
-            # operator's configuration
+            # A clear shows that history exists only if the publisher's clears empty every tier. If the publisher is
+            # another kvbus, the operator configures this.
             for seq, payload in taken:
                 whole = (
                     sequencer.state_may_begin(seq, payload)
@@ -411,7 +427,7 @@ class Relay:
         self._do(wal.CacheEmptied(event.source), now)
 
     def _run(self, slot: int, source: Source, now: float) -> None:
-        """Carry out the sequencer's actions, one slice at a time."""
+        """Carry out up to :data:`SLICE` actions of the source's sequencer. Set :attr:`backlog` if actions remain."""
         actions = source.sequencer.actions
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()

@@ -1,7 +1,7 @@
-"""A source's current state: one engine publisher, and examples of refused or left-out batches.
+"""The current state of one source (one engine publisher), with examples of its refused or left-out batches.
 
-An example describes the first batch or message with a reason. It contains no tokens. There is one example for each
-reason, so their number is bounded.
+An example describes the first message or batch that was refused for a reason. It contains no tokens. There is at most
+one example for each reason, so their number is limited.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from kvbus.core.wire.dialects import Sniffer
 from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 MIN_ANSWERS_ALONE: Final = 3
-"""Consecutive replay answers without a live batch after which kvbus reports that batches come only by replay.
+"""Number of replay answers in a row without a live batch after which kvbus reports that batches come only by replay.
 
-A late start needs one such answer, and a lost last batch another."""
+A single such answer is normal when kvbus starts later than the engine, and a second one after the loss of the last
+batch.
+"""
 
 _ELSEWHERE: Final[frozenset[str]] = frozenset(
     {
@@ -41,10 +43,16 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
         Filtered.TOPIC,
     }
 )
-"""Reasons that concern messages, numbers, or batches that are forwarded unchanged. No batch is an example of them."""
+"""Reasons for which kvbus keeps no batch as an example.
+
+They concern messages that are not batches, seqs, or batches that are forwarded unchanged.
+"""
 
 REANNOUNCED: Final = "reannounced"
-"""Name of the count of stores whose blocks were all live. The reasons of refused messages name the other counts."""
+"""Name of the count of stores whose blocks were all live already.
+
+It stands in a table whose other counts have the names of reasons (:class:`~kvbus.core.types.Reason`).
+"""
 
 _LONGEST: Final = 24
 """Maximum length of a medium's name in an example, in characters. The engine chooses the name."""
@@ -53,20 +61,21 @@ _LONGEST: Final = 24
 MAX_SKEW_S: Final = 5.0
 """Tolerated difference between the clocks of engine and kvbus, in seconds."""
 RECENT_S: Final = 600.0
-"""Seconds after which a finding about refused messages ends, if no further message is refused."""
+"""Seconds after the last refused message until the finding about refused messages ends."""
 MIN_SKEWED: Final = 3
-"""Comparisons in a row that must show a difference before the clock counts as wrong."""
+"""Number of comparisons in a row that must show a difference before kvbus reports that the engine's clock is wrong."""
 
 
 class Source:
-    """The relay's knowledge about one publisher."""
+    """The state that the relay keeps about one engine publisher."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
         self.gone = not spec.label
-        """Whether the slot is free: its source was removed, or the configuration has no source for it."""
+        """Whether the slot of this source is free: the source was removed, or the configuration has no source for the
+        slot."""
 
-        # Processing of batches.
+        # Objects that process the batches.
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec, self.stats)
         self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
@@ -78,54 +87,69 @@ class Source:
         # Values from the newest batch.
         self.rank = spec.rank
         self.ranked = False
-        """Whether the engine has named its rank in this epoch. The first named rank applies to the complete epoch."""
+        """Whether the engine has named its rank in this epoch.
+
+        The first rank that it names holds until the epoch ends.
+        """
         self.ts = 0.0
         self.topic = spec.topic
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
 
-        # Diagnosis.
+        # Facts for findings.
         self.examples: dict[str, str] = {}
-        """For each reason, a description of the first message or batch that was refused or left out for it."""
+        """For each reason, a description of the first message or batch that was refused or left out for that reason."""
         self.unknown: set[str] = set()
-        """Names of events and fields that this version does not know. Their number is limited."""
+        """Names of events and fields from the engine that this version of kvbus does not know, up to a maximum
+        number."""
         self.reasons = 0
-        """Number of counted reasons when kvbus last looked for examples."""
+        """Number of different reasons that had a count when kvbus last checked whether a new reason needs an
+        example."""
         self.place = Place()
         self.unreachable: Finding | None = None
-        """Why there is no connection; None if unknown."""
+        """The finding that explains why kvbus has no connection to the engine; None if there is no explanation."""
         self.further_rank: Finding | None = None
-        """The finding that the engine has more ranks than configured; None if it was not seen."""
+        """The finding that the engine seems to have more ranks than are configured; None if there is no sign of further
+        ranks."""
         self.clock_off = 0.0
-        """Seconds by which the engine's clock is behind; 0 if it is approximately right."""
+        """Seconds by which the engine's clock is behind kvbus's clock (negative: ahead); 0 if the difference is
+        tolerable."""
         self._clock_seen = 0, 0
-        """Number of live batches at the last comparison of clocks, and number of comparisons in a row with a
+        """Number of live batches at the last comparison of the clocks, and number of comparisons in a row that showed a
         difference."""
         self._rises: dict[str, tuple[int, float]] = {}
-        """For each counted reason, the count at the last tick and the time of its last rise."""
+        """For each counted reason, its count at the last tick, and the time at which the count last rose."""
         self._ticked = 0.0
         self.answers_alone = 0
-        """Replay answers in a row that brought missing batches while no live batch came."""
+        """Number of replay answers in a row that brought missing batches while no live batch came."""
         self._counted = 0, 0
-        """Number of live batches and number of recovered batches when the last answer ended."""
+        """Number of live batches and number of recovered batches when the last replay answer ended."""
         self.down_since: float | None = None
         self.lost = 0
-        """Number of batches of this epoch that will never come."""
+        """Number of batches of this epoch that kvbus has given up."""
         self.partial_since: float | None = None
-        """The time of day at which :attr:`partial` became true; None while it is false."""
+        """The time of day at which :attr:`partial` became True; None while it is False."""
 
-        # What routers know about it.
+        # Facts about the outputs and their routers.
         self.refused_replays: set[str] = set()
-        """Outputs whose routers refuse the newest answer from 0, because it would need too many empty batches."""
+        """Names of the outputs whose routers refuse the newest answer to a replay from 0.
+
+        That answer begins late, because an answer from 0 would need too many empty batches.
+        """
         self.needs_tokens = False
-        """Whether the routers of some output get only blocks with known tokens."""
+        """Whether the routers of some output get only blocks with known tokens, because they compute hashes from
+        tokens."""
         self.announced = False
-        """Whether at least one block was announced, and no clear has come since."""
+        """Whether kvbus has announced at least one block of this source to routers since the last clear that
+        it sent."""
         self.expired = False
-        """Whether the blocks were cleared downstream. The index is kept in case the engine comes back."""
+        """Whether the engine was gone for ``source_timeout``, so that the blocks were cleared at the routers.
+
+        The index is kept in case the engine comes back with the same cache.
+        """
 
     def answer_ended(self) -> None:
-        """Record whether the replay answer that ended has brought batches that should have come live."""
+        """Record whether the replay answer that has just ended brought batches while no live batch came."""
         batches, recovered = self._counted
         self._counted = self.stats.batches, self.stats.recovered
         if self.stats.batches > batches:
@@ -135,11 +159,14 @@ class Source:
 
     @property
     def replay_alone(self) -> bool:
-        """Whether the engine's batches repeatedly come by replay, and none comes live."""
+        """Whether the engine's batches repeatedly come by replay, and none comes on the live stream."""
         return self.answers_alone >= MIN_ANSWERS_ALONE and self.stats.batches == self._counted[0]
 
     def look_at_clock(self, wall: float) -> None:
-        """Compare the time of the newest live batch with the time of day. Called at each tick."""
+        """Compare the time in the newest live batch with the time of day, to detect a wrong clock.
+
+        Call it at each tick.
+        """
         batches, skewed = self._clock_seen
         if self.stats.batches == batches or not (wall and self.ts) or self.state is not State.LIVE:
             return
@@ -149,14 +176,17 @@ class Source:
         self.clock_off = skew if skewed >= MIN_SKEWED else 0.0
 
     def look_at_counts(self, now: float) -> None:
-        """Record which counts have risen. Called at each tick."""
+        """Record which counts of refused messages have risen since the last call. Call it at each tick."""
         self._ticked = now
         for reason, count in self._counts():
             if count != self._rises.get(reason, (0, 0.0))[0]:
                 self._rises[reason] = count, now
 
     def recent(self) -> dict[str, int]:
-        """Return the count of each reason that was counted in the last `RECENT_S` seconds, or since the last tick."""
+        """Return the counts of refused messages, for each reason that occurred recently.
+
+        Recently means in the last `RECENT_S` seconds or since the last tick.
+        """
         return {
             reason: count
             for reason, count in self._counts()
@@ -168,9 +198,11 @@ class Source:
         return [(reason, count) for reason, count in counts if count]
 
     def see_rank(self, rank: int) -> None:
-        """Record the rank in a batch.
+        """Take over the rank that a batch names, if it is the first named rank of the epoch.
 
-        Routers file blocks by it, so an epoch's first rank stays; other ranks are counted.
+        Otherwise count a different rank.
+
+        Routers group blocks by rank, so the rank of a source must not change within an epoch.
         """
         if not self.ranked:
             self.rank, self.ranked = rank, True
@@ -179,30 +211,30 @@ class Source:
 
     @property
     def state(self) -> State:
-        """The state shown by ``/sources``."""
+        """The state of the source as ``/sources`` shows it."""
         return self.sequencer.state
 
     @property
     def partial(self) -> bool:
         """Whether the engine may hold blocks that kvbus cannot know.
 
-        Its history was trimmed, batches were lost, a tier held more blocks than were ever announced, or stores were
-        refused.
+        This is so if the engine's replay buffer had dropped old batches, if batches were lost, if a memory tier held
+        more blocks than were announced, or if stores were refused.
         """
         normalizer = self.normalizer
         left_out = bool(normalizer.refused) or (self.needs_tokens and normalizer.hash_only)
         return self.sequencer.partial or normalizer.clears.tiers_unknown or left_out
 
     def keep_example(self, seq: int, payload: bytes, batch: Batch | Reason) -> None:
-        """Keep a batch as the example of each reason that it has added.
+        """Keep a batch as the example of each reason that it is the first to have caused.
 
-        Call it for each batch that is not forwarded unchanged, if the number of reasons has grown. Then this batch
-        caused every reason without an example.
+        Call it after each batch if the number of counted reasons has grown. Then this batch caused every reason that
+        has no example.
 
         Args:
-            seq: the batch's seq.
+            seq: the batch's seq; -1 for a part of a snapshot.
             payload: the batch's bytes.
-            batch: the decoded batch; the reason if it cannot be decoded.
+            batch: the decoded batch, or the reason why it cannot be decoded.
         """
         counters = (self.stats.rejected, self.stats.filtered)
         self.reasons = sum(map(len, counters))
@@ -217,7 +249,10 @@ class Source:
         self.examples.update((str(reason), text) for reason in new)
 
     def refuse_message(self, reason: Reason, frames: Sequence[bytes]) -> None:
-        """Count a message that is not a batch. Keep the first message of each reason as an example."""
+        """Count a message that is not a batch.
+
+        Keep the message's frame sizes as an example if it is the first with its reason.
+        """
         self.stats.rejected[reason] += 1
         if reason not in self.examples:
             sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])

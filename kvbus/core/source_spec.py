@@ -1,6 +1,6 @@
-"""The configuration of a source: the facts about one engine publisher that the core needs.
+"""The configuration of a source: the facts about one engine publisher that the relay needs.
 
-The daemon builds it once from the configuration. Fields are named after their configuration keys.
+The daemon builds it once from the operator's configuration. The fields have the names of the configuration keys.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import msgspec
 from kvbus.core.blocks.index import SMALL
 
 ATTEMPTS: Final = 2
-"""Replay requests for one gap before it is lost: the first one and one retry."""
+"""Maximum number of replay requests for one gap: the first request and one retry. Then the missing batches are lost."""
 
 SNAPSHOT_TIMEOUTS: Final = 5
-"""Timeout of a snapshot, in multiples of ``replay_timeout``. It is one message, so no progress is visible."""
+"""Timeout of a snapshot request, in multiples of ``replay_timeout``.
+
+It is longer than a replay's timeout because the snapshot is one message: kvbus cannot see its progress.
+"""
 
 Duplicates = Literal["count", "ignore", "last"]
 
 
 class Place(NamedTuple):
-    """The position of a source: its section of the configuration, and its endpoints."""
+    """The names of a source in findings: its section of the configuration, and its endpoints."""
 
     section: str = "sources[]"
     endpoint: str = "its endpoint"
@@ -29,25 +32,36 @@ class Place(NamedTuple):
 
 
 class SourceSpec(msgspec.Struct, frozen=True):
-    """One engine publisher: a worker and one of its ranks. Times are in seconds, sizes in batches, bytes or blocks."""
+    """The configuration of one engine publisher, which is one rank of a worker.
+
+    Times are in seconds, sizes are in batches, bytes or blocks.
+    """
 
     label: str = ""
     rank: int = 0
     topic: bytes = b""
-    """Prefix of the source's topic."""
+    """Prefix of the topic under which the engine publishes the source's batches."""
     shared: bool = False
-    """Whether another source reads the same socket, or the same replay."""
+    """Whether another source reads batches from the same event socket, or from the same replay socket."""
     numbered: bool = False
-    """Whether the source is read from a log. Routers get its records under the log's numbers."""
+    """Whether the source is read from a log (Kafka, NATS, Redis).
+
+    Routers then get its records under the log's numbers.
+    """
     copied_below: int = SMALL
-    """Tables with fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.index`."""
+    """Number of blocks below which a table of the index is copied for a snapshot, and not frozen.
+
+    See :mod:`kvbus.core.blocks.index`.
+    """
 
     # Requests to the publisher, and timeouts.
     replay: bool = True
-    """Whether the publisher has a replay."""
+    """Whether the publisher answers replay requests."""
     snapshot: bool = False
-    """Whether the publisher offers the snapshot protocol. Then an epoch begins with a snapshot, not with a replay from
-    0."""
+    """Whether the publisher offers the snapshot protocol.
+
+    Then an epoch begins with a snapshot in place of a replay from 0.
+    """
     replay_timeout: float = 2.0
     replay_total_timeout: float = 120.0
     probe_interval: float = 1.0
@@ -55,35 +69,43 @@ class SourceSpec(msgspec.Struct, frozen=True):
     reorder_batches: int = 20_000
     max_held_bytes: int = 256 * 1024 * 1024
     reorder_grace: float = 0.2
-    """How long to wait for a batch that another batch has overtaken, if there is no replay to ask."""
+    """Seconds to wait for a missing batch, in case it is only late, if the publisher cannot be asked for it."""
     on_lost: Literal["clear", "keep"] = "clear"
-    """Whether blocks are cleared after a loss.
+    """Whether kvbus clears the source's blocks at the routers after batches were lost, or keeps them.
 
-    With ``keep``, kvbus also assumes that a publisher that cannot be asked after a reconnection is in the same epoch.
+    If kvbus reconnects to a publisher and gets no answer about the epoch, ``keep`` also means that it assumes the same
+    epoch.
     """
 
-    # Differences between a follower of engines and a follower of other publishers with the same protocol.
+    # Fields of the client library, which reads streams of engines and of kvbus. The daemon leaves them at their
+    # defaults.
     compacted: bool = False
-    """Whether an answer may hold a state in place of batches, as the answers of another kvbus do.
+    """Whether a replay answer may hold a state in place of old batches, as the answers of another kvbus do.
 
-    Then the answer is only valid as a unit, live batches wait until it has ended, and its content proves nothing about
-    a live batch with the same number. After a connection, an idle publisher is asked less and less often, even if live
-    batches come: it may have many such followers.
+    kvbus then applies live batches only after the answer has ended, because a state is valid only when it is complete.
+    The content of an answer proves nothing about a live batch with the same seq. After a connection, kvbus probes an
+    idle publisher at growing intervals, even if live batches come: many readers may follow the same publisher.
     """
     from_now: bool = False
-    """Whether the first epoch begins with the first live batch, without its history."""
+    """Whether the first epoch begins with the first live batch. Earlier batches are not requested."""
     attempts: int = ATTEMPTS
-    """Requests for one gap, or one epoch, before it is given up."""
+    """Maximum number of requests for one gap or for the history of one epoch. Then the missing batches are lost."""
     snapshot_timeout: float | None = None
-    """None means :data:`SNAPSHOT_TIMEOUTS` times ``replay_timeout``."""
+    """Seconds after which a snapshot request has failed.
+
+    None means :data:`SNAPSHOT_TIMEOUTS` times ``replay_timeout``.
+    """
     backfill_pause: float | None = None
-    """Pause before unanswered history is asked for again. None means ``replay_timeout``."""
+    """Seconds until kvbus repeats a request for the epoch's history that got no answer.
+
+    None means ``replay_timeout``.
+    """
     late_copies: float = 0.0
-    """How long copies of batches of a compacted answer may still come live."""
+    """Seconds after a compacted answer in which a live batch that the answer covers counts as a late copy."""
 
     # Interpretation of the events.
     block_size: int | None = None
-    """None: learned from the stream."""
+    """Number of tokens per block that routers get. None: kvbus learns it from the stream."""
     duplicates: Duplicates = "count"
     groups: Literal["prefix", "all"] = "prefix"
     orphans: Literal["pass", "drop"] = "pass"
@@ -97,5 +119,5 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the publisher can be asked for missing batches."""
+        """Whether kvbus can ask the publisher for missing batches, by replay or by snapshot."""
         return self.replay or self.snapshot

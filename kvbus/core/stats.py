@@ -1,4 +1,4 @@
-"""Counters of sources and outputs, as plain integers: the relay increments them, and a scrape reads them."""
+"""Counters of sources, outputs and the process. The relay and the daemon increment them, and metrics read them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 
 class SourceStats(msgspec.Struct):
-    """Counts of the batches and events of one source, and how they were handled.
+    """Counters of the batches and events of one source, by how kvbus handled them.
 
-    ``missing == recovered + lost + pending`` at every moment. ``pending`` is not a counter: the sequencer knows which
-    numbers are open.
+    ``missing == recovered + lost + pending`` holds at every moment. ``pending`` is not a counter: the sequencer counts
+    the missing batches that may still come.
     """
 
     # The live stream.
@@ -34,9 +34,9 @@ class SourceStats(msgspec.Struct):
     replays: int = 0
     replay_timeouts: int = 0
     requests_failed: int = 0
-    """Attempts to send a request that failed in this process."""
+    """Number of attempts to send a request to the engine that failed inside this process."""
     requests_waited: int = 0
-    """Requests that were queued after other requests."""
+    """Number of requests to the engine that were queued after other requests before kvbus sent them."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0
@@ -44,42 +44,45 @@ class SourceStats(msgspec.Struct):
     # Normalizing.
     rebuilds: int = 0
     reannounced: int = 0
-    """Stores of several blocks from the root on that were all live: announced cache hits, or real copies."""
-    most_copies: int = 0
-    """The highest number of copies that one block has had, not counting the first."""
+    """Number of stores of at least two blocks, beginning at the root, whose blocks were all live already.
 
-    # Batches and events that were rejected or filtered, by reason.
+    They are cache hits that the engine announces, or stores of real copies. kvbus cannot distinguish them.
+    """
+    most_copies: int = 0
+    """Highest number of further copies, besides the first one, that a block has had."""
+
+    # Rejected batches and events, and filtered ones, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
-    """Failed handshakes of the connection to the engine, by reason."""
+    """Number of failed handshakes of connections to the engine, by reason."""
 
     def copy(self) -> SourceStats:
-        """Return a copy of the counters."""
+        """Return a copy of the counters. Its values stay the same when the originals change."""
         rejected, filtered, refused = self.rejected.copy(), self.filtered.copy(), self.refused.copy()
         return msgspec.structs.replace(self, rejected=rejected, filtered=filtered, refused=refused)
 
 
 class NumberingStats(msgspec.Struct):
-    """Counts of one output in the relay, before any driver gets the batches."""
+    """Counters of one output inside the relay. They are counted before the output's driver gets the batches."""
 
     heartbeats: int = 0
     malformed: int = 0
-    """Requests without even an identity: they cannot be answered."""
+    """Number of requests of routers that kvbus cannot answer, because they lack even the identity frame."""
     other_group: int = 0
-    """Events that are left out because the output's routers accept only one group."""
+    """Number of events left out because the output's routers accept the events of only one group."""
     not_read: int = 0
-    """Stores that are left out because the output's routers may not read them."""
+    """Number of stores left out because the keys of the output's routers have no right to read their blocks."""
     undecided: int = 0
-    """Stores that are left out because their parents are unknown, so kvbus cannot tell whether routers may read
-    them."""
+    """Number of stores left out because their parent is unknown: kvbus cannot determine whether routers may
+    read them."""
 
 
 class OutputStats(msgspec.Struct):
-    """Counts of what one output's driver has sent or failed to send."""
+    """Counters of the batches, states and answers that one output's driver has sent or failed to send."""
 
     parts: frozenset[str] = frozenset()
-    """The optional parts that the output has, of: log, dynamo, interpose, replay, keys."""
+    """The optional parts that the output uses. Possible names: log, dynamo, interpose, replay, keys."""
 
     # The live stream.
     batches: int = 0
@@ -87,27 +90,31 @@ class OutputStats(msgspec.Struct):
     bytes: int = 0
     subscribers: int = 0
     routers: int = 0
-    """Connected routers, with or without subscriptions."""
+    """Number of connected routers, with or without subscriptions."""
     router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
-    """By reason, whichever side ended the connection."""
+    """Number of ended connections of routers, by reason. Either side may have ended them."""
     router_states: Counter[str] = msgspec.field(default_factory=Counter)
-    """How often a router entered each state."""
+    """For each state of a router, how often routers have entered it."""
     publishers: int = 0
-    """Connected engines, at ports to which engines and routers both connect."""
+    """Number of connected engines, at ports to which both engines and routers connect."""
     publishers_limit: int = 0
     publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
-    """By reason: subscribed, lost. A state is counted once for each router."""
+    """Number of states sent, by reason: ``subscribed`` or ``lost`` (batches).
+
+    A state is counted once for each router.
+    """
     state_bytes: int = 0
-    """Bytes of the states that were appended to a log, as stored there."""
+    """Bytes of the states that kvbus has appended to a log, as the log stores them."""
     streams_written: int = 0
-    """Number of streams that are written to a log."""
+    """Number of streams that kvbus writes to a log."""
     states_overdue: int = 0
-    """Streams whose newest state in a log is overdue."""
+    """Number of streams whose newest state in the log is older than it should be."""
     streams_fenced: int = 0
-    """Streams of a log that this kvbus no longer writes: another writer has taken over, or they were erased."""
+    """Number of streams of a log that this kvbus no longer writes, because another writer took over or they were
+    erased."""
     records_gone: int = 0
-    """Records of Dynamo's discovery that another process deleted or replaced, and that kvbus restored."""
+    """Number of records in Dynamo's discovery that another process deleted or replaced, and that kvbus wrote again."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0
@@ -116,7 +123,7 @@ class OutputStats(msgspec.Struct):
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
 
-    # Replay answers.
+    # Answers to replay requests of routers.
     replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
@@ -126,26 +133,26 @@ class OutputStats(msgspec.Struct):
 
 
 class RouterView(msgspec.Struct, frozen=True):
-    """One router of an output, for display.
+    """One router of an output, as ``/routers`` and the status page show it.
 
     Attributes:
-        stream: the stream's slot.
-        peer: address of the router's end.
+        stream: slot of the stream that the router reads.
+        peer: address of the router's end of the connection.
         since: time of day at which the connection was opened, in seconds.
-        topics: the first few subscribed prefixes, each shortened.
-        subscriptions: number of subscriptions.
-        state: the router's state, as the driver names it.
-        states_sent: how often the router got the state of the stream.
-        state_sent_at: time of day of the last time.
-        queued_batches: batches that wait for the router.
-        queued_bytes: bytes in transit that the router's kernel has not acknowledged.
-        behind_seconds: age of the oldest batch that the router lacks.
-        dropped_batches: batches that the router did not get.
-        dropped_events: events in these batches.
-        left: why the connection ended; None while it exists.
-        left_at: time of day at which it ended.
-        name: name of the key's owner; empty if there is none.
-        dropped_at: time of day of the last drop; None if there was none.
+        topics: the first few topic prefixes that the router has subscribed to, each shortened.
+        subscriptions: number of the router's subscriptions.
+        state: the router's state, as the output's driver names it.
+        states_sent: how often the router was sent the state of the stream.
+        state_sent_at: time of day at which the state was last sent, in seconds; None if it was never sent.
+        queued_batches: number of batches that wait in kvbus for the router.
+        queued_bytes: number of bytes that kvbus has written and that the router's kernel has not acknowledged.
+        behind_seconds: age in seconds of the oldest batch that the router lacks.
+        dropped_batches: number of batches that kvbus dropped for this router.
+        dropped_events: number of events in the dropped batches.
+        left: why the connection ended; None while it is open.
+        left_at: time of day at which the connection ended, in seconds; None while it is open.
+        name: name of the owner of the router's CURVE key; empty if there is none.
+        dropped_at: time of day at which kvbus last dropped a batch for the router; None if it dropped none.
     """
 
     stream: int
@@ -168,7 +175,10 @@ class RouterView(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts per bucket, as Prometheus expects them. An observation costs one bisection."""
+    """Counts of observed values per bucket, in the form that Prometheus expects.
+
+    Counting a value costs one bisection.
+    """
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -178,13 +188,13 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value in the histogram's unit (seconds)."""
+        """Count a value, in the unit of the histogram's bounds (seconds)."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
 
 class HttpRefusal(StrEnum):
-    """The reason why an HTTP request was refused."""
+    """The reason why the admin port refused an HTTP request."""
 
     PEER = "peer"
     FORWARDED = "forwarded"
@@ -196,35 +206,45 @@ class HttpRefusal(StrEnum):
 
 
 class ProcessStats:
-    """Counters of the process. Histograms are in seconds."""
+    """Counters of the kvbus process. The histograms are in seconds."""
 
     def __init__(self) -> None:
         self.state_writing: bool | None = None
-        """Whether kvbus writes its state to ``state_dir``. None without a ``state_dir``, False after a failed write."""
+        """Whether kvbus writes its state to ``state_dir``. None without a ``state_dir``.
+
+        False after a write has failed.
+        """
         self.state_refused = 0
-        """Files of a saved state that could not be used and were moved aside."""
+        """Number of files of a saved state that kvbus could not use and moved aside."""
         self.http_connections = 0
-        """Open HTTP connections."""
+        """Number of open HTTP connections."""
         self.http_dumps = 0
-        """Answers of ``/blocks`` in progress."""
+        """Number of answers of ``/blocks`` that kvbus is sending."""
         self.http_listeners = 0
-        """Clients of ``/events``."""
+        """Number of HTTP clients that follow ``/events``."""
         self.http_closed: Counter[str] = Counter()
-        """HTTP connections that kvbus closed, by reason: too_many, slow."""
+        """Number of HTTP connections that kvbus closed, by reason: ``too_many`` or ``slow``."""
         self.http_refused: Counter[HttpRefusal] = Counter()
-        """Refused requests for content."""
+        """Number of HTTP requests that kvbus refused, by reason: the client has no right, or kvbus was busy."""
         self.config_reloads: Counter[str] = Counter()
-        """By outcome: applied, refused."""
+        """How often kvbus read its changed configuration, by outcome: ``applied`` or ``refused``."""
         self.config_refused: list[str] = []
-        """The keys for which the newest configuration was refused; empty while it is in force."""
+        """The keys because of which kvbus refused the newest configuration; empty while that configuration is
+        in force."""
         self.key_reloads: Counter[str] = Counter()
-        """Reloads of key files that changed independently of the configuration, by outcome."""
+        """How often kvbus read changed files with CURVE keys, HTTP tokens or certificates, by outcome.
+
+        Changes of the configuration itself are not counted here.
+        """
         self.views_limit = 0
-        """Maximum number of different rights among owners of keys."""
+        """Maximum number of views, which are separate streams for router keys with different rights."""
         self.slots_present = self.slots_gone = self.slots_limit = 0
-        """Sources with a slot (each rank counts), present and gone, and their maximum number."""
+        """Number of slots whose source is present, number of slots whose source is gone, and maximum number.
+
+        Each rank of an engine has its own slot.
+        """
         self.slots_reused = 0
-        """Sources that are gone and whose slot another source needed."""
+        """How often kvbus gave the slot of a source that is gone to another source, because no slot was free."""
         self.batch_age = Histogram(
             (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
         )

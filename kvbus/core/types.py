@@ -1,4 +1,4 @@
-"""Shared definitions of the core: hashes, media and tiers, reasons for rejecting or filtering."""
+"""Definitions that the whole core shares: hashes, media and tiers, and reasons for rejecting or filtering."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from msgspec import UnsetType
 
 Hash = int | bytes
-"""A block's identity as its engine names it: a signed or unsigned 64-bit integer, or raw bytes (vLLM: 32 bytes)."""
+"""The hash by which an engine names a block: a signed or unsigned 64-bit integer, or bytes (vLLM: 32 bytes)."""
 
 MAX_HASH_BYTES: Final = 64
 MAX_TOKEN_ID: Final = 2**32 - 1
 
 
 class Reason(StrEnum):
-    """The reason why a batch or an event was rejected. The ``reason`` label has no other values."""
+    """The reason why kvbus rejected a batch or an event. Metrics have it as the label ``reason``."""
 
     FRAME_COUNT = "frame_count"
     FRAME_SIZE = "frame_size"
@@ -45,10 +45,11 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """Observations about valid batches, events or blocks. No other values exist, as for :class:`Reason`.
+    """A remark about a valid batch, event or block of an engine. Metrics have it as the label ``reason``.
 
-    They are left out, except for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``ODD_FIELD`` and ``HASH_ONLY``: these are counted
-    and sent. ``OUTLIVED`` blocks are removed without an event of the engine.
+    Batches, events and blocks with such a remark are not sent to routers, except with ``ORPHAN_PASSED``,
+    ``OTHER_RANK``, ``ODD_FIELD`` or ``HASH_ONLY``: these are counted and sent. ``OUTLIVED`` counts blocks that kvbus
+    removed because their lifetime ended, without an event of the engine.
     """
 
     GROUP = "group"
@@ -71,20 +72,23 @@ class Filtered(StrEnum):
 
 
 class Refused(StrEnum):
-    """The reason why the handshake of a connection failed. No other values exist, as for :class:`Reason`."""
+    """The reason why the handshake of a connection failed. Metrics have it as the label ``reason``."""
 
     KEY = "unknown_key"
-    """CURVE is used, and the public key is not allowed."""
+    """The connection uses CURVE, and the peer's public key is not in the list of allowed keys."""
     MECHANISM = "mechanism"
-    """One side wants CURVE and the other does not."""
+    """One side of the connection requires CURVE encryption, and the other side does not use it."""
     PROTOCOL = "protocol"
-    """The peer does not speak ZMTP, or it is a CURVE peer with a wrong public key of the server."""
+    """The peer does not speak ZMTP (ZeroMQ's protocol), or it encrypts for a server with another CURVE key."""
     CLOSED = "closed"
-    """The peer disconnected during the handshake: it probed the port, or it noticed one of the above first."""
+    """The peer disconnected during the handshake.
+
+    It only tested whether the port is open, or it refused the handshake itself, for one of the other reasons.
+    """
 
 
 class Tier(StrEnum):
-    """The level at which a block lies, as routers rank it: L1 device, L2 host, L3 disk, L4 external."""
+    """The level of memory on which a block lies, as routers rank it: L1 device, L2 host, L3 disk, L4 external."""
 
     DEVICE = "device"
     HOST = "host"
@@ -95,7 +99,7 @@ class Tier(StrEnum):
 DEVICE_MEDIUM: Final = "GPU"
 
 UNKNOWN_MEDIUM: Final = "?"
-"""Stands for every medium that is not among :data:`MEDIA`."""
+"""The index key of every medium that is not in :data:`MEDIA`."""
 
 MEDIA: Final[dict[str, Tier]] = {
     "GPU": Tier.DEVICE,
@@ -114,30 +118,35 @@ MEDIA: Final[dict[str, Tier]] = {
     "NETWORK": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-"""Every medium that engines are known to name (upper-cased), with its tier."""
+"""Every medium that an engine is known to name, in upper case, with its tier."""
 
 PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""``kv_cache_spec_kind`` values whose blocks a prefix can be matched against (vLLM 0.22 and later)."""
+"""Values of ``kv_cache_spec_kind`` (vLLM 0.22 and later) of groups whose blocks a router can match with a prompt's
+prefix."""
 
 
 def printable(block: Hash | None) -> int | str | None:
-    """Return a hash for people and JSON: integers unchanged, bytes as a hex string."""
+    """Return a hash as a value for JSON and for people: an integer unchanged, bytes as a hex string."""
     return block.hex() if isinstance(block, bytes) else block
 
 
 def as_text(block: Hash | None) -> str | None:
-    """Return a hash as text, for readers that store every number as a double (jq, browsers)."""
+    """Return a hash as a string, for programs that lose digits of 64-bit integers (jq, browsers)."""
     return None if block is None else str(printable(block))
 
 
 HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"number": printable, "string": as_text}
-"""The forms of hashes in JSON: integers unchanged, or always text."""
+"""The functions that write hashes in JSON, by the value of the parameter ``hashes``.
+
+``number`` leaves integers unchanged, ``string`` makes every hash a string.
+"""
 
 
 def medium_key(medium: str | UnsetType | None) -> str | None:
-    """Return a medium's index key: its upper-cased name, ``GPU`` for every device name; None if unknown.
+    """Return a medium's key in the index: its name in upper case, or ``GPU`` for every device; None if unknown.
 
-    A missing medium means device (vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM, the Dynamo mocker).
+    A missing medium means the device. vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM and the Dynamo mocker name
+    no medium.
     """
     if medium is None or medium == "GPU" or isinstance(medium, UnsetType):
         return DEVICE_MEDIUM

@@ -1,9 +1,9 @@
-"""The write-ahead log's records: the relay's decisions since the last checkpoint, in order.
+"""The records of the write-ahead log: the relay's decisions since the last checkpoint, in order.
 
-A record describes a change of indexes, numberings and journals. :mod:`kvbus.core.applying` carries it out. The relay
-decides, keeps the record and has it applied. After a restart the records of the log are applied again, on top of a
-checkpoint. This gives the same state, because applying is deterministic. A record is handed to the disk before any of
-its consequences is sent.
+A record describes a change of indexes, numberings and journals. The relay makes a decision, keeps its record, and has
+:mod:`kvbus.core.applying` apply it. After a restart, kvbus loads the checkpoint and applies the records of the log
+again. The state is then the same, because applying a record is deterministic. The daemon writes a record to the disk
+before it sends any batch that the record causes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvbus.core.sequencing.fingerprints import fingerprint, length
 
 
 class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
-    """A batch is the next one of its source.
+    """The sequencer has delivered the next batch of a source.
 
-    On disk, ``payload`` is empty: payloads are written separately, unencoded.
+    ``payload`` is empty in the encoded record, because the payloads are written after the records, unencoded.
     """
 
     source: int
@@ -29,9 +29,9 @@ class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
 
 
 class EpochBegun(msgspec.Struct, tag=1, array_like=True, gc=False):
-    """The source's publisher begins a new epoch, under this id: nothing is known about its cache.
+    """The source's publisher has begun a new epoch. Nothing is known about its cache.
 
-    ``partial`` says that a part of the cache cannot be known.
+    ``partial`` says that its cache may hold blocks that kvbus cannot know. ``publisher_id`` is the publisher's new id.
     """
 
     source: int
@@ -40,26 +40,29 @@ class EpochBegun(msgspec.Struct, tag=1, array_like=True, gc=False):
 
 
 class BatchesLost(msgspec.Struct, tag=2, array_like=True, gc=False):
-    """``count`` batches of the source will never come."""
+    """kvbus has given up ``count`` missing batches of the source."""
 
     source: int
     count: int
 
 
 class Expired(msgspec.Struct, tag=3, array_like=True, gc=False):
-    """The engine was gone for too long. Its blocks are cleared downstream, and kept in case it comes back."""
+    """The source's engine was gone for ``source_timeout``.
+
+    Its blocks are cleared at the routers. The index keeps them, in case the engine comes back with the same cache.
+    """
 
     source: int
 
 
 class Reannounced(msgspec.Struct, tag=4, array_like=True, gc=False):
-    """An expired engine is back in the same epoch. Its blocks are announced again."""
+    """An expired source is connected again, and its engine is in the same epoch. Its blocks are announced again."""
 
     source: int
 
 
 class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
-    """An empty batch is sent on one stream. ``wall`` is its time of day."""
+    """kvbus sends an empty batch on one stream of an output. ``wall`` is the time of day that becomes its ``ts``."""
 
     output: int
     stream: int
@@ -67,9 +70,10 @@ class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
 
 
 class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
-    """The relay started at the time of day ``wall``. A numbering that continues begins with AllBlocksCleared.
+    """The relay has started without a saved state, at the time of day ``wall``.
 
-    ``slots`` has the number of slots that each output may have had in a previous process, if the output is merged.
+    Each stream that continues an earlier numbering begins with AllBlocksCleared. ``slots`` has one number for each
+    output: how many sources its merged stream may have had in a previous process; 0 if the output is not merged.
     """
 
     wall: float
@@ -77,7 +81,10 @@ class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
 
 
 class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
-    """The publisher's snapshot as of batch ``seq`` replaces the known state of its cache."""
+    """A snapshot from the source's publisher replaces the known blocks of its cache.
+
+    ``seq`` is the last batch it includes.
+    """
 
     source: int
     seq: int
@@ -85,7 +92,10 @@ class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
 
 
 class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
-    """The seqs from ``first`` to ``end`` of a stream are not cursors: see :mod:`kvbus.core.outputs.stream`."""
+    """A router may hold part of a state at the seqs ``[first, end)`` of a stream, so no replay may begin there.
+
+    See :mod:`kvbus.core.outputs.stream`.
+    """
 
     output: int
     stream: int
@@ -94,27 +104,33 @@ class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
 
 
 class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
-    """The source is partial since this time of day; None: it is not partial."""
+    """The source has become partial at the time of day ``wall``, or is complete again (None).
+
+    The engine of a partial source may hold blocks that kvbus cannot know.
+    """
 
     source: int
     wall: float | None
 
 
 class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
-    """The id of the source's publisher in its current epoch; None: its batches carry no id."""
+    """The source's publisher has named its id for the current epoch. None: its batches carry no id."""
 
     source: int
     publisher_id: bytes | None
 
 
 class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
-    """The source's engine holds no blocks any more, but its stream does not say so yet."""
+    """The source's engine holds no blocks any more, according to its API. Its stream has not announced this yet."""
 
     source: int
 
 
 class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
-    """These blocks (group, medium, hash) have expired, see :mod:`kvbus.core.lifetimes`."""
+    """The lifetime of these blocks has ended: see :mod:`kvbus.core.lifetimes`.
+
+    Each has a group, a medium and a hash.
+    """
 
     source: int
     blocks: list[tuple[int | None, str, int | bytes]]
@@ -141,18 +157,18 @@ _decode: Final = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class StateError(ValueError):
-    """The records are not a state of this relay, but of another version or another configuration."""
+    """A saved state cannot be used: it is damaged, or it belongs to another version or another configuration."""
 
 
 class Frame(NamedTuple):
-    """The records of one write. A reader joins the payloads."""
+    """The records that are written to the disk together. ``payloads`` are the payloads of their batches, in order."""
 
     body: bytes
     payloads: list[bytes]
 
 
 class Records:
-    """The records since the last frame."""
+    """The records that were kept since the last write to the disk."""
 
     __slots__ = ("heads",)
 
@@ -160,7 +176,7 @@ class Records:
         self.heads: list[Record] = []
 
     def take(self) -> Frame:
-        """Encode and clear the pending records."""
+        """Return the pending records as an encoded frame, and forget them."""
         heads, self.heads = self.heads, []
         payloads = []
         for record in heads:
@@ -171,7 +187,11 @@ class Records:
 
 
 def decode_records(body: bytes, payloads: bytes) -> list[Record] | None:
-    """Return the records of a frame; None if a payload is damaged.
+    """Decode the records of one frame and put the payloads into them; return None if a payload is damaged.
+
+    Args:
+        body: the encoded records.
+        payloads: the payloads of all their batches, joined.
 
     Raises:
         StateError: the body does not hold records.
