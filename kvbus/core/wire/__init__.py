@@ -1,5 +1,6 @@
-"""Parse and build multipart frames and MessagePack payloads, in the form that each family of routers reads.
+"""Parse and build ZeroMQ messages and their MessagePack payloads, in the form that each family of routers reads.
 
-The input is received frames and payloads. The output is messages, canonical events and batches, and encoded bytes. The
-package knows every dialect and every profile, and keeps no state. Of the core, it may use only ``types``.
+The package takes received frames and payloads. It returns parsed messages, events in the form that the core uses, and
+encoded bytes. It knows every dialect of the engines and every profile of the routers, and keeps no state. Of the core,
+it may use only ``types``.
 """

@@ -1,8 +1,8 @@
-"""Carry fields of a store that kvbus does not interpret, and replace values that routers cannot read.
+"""Pass on the fields of a store that kvbus does not interpret, and replace values that routers cannot read.
 
-A value of an unexpected type never costs a block. kvbus keeps the original value, and sends a value that every router
-can read in its place. Values that distinguish prompts (extra keys, salt, adapter) become texts made of their bytes, so
-that different values stay different. Other such values are left out.
+kvbus does not drop a block because a field has a value of an unexpected type. It keeps the original value, and sends a
+value that every router can read in its place. Values that distinguish prompts (extra keys, salt, adapter) are replaced
+by texts made of their bytes, so that different values stay different. Fields with other unreadable values are left out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,20 @@ _decode_lists: Final = msgspec.msgpack.Decoder(
 _ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 TYPED: Final = ("lora_name", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
-"""Carried fields that a decoded store holds as plain values. It holds the :data:`CARRIED` fields as raw msgpack."""
+"""Fields that kvbus passes on and that :class:`~kvbus.core.wire.schema.BlockStored` holds as decoded values.
+
+The :data:`CARRIED` fields are passed on as raw msgpack.
+"""
 
 _TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
 _KNOWN: Final = frozenset(BlockStored.__struct_fields__)
 
 
 def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
-    """Return whether the lookahead tokens of ``count`` blocks are null, or a list with tokens for each block."""
+    """Return whether routers can read the lookahead tokens of ``count`` blocks.
+
+    They must be null, or a list with one list of token ids for each block.
+    """
     try:
         lists = _decode_lists(raw)
     except _ERRORS:
@@ -41,9 +47,9 @@ def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def keys_ok(raw: Raw | bytes, count: int) -> bool:
-    """Return whether ``extra_keys`` of ``count`` blocks are readable.
+    """Return whether routers can read the ``extra_keys`` of ``count`` blocks.
 
-    They must be null, or a list with an entry for each block: null or a list of keys.
+    They must be null, or a list with one entry for each block. An entry is null or a list of keys.
     """
     try:
         keys = _decode(raw)
@@ -59,7 +65,10 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def set_aside(event: BlockStored) -> Extras:
-    """Replace unreadable values by readable ones; return the original values, by field."""
+    """Replace the values of a store's :data:`CARRIED` fields that routers cannot read.
+
+    Return the original values, by field.
+    """
     count = len(event.block_hashes)
     odd: Extras = {}
     for name in CARRIED:
@@ -71,7 +80,10 @@ def set_aside(event: BlockStored) -> Extras:
 
 
 def typed_readable(fields: Extras) -> Extras:
-    """Replace unreadable :data:`TYPED` fields among a store's raw fields; return the original values, by field."""
+    """Replace the values of the :data:`TYPED` fields that routers cannot read. Return the original values, by field.
+
+    ``fields`` are the raw fields of a store.
+    """
     odd: Extras = {}
     for name in TYPED:
         raw = fields.get(name)
@@ -84,7 +96,11 @@ def typed_readable(fields: Extras) -> Extras:
 
 
 def readable(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a store with all known fields readable. The event struct does not define all of its fields."""
+    """Return a copy of a store in which routers can read all fields that the event struct defines.
+
+    The store is a map, because it also has fields that the event struct does not define, or has values of unexpected
+    types.
+    """
     count = len(event["block_hashes"])
     found = dict(event)
     for name in (*CARRIED, *TYPED):
@@ -100,12 +116,15 @@ def readable(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_names(extras: Extras) -> list[str]:
-    """Return the names of known fields among the extras. Their values have an unexpected type."""
+    """Return the names of the extras that the event struct defines.
+
+    These fields are among the extras because their values have an unexpected type.
+    """
     return [name for name in extras if name in _KNOWN]
 
 
 def as_text(value: Any) -> str:
-    """Return a text for a value of any type. Different values have different texts."""
+    """Return a text that stands for a value of any type. Different values have different texts."""
     return f"msgpack:{_encode(value).hex()}"
 
 
@@ -118,7 +137,10 @@ def _ok(name: str, raw: Raw, count: int) -> bool:
 
 
 def _value(raw: Raw) -> Any:
-    """Return a carried value; a text if it cannot be decoded, because a router would drop the batch."""
+    """Decode the value of a field. If it cannot be decoded, return a text made of its bytes.
+
+    A router that cannot decode one value would drop the complete batch.
+    """
     try:
         return _decode(raw)
     except (*_ERRORS, TypeError):
@@ -126,7 +148,7 @@ def _value(raw: Raw) -> Any:
 
 
 def _readable(name: str, raw: Raw, count: int) -> Any:
-    """Return a readable value in place of an unreadable one, as raw msgpack; UNSET to leave the field out."""
+    """Return the raw msgpack that replaces a value which routers cannot read; UNSET if the field is left out."""
     if name in _TELL_APART:
         return Raw(_encode(as_text(_value(raw))))
     if name != "extra_keys":
@@ -146,16 +168,16 @@ def _readable_keys(entry: Any) -> list[Any] | None:
 
 
 def _is_key(key: Any) -> bool:
-    """Return whether a value is a valid key of a block: a name, a digest, a number, or a name and an offset."""
+    """Return whether a value is a valid extra key: a name, a digest, a number, or a pair of a name and an offset."""
     if isinstance(key, list):
         return len(key) == 2 and type(key[0]) is str and type(key[1]) is int
     return isinstance(key, str | bytes | int | float)
 
 
 def _per_block(value: list[Any], count: int) -> bool:
-    """Return whether a list has one entry per block.
+    """Return whether a list has one entry for each of ``count`` blocks.
 
-    An empty list is valid, and so is any list if there are no blocks.
+    An empty list is accepted for any number of blocks, and any list if ``count`` is 0.
     """
     return len(value) == count or not value or not count
 

@@ -1,8 +1,8 @@
-"""Decode payload bytes to canonical events.
+"""Decode the payload of a batch into events.
 
-A single typed call decodes a batch whose events are all well-formed. If that call fails, the codec opens the envelope
-and decodes each event separately: a bad event is named and counted, and the other events of the batch are kept. No
-function raises on bad input. Each returns a :class:`~kvbus.core.types.Reason`.
+If all events of a batch are well-formed, one typed call decodes the batch. If that call fails, the codec decodes the
+envelope and then each event separately. It counts each bad event with a reason, and keeps the other events of the
+batch. The functions do not raise on bad input, but return a :class:`~kvbus.core.types.Reason`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvbus.core.wire.schema import (
 )
 
 MAX_EVENTS: Final = 65_536
-"""Default maximum number of events in a batch. Real batches hold a few hundred."""
+"""Default maximum number of events in a batch. The batches of real engines have a few hundred events."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
@@ -70,13 +70,14 @@ _ARRAY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 AnyEvent = Event | dict[str, Any]
-"""An event ready to be encoded. It is a plain map if it carries fields that the event struct does not define."""
+"""An event that can be encoded. It is a plain map if it has fields that the event struct does not define."""
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode a payload as :func:`decode` does, and set every field that kvbus sends. For readers of events.
+    """Decode a payload for a reader of kvbus's events: like :func:`decode`, but with only events that routers get.
 
-    Events without tokens or a block size are left out, and so are BlockInactive events.
+    Fields that the engine did not send are set to None, as kvbus sends them. Stores without tokens or without a block
+    size are left out, and so are BlockInactive events.
     """
     batch = decode(payload, max_events)
     if isinstance(batch, Reason):
@@ -96,10 +97,10 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
 
 
 def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode a payload of any dialect; return a reason if its envelope is broken or it has too many events.
+    """Decode a payload of any dialect. Return a reason if the envelope is malformed or the batch has too many events.
 
-    Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
-    mocker. A batch may mix positional and map events.
+    A batch may contain both positional events and maps. Known publishers are vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23,
+    TensorRT-LLM through Dynamo, llm-d-inference-sim, and Dynamo's mocker.
     """
     found: MapBatch | ArrayBatch
     try:
@@ -115,7 +116,10 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch |
 
 
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
-    """Return whether a payload's first event is AllBlocksCleared, which voids all earlier events, as a state does."""
+    """Return whether the first event of a payload is an AllBlocksCleared that names no medium.
+
+    Such an event makes all earlier events obsolete. Each state begins with it.
+    """
     batch = decode(payload, max_events)
     return not isinstance(batch, Reason) and bool(batch.events) and clears_all(batch.events[0])
 
@@ -126,12 +130,12 @@ def clears_all(event: object) -> bool:
 
 
 def lacks_field(event: BlockStored) -> bool:
-    """Return whether a store lacks its block size or its tokens."""
+    """Return whether the engine sent a store without its block size or without its tokens."""
     return event.block_size == NO_SIZE or event.token_ids == NO_TOKENS
 
 
 def complete(event: BlockStored) -> None:
-    """Set fields that the engine did not send to None, as kvbus sends them."""
+    """Set the fields that the engine did not send to None, because kvbus always sends these fields."""
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
     if event.lora_id is UNSET:
@@ -186,9 +190,9 @@ def _open(payload: bytes | memoryview) -> RawBatch | Reason:
 
 
 def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
-    """Decode one event.
+    """Decode one event, or return the reason why it is rejected.
 
-    Put fields that the structs do not define into ``extras``, and unknown names into ``unknown``.
+    Add fields that the event structs do not define to ``extras``, and unknown names to ``unknown``.
     """
     head = memoryview(raw)[0]
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
@@ -218,7 +222,7 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
         return Reason.UNKNOWN_EVENT
     known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else _CLEARED_FIELDS
     for name in [name for name in fields if name not in known]:
-        _decode_any(fields[name])  # a field is carried only if it is complete: truncated or too deep raises here
+        _decode_any(fields[name])  # raises if the field is truncated or nested too deeply
         extras[name] = fields.pop(name)
         note(unknown, f"field of {tag}", name)
     return _typed(tag, fields, extras, unknown)
@@ -233,7 +237,8 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
         note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
     names = _ARRAY_FIELDS[tag]
-    # a later version's array is longer: no encoding has a name or a position for its additional items
+    # The array of a later engine version may have more items. kvbus drops them, because no encoding has a name or a
+    # position for them.
     if len(items) > 1 + len(names):
         note(unknown, f"field of {tag}", f"number {2 + len(names)}")
     fields = dict(zip(names, items[1:], strict=False))
@@ -246,13 +251,16 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
 
 
 MAX_UNKNOWN: Final = 32
-"""Maximum number of unknown names that are remembered for a batch, and for a source."""
+"""Maximum number of unknown names that are kept for each batch, and for each source."""
 
 _LONGEST_NAME: Final = 48
 
 
 def note(unknown: set[str], kind: str, name: Any) -> None:
-    """Remember an unknown name, in characters that are safe in terminals, logs and HTML."""
+    """Add an unknown name to the set ``unknown``, for display.
+
+    The name is shortened, and has only characters that are safe in terminals, logs and HTML.
+    """
     if len(unknown) < MAX_UNKNOWN:
         text = name if isinstance(name, str) else ""
         short = re.sub(r"[^A-Za-z0-9_. -]", "?", text[:_LONGEST_NAME]) or "without a name"
@@ -267,11 +275,11 @@ _REQUIRED: Final = {
 
 
 _OUT_OF_RANGE: Final = ("Expected `int` >=", "Expected `int` <=")
-"""Prefixes of msgspec's message for an integer outside the bounds of its field."""
+"""The beginnings of msgspec's message for an integer that is outside the range of its field."""
 
 
 def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event | Reason:
-    """Return the event struct with these known fields, or the reason to reject the first bad field."""
+    """Return the event struct with these fields. If a field has a bad value, return the reason to reject the event."""
     for name in _REQUIRED[tag]:
         if name not in fields:
             if name == "parent_block_hash":

@@ -1,14 +1,15 @@
-"""Engine dialects: detect the form of a payload, name its dialect, and translate Mooncake's RFC 1527.
+"""Engine dialects: find the form of a payload, name its dialect, and translate Mooncake's RFC 1527 events.
 
-No message names a version. The form of the first BlockStored and, for positional events, its length narrow the dialect
-down to the releases named here (docs/PROTOCOL.md has the complete table). The name is only for people. No code decides
-by it.
+No message names the version of its engine. But the form of the first BlockStored and, if it is positional, its length
+limit the dialect to the releases named here (docs/PROTOCOL.md has the complete table). The name is shown to people. No
+code depends on it.
 
-The translation of RFC 1527 follows the publisher of Mooncake's master (Mooncake#2214) and the RFC, not the bytes of a
-release. Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope: the sender and the
-time. By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash`` for older readers. The time of
-a batch is in milliseconds. A pool of blocks does not know tokens: ``token_ids``, ``block_size`` and ``parent_hash`` are
-null. Such a store is ``tokenless`` unless the source has the blocks on another medium.
+The translation of RFC 1527 follows the publisher of Mooncake's master (Mooncake#2214) and the RFC. It was not checked
+with the bytes of a release. Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope,
+which names the sender and the time. By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash``
+for older readers. The time of a batch is in milliseconds. A pool of blocks does not know tokens, so ``token_ids``,
+``block_size`` and ``parent_hash`` are null. kvbus counts such a store as ``tokenless``, and leaves it out unless the
+source has the blocks on another medium.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from msgspec import Raw
 # -- the form of a payload ------------------------------------------------------------------------------------------
 
 _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
-"""Offset of the events array, by the type byte of ``ts``. Every engine sends float64; other peers send other types."""
+"""Offset of the events array in a batch, by the msgpack type byte of ``ts``.
+
+Every engine sends ``ts`` as float64. Other publishers send other types.
+"""
 
 _BEFORE_EVENTS: Final = 16
-"""The first event of a batch begins within this number of bytes."""
+"""Number of bytes at the beginning of a batch that always include the first byte of the first event."""
 
 
 def event_offset(payload: bytes) -> int:
-    """Return the offset of the first event's first byte in an array batch.
+    """Return the offset of the first byte of the first event in a batch.
 
-    Return 0 if the batch has no events or is not an array.
+    Return 0 if the batch has no events or is not a msgpack array.
     """
     if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
         return 0
@@ -44,7 +48,7 @@ def event_offset(payload: bytes) -> int:
 
 
 def first_event_is_array(payload: bytes | memoryview) -> bool:
-    """Return whether a batch's first event is positional. The codec chooses its decoder by this."""
+    """Return whether the first event of a batch is positional, so that the codec can choose its decoder."""
     head = bytes(payload[:_BEFORE_EVENTS])
     at = event_offset(head)
     return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
@@ -66,15 +70,21 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """A source's detector of the dialect's name. It remembers the name for each form of batch."""
+    """A detector of the dialect of one source's batches.
+
+    It remembers the name of the dialect for each form of batch.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._names: dict[int, str] = {}
-        """Dialect by form. The form is the first byte of a batch and the first byte of its first event."""
+        """Name of the dialect by form of batch.
+
+        A form is the first byte of the batch and the first byte of its first event.
+        """
 
     def see(self, payload: bytes) -> None:
-        """Set ``name`` from one batch. A known form is not parsed again."""
+        """Set ``name`` to the dialect of a batch. A batch whose form is already known is not parsed."""
         at = event_offset(payload)
         form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
         name = self._names.get(form)
@@ -89,7 +99,10 @@ class Sniffer:
 
 
 def sniff(payload: bytes) -> str | None:
-    """Return the dialect of a batch's first event; None if that event is not a BlockStored, or the batch is empty."""
+    """Return the name of a batch's dialect, which its first event shows.
+
+    Return None if the batch has no events or its first event is not a BlockStored.
+    """
     at = event_offset(payload)
     if not 0 < at < len(payload):
         return "vllm-dev (map batch)" if payload[:1] and payload[0] & 0xF0 == 0x80 else None
@@ -103,7 +116,8 @@ def sniff(payload: bytes) -> str | None:
         return _ARRAYS.get((payload[0] & 0x0F, length), f"array/{length}")
     if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
         return None
-    # a key is searched for in the bytes of the first event, so a value with the name of a key counts as that key
+    # The key is searched for in the bytes of the first event, without parsing it. So a value that equals the name of a
+    # key is mistaken for that key.
     end = at + 4096
     if payload.find(b"\xaaevent_type", at, at + 64) >= 0:
         return "rfc1527 (mooncake)"
@@ -138,7 +152,7 @@ _NAMES: Final = {
     "block_size": "block_size",
 }
 _NULLS: Final = {"token_ids": Raw(b"\x90"), "block_size": Raw(b"\x00"), "block_hashes": Raw(b"\x90")}
-"""Values in place of null, for fields that must have a value."""
+"""Values that replace null in fields for which the event structs require a value."""
 
 _OF_REMOVALS: Final = frozenset({"block_hashes", "medium"})
 
@@ -150,16 +164,22 @@ _ENVELOPE: Final = frozenset(
         *("dp_rank", "tp_rank", "pcp_rank", "dcp_rank", "pp_rank"),
     }
 )
-"""Fields that are left out: facts about the sender, the pool's own names, and copies for older readers."""
+"""Fields of an RFC 1527 event that kvbus drops.
+
+They hold facts about the sender, the pool's own names, and copies of other fields for older readers.
+"""
 
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 _IN_MILLISECONDS: Final = 1e11
-"""A time above this value is in milliseconds: in seconds it would be after the year 5138."""
+"""A ``ts`` above this number is in milliseconds. In seconds, it would be after the year 5138."""
 
 
 def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
-    """Return the kind of an event with ``event_type``, and its fields under vLLM's names. Unknown fields are kept."""
+    """Translate an RFC 1527 event. Return its type, and its fields under vLLM's names.
+
+    Fields that RFC 1527 does not define are kept.
+    """
     said = _decode(fields["event_type"])
     tag = _TYPES.get(said, said) if isinstance(said, str) else said
     found = {name: raw for name, raw in fields.items() if name not in _NAMES and name not in _ENVELOPE}
@@ -175,5 +195,5 @@ def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
 
 
 def seconds(ts: float) -> float:
-    """Return a batch's time in seconds. Publishers of RFC 1527 events send milliseconds."""
+    """Return the time of a batch in seconds. Publishers of RFC 1527 events send it in milliseconds."""
     return ts / 1000 if ts > _IN_MILLISECONDS else ts

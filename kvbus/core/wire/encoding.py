@@ -1,7 +1,7 @@
-"""Outgoing events: read a field of any form of event, divide a store, leave fields out, and encode a batch.
+"""Functions for outgoing events: read a field, divide a store, leave fields out, and encode a batch.
 
-An event is a struct of :mod:`~kvbus.core.wire.schema`, or a map if it carries fields that no struct defines. Batches
-are encoded as maps, as vLLM sends them, or as arrays, for routers that read only arrays.
+An event is a struct of :mod:`~kvbus.core.wire.schema`, or a map if it has fields that no struct defines. A batch is
+encoded with its events as maps, as vLLM sends them, or as arrays, for routers that read only arrays.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ _decode_any: Final = msgspec.msgpack.Decoder().decode
 _decode_entries: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 
 NOTHING: Final = Raw(_encode([]))
-"""An empty array of tokens. Every decoder requires the field."""
+"""An empty array of tokens. kvbus sends it for a store without tokens, because every router requires the field."""
 
 CONTENT: Final = frozenset({"token_ids", "extra_keys", "session_id", "cache_salt", "lookahead_token_ids"})
-"""The fields of a store that hold tokens, that name images or adapters of a prompt, or that name its sender."""
+"""The fields of a store that reveal the content or the sender of a prompt.
+
+They hold tokens, name the prompt's images or adapters, or name the prompt's sender.
+"""
 
 _ROUTING: Final = {"type", *BlockStored.__struct_fields__} - CONTENT
 _POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
@@ -35,40 +38,49 @@ _POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_s
 
 
 def encode_value(value: Any) -> Raw:
-    """Return a plain value as raw msgpack, to be put into an event."""
+    """Encode a plain value as raw msgpack, which can be put into a field of an event."""
     return Raw(_encode(value))
 
 
 def decode_value(raw: Raw | bytes) -> Any:
-    """Return the plain value of raw msgpack. It must be valid: an event's fields were decoded before."""
+    """Decode raw msgpack from a field of an event.
+
+    It must be valid, which :func:`~kvbus.core.wire.codec.decode` has checked.
+    """
     return _decode_any(raw)
 
 
 def is_store(event: AnyEvent) -> bool:
-    """Return whether an event is a store."""
+    """Return whether an event is a store, as a struct or as a map."""
     return "token_ids" in event if isinstance(event, dict) else hasattr(event, "token_ids")
 
 
 def field(event: AnyEvent, name: str) -> Any:
-    """Return a field of any form of event; UNSET if the event has no such field, or the engine did not send it."""
+    """Return a field of an event; UNSET if the event cannot have this field or the engine did not send it.
+
+    The event may be a struct or a map.
+    """
     return event.get(name, UNSET) if isinstance(event, dict) else getattr(event, name, UNSET)
 
 
 def value(event: AnyEvent, name: str) -> Any:
-    """Return a field of any form of event; None if the event has no such field, or the engine did not send it."""
+    """Return a field of an event; None if the event cannot have this field or the engine did not send it.
+
+    The event may be a struct or a map.
+    """
     found = field(event, name)
     return None if found is UNSET else found
 
 
 def hashes_of(event: AnyEvent) -> Sequence[Hash]:
-    """Return the hashes of the blocks that an event names."""
+    """Return the hashes of the blocks that an event stores or removes. An AllBlocksCleared has none."""
     return () if isinstance(event, AllBlocksCleared) else cast("Sequence[Hash]", field(event, "block_hashes"))
 
 
 def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
-    """Return a copy of the event with these fields changed; UNSET drops a field.
+    """Return a copy of the event with these fields changed. The value UNSET removes a field.
 
-    Without changes, return the event itself.
+    If ``changes`` is empty, return the event itself.
     """
     if not changes:
         return event
@@ -78,7 +90,7 @@ def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
 
 
 def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
-    """Return the store as a map that also carries the fields that no struct defines."""
+    """Return a store as a map that also has ``extras``, the fields that no struct defines."""
     known = {name: value for name in event.__struct_fields__ if (value := getattr(event, name)) is not UNSET}
     return {"type": "BlockStored", **known, **extras}
 
@@ -87,7 +99,7 @@ def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
 
 
 def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
-    """Return an event for each run ``[first, end)`` of the blocks of a store or a removal."""
+    """Divide a store or a removal. Return one event for each range ``[first, end)`` of its blocks."""
     hashes = hashes_of(event)
     if len(runs) == 1 and runs[0] == (0, len(hashes)):
         return [event]
@@ -116,7 +128,8 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
 def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: int) -> dict[str, Raw]:
     """Return the fields that no struct defines, for blocks ``[first, end)`` of a store of ``count`` blocks.
 
-    The content of these fields has not been validated.
+    A field that is known to have one entry per block (:data:`~kvbus.core.wire.schema.PER_BLOCK`) is divided. If it does
+    not have ``count`` entries, it stays complete, because nobody has validated it.
     """
     found = {name: Raw(value) for name, value in extras.items()}
     if end - first < count:
@@ -128,7 +141,7 @@ def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: in
 
 
 def _entries(raw: Any, count: int) -> list[Raw] | None:
-    """Return the entries of a list with one entry for each of ``count`` blocks; None if ``raw`` is anything else."""
+    """Return the entries of a msgpack array; None if ``raw`` is not an array with ``count`` entries."""
     try:
         entries = _decode_entries(raw) if isinstance(raw, Raw) else []
     except msgspec.DecodeError:
@@ -137,9 +150,9 @@ def _entries(raw: Any, count: int) -> list[Raw] | None:
 
 
 def without_content(event: AnyEvent) -> AnyEvent:
-    """Return a store without token ids and other content of a prompt or its sender; any other event unchanged.
+    """Return a store without the token ids and the other fields that reveal the content or the sender of a prompt.
 
-    Fields that no struct defines may hold such content, so they are left out too.
+    Fields that no struct defines may also reveal it, so they are left out. Any other event is returned unchanged.
     """
     if not is_store(event):
         return event
@@ -151,7 +164,7 @@ def without_content(event: AnyEvent) -> AnyEvent:
 
 
 def block_by_block(event: AnyEvent) -> list[AnyEvent]:
-    """Return a store as one event for each of its blocks; any other event unchanged."""
+    """Divide a store into one event for each of its blocks. Any other event is returned unchanged."""
     count = len(hashes_of(event))
     if count < 2 or not is_store(event):
         return [event]
@@ -159,7 +172,7 @@ def block_by_block(event: AnyEvent) -> list[AnyEvent]:
 
 
 def first_of_pairs(event: AnyEvent) -> AnyEvent:
-    """Return a store with the first token of each of EAGLE's pairs ``[a, b]``; any other event unchanged."""
+    """Return a store with only the first token of each EAGLE pair ``[a, b]``. Any other event is returned unchanged."""
     if not is_store(event):
         return event
     raw = field(event, "token_ids")
@@ -169,7 +182,10 @@ def first_of_pairs(event: AnyEvent) -> AnyEvent:
 
 
 def without_adapter_key(event: AnyEvent) -> AnyEvent:
-    """Return a store without its adapter's name in the extra keys. vLLM puts that name first in each block's keys."""
+    """Return a store whose extra keys do not include the name of its adapter.
+
+    vLLM puts that name first in the extra keys of each block.
+    """
     name, raw = value(event, "lora_name"), value(event, "extra_keys")
     if name is None or raw is None:
         return event
@@ -181,16 +197,15 @@ def without_adapter_key(event: AnyEvent) -> AnyEvent:
 
 
 def encode_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
-    """Encode ``[ts, events, rank]`` with map events, as vLLM 0.24 and later send them."""
+    """Encode a batch as ``[ts, events, rank]`` with events as maps, as vLLM 0.24 and later send it."""
     return _encode((ts, events, rank))
 
 
 def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
-    """Encode ``[ts, events, rank]`` with positional events, for routers that read only these.
+    """Encode a batch as ``[ts, events, rank]`` with positional events, for routers that do not read maps.
 
-    A store has the length of vLLM 0.10.2's stores (through ``medium``). A store of a group has the length of vLLM
-    0.20's (through ``group_idx``), because the same hash may be live in several groups. Fields without a position are
-    left out.
+    A store ends with ``medium``, as in vLLM 0.10.2. A store that belongs to a group ends with ``group_idx``, as in vLLM
+    0.20, because the same hash may be live in several groups. Fields that have no position are left out.
     """
     return _encode((ts, [_to_array(e) for e in events], rank))
 

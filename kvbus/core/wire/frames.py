@@ -1,7 +1,8 @@
-"""Multipart layouts: the frames of a live batch, a replay request and a replay answer.
+"""The frames of a live batch, of a replay request and of a replay answer, and functions that parse and build them.
 
-Sources: vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23 (``[topic, seq, payload]``; replay framing 3 before vLLM 0.26 and
-SGLang 0.5.22, framing 4 from these versions on), llm-d-inference-sim, the snapshot proposal (24-byte sequence frames).
+A live batch is ``[topic, seq, payload]`` in vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23. Replay answers have framing 3
+before vLLM 0.26 and SGLang 0.5.22, and framing 4 from these versions on. Other sources of these forms are
+llm-d-inference-sim, and the snapshot proposal for vLLM with its sequence frames of 24 bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Framing = Literal["3", "4"]
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
-    """Limits of one message. ``max_frame_bytes`` applies to each frame, as in libzmq."""
+    """Limits on the size of one message. ``max_frame_bytes`` applies to each frame, as in libzmq."""
 
     max_frames: int = 16
     max_frame_bytes: int = 64 * 1024 * 1024
@@ -30,7 +31,7 @@ class FrameLimits(msgspec.Struct, frozen=True):
 
 
 class LiveMessage(msgspec.Struct):
-    """One batch as published. ``publisher_id`` is set only if sequence frames are 24 bytes."""
+    """One batch of the live stream. ``publisher_id`` is None unless the publisher's sequence frames have 24 bytes."""
 
     topic: bytes
     seq: int
@@ -44,7 +45,7 @@ class ReplayMessage(msgspec.Struct):
     seq: int
     payload: bytes
     topic: bytes | None = None
-    """The topic, which only framing 4 carries."""
+    """The topic of the batch; None in framing 3, which has no topic."""
     publisher_id: bytes | None = None
 
 
@@ -53,10 +54,11 @@ class ReplayEnd(msgspec.Struct):
 
 
 def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
-    """Parse ``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 bytes including a publisher id after it.
+    """Parse a live batch ``[topic, seq, payload]``. Return a reason if it is malformed.
 
-    Frames after the payload belong to a later version and are ignored. A payload begins with the msgpack byte of an
-    array or a map; a seq never begins with such a byte.
+    ``seq`` is 8 bytes big-endian. In a frame of 24 bytes, a publisher id follows it. Further frames may follow the
+    payload: they belong to a later version, and are ignored. In such a message, the third frame must begin with the
+    msgpack byte of an array or a map, which a seq never begins with.
     """
     if len(frames) != 3 and not (3 < len(frames) <= limits.max_frames and frames[2][:1] >= b"\x80"):
         return Reason.FRAME_COUNT
@@ -73,10 +75,10 @@ def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Re
 
 
 def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage | ReplayEnd | Reason:
-    """Parse one message of a replay answer, as a DEALER receives it. In both framings, seq is the last frame but one.
+    """Parse one message of a replay answer, as a DEALER receives it. Return a reason if it is malformed.
 
-    Framing 3 is ``["", seq, payload]``, framing 4 (also the simulator's) is ``["", topic, seq, payload]``. END has ``FF
-    x 8`` as its seq and an empty payload.
+    Framing 3 is ``["", seq, payload]``. Framing 4 is ``["", topic, seq, payload]``, which llm-d-inference-sim uses too.
+    In both framings, seq is the last frame but one. END has ``FF x 8`` as its seq, and an empty payload.
     """
     if not 1 <= len(frames) <= 4:
         return Reason.FRAME_COUNT
@@ -97,35 +99,41 @@ def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage 
 
 
 def replay_request(start: int) -> list[bytes]:
-    """Return the request that a DEALER sends. Engines silently drop a request without the empty delimiter."""
+    """Return the frames of a request for a replay from seq ``start`` on, for a DEALER.
+
+    The first frame is the empty delimiter. Without it, engines silently drop the request.
+    """
     return [b"", start.to_bytes(SEQ_BYTES, "big")]
 
 
 ASKS_REPLAY: Final = b"kvbus:asks-replay"
-"""Subscription of a router that rebuilds its state by replays and wants no state on subscription.
+"""A subscription by which a router announces that it uses replays, and needs no state when it subscribes.
 
-No topic begins like this, so it matches nothing, at a kvbus or at an engine. kvbus's own subscribers send it if they
-can replay.
+No topic begins with these bytes, so the subscription matches no batch of kvbus or of an engine. kvbus's own subscribers
+send it if they can request a replay.
 """
 
 
 REBUILDS: Final = b"kvbus:rebuilds:"
-"""Prefix of the routing id of a DEALER that rebuilds its state only from the replay.
+"""Prefix of the routing id of a DEALER that builds its state only from replay answers. Eight random bytes follow it.
 
-END alone does not help such a DEALER, even if a router at the same address has just got the state. Eight random bytes
-follow the prefix.
+kvbus answers a request from seq 0 only with END if the state on subscription of a router at the same address answers it
+too. Such a DEALER needs the batches even then.
 """
 
 
 STATE_REQUEST: Final = b"snapshot"
-"""A request for the live state, sent in place of a start (vllm#50134). No stream has so high a seq."""
+"""The bytes that request the live state, in place of the start of a replay request (vllm#50134).
+
+Read as a number, they are higher than the seq of any stream.
+"""
 
 
 class ReplayRequest(msgspec.Struct):
-    """A router's request as a ROUTER received it. Every reply starts with ``envelope``.
+    """A router's request for a replay, as a ROUTER socket received it.
 
-    A request that is not ``well_formed`` is answered only with END. A request for the ``state`` is answered with the
-    state.
+    ``envelope`` holds the frames with which every reply must start. A request that is not ``well_formed`` is answered
+    only with END. If ``state`` is True, the request is answered with the live state.
     """
 
     envelope: list[bytes]
@@ -135,10 +143,11 @@ class ReplayRequest(msgspec.Struct):
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
-    """Parse ``[identity, "", start]``, or ``[identity, start]`` from a DEALER that forgot the delimiter.
+    """Parse a router's request for a replay; return None if the request has no identity.
 
-    The reply repeats the envelope. Return None if there is no identity. A request whose start is not an 8-byte number
-    is answered only with END, so that no requester hangs.
+    The request is ``[identity, "", start]``, or ``[identity, start]`` from a DEALER that sends no delimiter. A request
+    whose start is not an 8-byte number is marked as not well-formed. It is answered only with END, so that the
+    requester does not wait for ever.
     """
     if len(frames) < 2:
         return None
@@ -150,12 +159,12 @@ def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
 
 
 def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: bytes, payload: bytes) -> list[bytes]:
-    """Return one data message of an answer; ``seq`` is the complete sequence frame, 8 or 24 bytes."""
+    """Return the frames of one batch of a replay answer. ``seq`` is the complete sequence frame of 8 or 24 bytes."""
     head = envelope if framing == "3" else [*envelope, topic]
     return [*head, seq, payload]
 
 
 def replay_end(framing: Framing, envelope: list[bytes]) -> list[bytes]:
-    """Return the END marker. Its topic is empty even on a stream that has a topic (vLLM 0.26)."""
+    """Return the frames of the END marker. Its topic is empty even if the stream has a topic, as in vLLM 0.26."""
     head = envelope if framing == "3" else [*envelope, b""]
     return [*head, END_SEQ, b""]

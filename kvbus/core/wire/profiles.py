@@ -1,4 +1,4 @@
-"""Profiles: what each family of routers reads, and how batches are encoded for it."""
+"""The profiles: how each family of routers reads events, and how batches are encoded for it."""
 
 from __future__ import annotations
 
@@ -30,45 +30,54 @@ from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 Encoding = Literal["map", "array"]
 
 Clears = Literal["rank", "connection", "pod", "pod or nothing"]
-"""Which blocks a router of this family drops at AllBlocksCleared.
+"""The blocks that a router of this family drops at AllBlocksCleared.
 
 ``rank``: the blocks of the batch's rank. ``connection``: the blocks of all ranks on the connection. ``pod``: the blocks
-of all ranks of the pod. ``pod or nothing``: some versions drop the blocks of the pod, other versions ignore the event.
+of all ranks of the pod. ``pod or nothing``: some versions drop the blocks of the pod, and other versions ignore the
+event.
 """
 
 Topics = Literal["any", "pod and model", "empty", "kv-events"]
-"""The topics that a router of this family accepts: any, ``kv@POD@MODEL``, only the empty one, or only ``kv-events``."""
+"""The topics that a router of this family accepts.
+
+``any``: every topic. ``pod and model``: topics of the form ``kv@POD@MODEL``. ``empty``: only the empty topic.
+``kv-events``: only this topic.
+"""
 
 
 class Wire(msgspec.Struct, frozen=True, cache_hash=True):
-    """The encoding of a batch. Outputs with equal wires share the encoded bytes."""
+    """The encoding of batches for a family of routers.
+
+    Outputs with equal wires share the encoded bytes of each batch.
+    """
 
     encoding: Encoding = "map"
     fold_hashes: bool = False
-    """Send byte hashes as unsigned 64-bit integers: their last eight bytes (vLLM's own rule for integer hashes)."""
+    """Send a byte hash as an unsigned 64-bit integer made of its last eight bytes, as vLLM can do itself."""
     media: tuple[tuple[str, str], ...] = ()
-    """Media names that this family does not know, each with the family's name for the same tier."""
+    """Pairs of names of media: a name that this family does not know, and the family's name for the same tier."""
     one_block: bool = False
-    """Send one block per store, for a family that hashes every block of a store under the store's own parent."""
+    """Send one block per store, for a family that uses the parent of a store as the parent of every block in it."""
     fill_kinds: bool = False
-    """Send stores that have a group and no kind as ``full_attention``, for a family that drops them otherwise.
+    """Add the kind ``full_attention`` to stores that name a group but no kind, for a family that drops such stores.
 
-    vLLM 0.20 and 0.21 name no kind. Groups of a kind that carries no prefixes have already been left out.
+    vLLM 0.20 and 0.21 name no kind. The normalizer has already left out the groups whose blocks are not part of
+    prefixes.
     """
     fold_pairs: bool = False
-    """Send the first token of each EAGLE pair, for a family that reads only plain tokens."""
+    """Send only the first token of each EAGLE pair, for a family that cannot read pairs."""
     drop_adapter_key: bool = False
-    """Send extra keys without the adapter's name, for a family that treats every text among them as an image."""
+    """Send extra keys without the name of the adapter, for a family that treats every text among them as an image."""
     drop_group: bool = False
-    """Send events without the group number. See :attr:`Profile.one_group`."""
+    """Send events without the number of their group. See :attr:`Profile.one_group`."""
     strict: bool = False
-    """Leave out blocks without tokens: the family hashes the tokens of each store itself."""
+    """Leave out blocks whose tokens are unknown, because this family computes hashes from the tokens of each store."""
     drop_tokens: bool = False
-    """Send stores without token ids, and without any other content of a prompt or its sender."""
+    """Send stores without token ids, and without other fields that reveal the content or the sender of a prompt."""
 
     @property
     def by_event(self) -> bool:
-        """Whether events have to be translated one by one."""
+        """Whether each event has to be translated before it is encoded."""
         return bool(
             self.fold_hashes
             or self.media
@@ -82,71 +91,81 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A family's wire, its form of replay answers, and how its routers interpret the events."""
+    """A family of routers: its wire, its form of replay answers, and how its routers interpret the events."""
 
     wire: Wire = Wire()
     framing: Framing = "4"
     filled_replay: bool = True
-    """Whether an answer from a state has to be contiguous from the requested seq on.
+    """Whether an answer that contains a state must be contiguous from the requested seq on.
 
-    Otherwise the answer begins later, at the state's own seqs.
+    If it is True, empty batches fill the answer up. If it is False, the answer begins later, and the state has its own
+    seqs.
     """
     late_replay: bool = True
-    """Whether an answer from seq 0 may begin later, at the state's own seqs.
+    """Whether an answer to a request from seq 0 may begin later, with a state that has its own seqs.
 
-    llm-d rejects such an answer and forgets the pod. Therefore its requests from 0 may get only END.
+    llm-d rejects such an answer and forgets the pod's blocks. Therefore kvbus may answer its requests from 0 only with
+    END.
     """
     clears: Clears = "rank"
     one_copy: bool = False
-    """Whether the router counts a block held by several ranks as one block, and drops it at the first removal.
+    """Whether the router counts a block that several ranks hold as one block, and drops it at the first removal.
 
-    On a merged stream, such a block is stored by the first rank that has it, and removed by the last rank.
+    On a merged stream, kvbus sends such a block's store from the first rank that holds it, and its removal from the
+    last.
     """
     one_rank: bool = False
-    """Whether the router expects consecutive seqs in each rank. A merged stream numbers all ranks together, so it has
-    only rank 0."""
+    """Whether the router expects consecutive seqs in each rank.
+
+    A merged stream numbers the batches of all ranks together. For such a router, all its batches name rank 0.
+    """
     one_group: bool = False
-    """Whether the router accepts only one group. It gets only the first prefix-carrying group, without a number."""
+    """Whether the router accepts only one group.
+
+    kvbus sends it only the first group whose blocks are part of prefixes, and leaves out the number of the group.
+    """
     topics: Topics = "any"
     one_stream: str = ""
-    """Why its routers cannot read several streams on one connection, as the end of a sentence; empty if they can."""
+    """Why the router cannot read several streams on one connection, as the end of a sentence; empty if it can."""
     short_seqs: bool = False
-    """Whether the router drops a batch whose sequence frame has a publisher id too, which makes it 24 bytes long."""
+    """Whether the router drops a batch whose sequence frame has 24 bytes: the seq and then a publisher id."""
     max_events: int = 0
-    """Maximum number of events in a batch that the router accepts; 0: unlimited."""
+    """Maximum number of events in a batch that the router accepts; 0 if there is no maximum."""
     max_bytes: int = 0
-    """Maximum number of bytes in a batch that the router accepts; 0: unlimited."""
+    """Maximum size in bytes of a batch that the router accepts; 0 if there is no maximum."""
     reads_arrays: bool = False
-    """Whether a router that gets maps is known to decode arrays too."""
+    """Whether the router decodes positional events too, even though kvbus sends it maps."""
 
     @property
     def hashes_tokens(self) -> bool:
-        """Whether the router hashes the tokens of each store itself. Without tokens it would silently be wrong."""
+        """Whether the router computes hashes from the tokens of each store.
+
+        Without the tokens, its view would be wrong.
+        """
         return self.wire.strict
 
     @property
     def only_topic(self) -> str | None:
-        """The only topic that a router of this family accepts; None if it accepts several topics."""
+        """The single topic that a router of this family accepts; None if it accepts more than one topic."""
         return {"empty": "", "kv-events": "kv-events"}.get(self.topics)
 
     def without_tokens(self) -> Profile:
-        """Return this family's profile for an output that reveals nothing about prompts."""
+        """Return this profile with a wire that reveals nothing about the content of prompts."""
         return structs.replace(self, wire=structs.replace(self.wire, drop_tokens=True))
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether each batch of a source can be sent to a router of this family as exactly one batch."""
+        """Whether kvbus can send each batch of a source to a router of this family as exactly one batch."""
         return self.clears == "rank" and not (self.one_copy or self.one_group or self.max_events or self.max_bytes)
 
 
 CANONICAL: Final = Wire()
-"""Map events, with hashes and media as the engine named them."""
+"""The wire of maps, with hashes and media as the engine named them."""
 
 _STRICT: Final = Wire(strict=True)
 _DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
 _DYNAMO_PLANE: Final = Wire("map", strict=True, fold_hashes=True, drop_group=True)
-"""The wire from which the driver of Dynamo's event plane builds its events. They have tiers instead of media, and no
-groups."""
+"""The wire of the output to Dynamo's event plane. The output builds its own events, with tiers and without groups."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
@@ -205,8 +224,10 @@ PROFILES: Final[dict[str, Profile]] = {
     ),
     "mooncake": Profile(Wire(strict=True, drop_group=True), one_group=True),
 }
-"""Profiles by the name in ``outputs[].profile``. docs/decisions/profiles-of-routers.md gives the source of each
-rule."""
+"""The profiles, by the name in the setting ``outputs[].profile``.
+
+docs/decisions/profiles-of-routers.md names the source of each rule.
+"""
 
 _NEEDS: Final[tuple[tuple[str, Callable[[Profile], bool]], ...]] = (
     ("events as maps", lambda of: of.wire.encoding == "map" and not of.reads_arrays),
@@ -227,15 +248,15 @@ _NEEDS: Final[tuple[tuple[str, Callable[[Profile], bool]], ...]] = (
     ("the topic kv-events", lambda of: of.topics == "kv-events"),
     ("topics of the form kv@POD@MODEL", lambda of: of.topics == "pod and model"),
 )
-"""What a router needs in order to interpret the events, and whether a profile's routers need it."""
+"""The needs of routers: a text for people, and a function that returns whether a profile's routers have the need."""
 
 
 def needs(router: Profile, sent: Profile | None = None) -> list[str]:
-    """Return what the routers of a profile need in order to interpret the events.
+    """Return what the routers of a profile need in order to interpret events correctly, as texts for people.
 
     Args:
-        router: the profile of these routers.
-        sent: the profile of an output. The result then has only the needs that this output does not meet.
+        router: the profile of the routers.
+        sent: the profile of an output. Needs that this output meets are left out. None: all needs are returned.
     """
     found = [text for text, needed in _NEEDS if needed(router) and not (sent is not None and needed(sent))]
     for limit, most, unit in (
@@ -248,7 +269,10 @@ def needs(router: Profile, sent: Profile | None = None) -> list[str]:
 
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
-    """Encode one batch, always as an array of three items: ``[ts, events, rank]``."""
+    """Encode one batch for a family of routers.
+
+    The result is always an array of three items: ``[ts, events, rank]``.
+    """
     events = [readable(event) if isinstance(event, dict) and is_store(event) else event for event in events]
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
@@ -260,17 +284,20 @@ def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> byte
 
 
 def _hash_only(event: AnyEvent) -> bool:
-    """Return whether an event is about blocks with unknown tokens."""
+    """Return whether an event is about blocks whose tokens are unknown."""
     return isinstance(event, HashOnlyRemoved) or (is_store(event) and field(event, "token_ids") == NOTHING)
 
 
 def fold(block: Hash) -> int:
-    """Return the 64-bit integer that vLLM sends for a byte hash (``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES``)."""
+    """Return the 64-bit integer that stands for a byte hash. An integer hash is returned unchanged.
+
+    vLLM sends the same integer if ``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES`` is set.
+    """
     return int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block
 
 
 def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
-    """Return the event translated for this wire; the same object if nothing changes."""
+    """Translate an event for a wire. Return the resulting events; if nothing changes, the event itself."""
     if isinstance(event, AllBlocksCleared):
         return [event]
     changes: dict[str, Any] = {}

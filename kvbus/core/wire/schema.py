@@ -1,8 +1,9 @@
-"""Wire structs: the canonical events (maps, as vLLM 0.33 and SGLang 0.5.20 send them) and the positional forms.
+"""The structs of events and batches, as maps and as arrays.
 
-The core works with the map structs, and the default output sends them. Fields that an engine did not send are
-``UNSET``. Fields that kvbus only carries (``extra_keys``, ``session_id``, …) stay raw msgpack. These structs reject
-batches with unknown fields on purpose: the codec then decodes each event separately, and keeps the unknown fields.
+The core uses the map structs, which have the form of vLLM 0.33 and SGLang 0.5.20, and the default output sends them.
+Fields that an engine did not send are ``UNSET``. Fields that kvbus passes on without reading them (``extra_keys``,
+``session_id``, …) stay raw msgpack. The structs reject unknown fields on purpose: the codec then decodes each event of
+the batch separately, and keeps the unknown fields.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from kvbus.core.types import Hash, Reason
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Integer ranges of the strictest routers (Dynamo: i32, u32 and u64; SMG: i64).
+"""Integers from 0 to 2^63 - 1, for the widest fields of events.
 
-A router drops the complete batch if it cannot read one integer.
+``Rank``, ``Small`` and ``Large`` are the ranges of the strictest routers (Dynamo: i32, u32 and u64; SMG: i64). A router
+drops the complete batch if it cannot read one integer.
 """
 
 
@@ -28,12 +30,12 @@ NO_SIZE: Final = -(2**62)
 
 
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False):
-    """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
+    """The engine stored k blocks in a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
 
     ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE. The parent of
-    block i is block i-1. The parent of block 0 is ``parent_block_hash`` (None: the root). ``UNSET`` means that a field
-    was not sent. For required fields that were not sent, tokens are :data:`NO_TOKENS` and the block size is
-    :data:`NO_SIZE`.
+    block i is block i-1. The parent of block 0 is ``parent_block_hash``; if it is None, block 0 begins a prompt.
+    ``UNSET`` means that the engine did not send the field. If it did not send the tokens, ``token_ids`` is
+    :data:`NO_TOKENS`. If it did not send the block size, ``block_size`` is :data:`NO_SIZE`.
     """
 
     block_hashes: tuple[Hash, ...]
@@ -46,7 +48,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
-    # carried unchanged
+    # kvbus passes these fields on unchanged.
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
@@ -56,9 +58,10 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
-    """One copy of each named block left a medium (of one group), or its last copy did.
+    """The engine removed the named blocks from a medium, or one of several copies of each.
 
-    ``remaining_copy_counts`` gives the number of remaining copies of each block (vllm#48933).
+    If ``group_idx`` is set, only the blocks of that group were removed. ``remaining_copy_counts`` is the number of
+    copies of each block that remain (vllm#48933).
     """
 
     block_hashes: tuple[Hash, ...]
@@ -76,36 +79,43 @@ class HashOnlyRemoved(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """A removal by kvbus of blocks that it announced without tokens. Encoded, it looks like any other removal."""
+    """A removal, built by kvbus, of blocks that kvbus announced without tokens.
+
+    It is encoded like any other removal.
+    """
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """The engine reset its prefix cache, or dropped the blocks on the ``medium`` that the event names (ATOM)."""
+    """The engine reset its prefix cache. If ``medium`` is set (ATOM), it dropped only the blocks on that medium."""
 
     medium: str | UnsetType | None = UNSET
 
 
 class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
-    """No request uses these blocks any more; they stay in the cache (vllm#50732). No known router reads this event."""
+    """No request uses these blocks any more, but they stay in the cache (vllm#50732).
+
+    No known router reads this event.
+    """
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
-"""Events that change state. BlockInactive is decoded as well, but only counted."""
+"""An event that changes which blocks are live. BlockInactive is decoded too, but only counted."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
-"""Fields of :class:`BlockStored` that kvbus passes on without interpreting them."""
+"""The fields of :class:`BlockStored` that kvbus passes on as raw msgpack, without interpreting them."""
 
 PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
-"""Fields that are lists with an entry for each block. They are divided together with the blocks.
+"""Fields of a store that are lists with one entry for each block. If a store is divided, these lists are divided too.
 
-No struct defines ``mm_keys``: it names the images of a prompt that each block holds (TensorRT-LLM#18810).
+No struct defines ``mm_keys``. It names the images of a prompt that each block holds (TensorRT-LLM#18810).
 """
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False):
-    """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of it.
+    """BlockStored as an array, as vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19 send it.
 
-    The 7th element is ``lora_name`` in vLLM 0.14 and later and ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
+    Older versions end the array after an earlier field. The 7th element is ``lora_name`` in vLLM 0.14 and later, and
+    ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
     """
 
     block_hashes: tuple[Hash, ...]
@@ -122,9 +132,9 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
-    """Positional BlockRemoved.
+    """BlockRemoved as an array.
 
-    ``medium`` is sent from vLLM 0.10.2 and SGLang 0.5.9 on, ``group_idx`` from vLLM 0.20 on.
+    vLLM 0.10.2 and SGLang 0.5.9 added ``medium``, and vLLM 0.20 added ``group_idx``.
     """
 
     block_hashes: tuple[Hash, ...]
@@ -133,13 +143,13 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
-    """Positional AllBlocksCleared: only the tag, or the tag and a medium (ATOM)."""
+    """AllBlocksCleared as an array. It has only the tag, or the tag and a medium (ATOM)."""
 
     medium: str | None = None
 
 
 class MapBatch(msgspec.Struct, array_like=True, gc=False):
-    """``[ts, events, rank]`` of maps with known fields: decoded by one call."""
+    """A batch ``[ts, events, rank]`` whose events are maps with only known fields, so that one call can decode it."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared | BlockInactive]
@@ -147,7 +157,7 @@ class MapBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class ArrayBatch(msgspec.Struct, array_like=True, gc=False):
-    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) of positional events of known length."""
+    """A batch ``[ts, events, rank]`` whose events are arrays of known length. In vLLM 0.9.0 it has no rank."""
 
     ts: float
     events: list[StoredArray | RemovedArray | ClearedArray]
@@ -155,7 +165,7 @@ class ArrayBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class RawBatch(msgspec.Struct, array_like=True):
-    """The envelope, with undecoded events."""
+    """A batch ``[ts, events, rank]`` whose events are not decoded yet."""
 
     ts: float
     events: list[Raw]
@@ -163,7 +173,10 @@ class RawBatch(msgspec.Struct, array_like=True):
 
 
 class RawMapBatch(msgspec.Struct):
-    """The envelope as a map, as one development version of vLLM sent it. SGLang's name for the rank is accepted too."""
+    """A batch that is a map, as one development version of vLLM sent it. Its events are not decoded yet.
+
+    SGLang's name for the rank (``attn_dp_rank``) is accepted too.
+    """
 
     ts: float
     events: list[Raw]
@@ -172,8 +185,10 @@ class RawMapBatch(msgspec.Struct):
 
 
 Extras = dict[str, Raw]
-"""Fields that no struct defines, as raw msgpack. They are sent on if the output's encoding has a place for them
-(maps)."""
+"""Fields of an event that no struct defines, as raw msgpack.
+
+An output that sends maps passes them on. Arrays have no place for them.
+"""
 
 
 class Batch(msgspec.Struct):
@@ -182,10 +197,10 @@ class Batch(msgspec.Struct):
     Attributes:
         ts: time of the batch, in seconds since 1970.
         events: the events, in the engine's order.
-        rank: None if the engine sends no rank (vLLM 0.9.0).
+        rank: the data-parallel rank of the publisher; None if the engine sends no rank (vLLM 0.9.0).
         unknown: names of unknown fields and events, limited in number and safe to display. None if one call decoded all
             events.
-        extras: the fields that this version does not know, by the position of their event.
+        extras: the fields that no struct defines, by the position of their event in ``events``.
         rejects: one reason for each rejected event.
     """
 

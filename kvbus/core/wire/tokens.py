@@ -1,7 +1,7 @@
-"""Token arrays in msgpack: count, decode, divide and join them.
+"""Functions for arrays of tokens in msgpack: count, decode, divide and join them.
 
-A token id is an unsigned 32-bit integer. With EAGLE, a token is a pair ``[a, b]`` of ids. The functions return arrays
-in their shortest form, so equal tokens have equal bytes.
+A token is an unsigned 32-bit id. With EAGLE, a token is a pair ``[a, b]`` of ids. The functions return arrays in the
+shortest msgpack form, so equal tokens have equal bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,17 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 _BODY_AT: Final = {0xDC: 3, 0xDD: 5}
-"""Offset of the first item of an array, by the array's first byte. The default is 1."""
+"""Offset in bytes of the first item of a msgpack array, by the first byte of the array.
+
+For other first bytes it is 1.
+"""
 
 
 def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
-    """Return token ids (each in [0, 2**32)) or EAGLE's pairs of ids; a reason if ``raw`` is anything else."""
+    """Decode an array of token ids, each in [0, 2**32), or of EAGLE's pairs of ids.
+
+    Return a reason if ``raw`` is not such an array.
+    """
     for decode in _DECODERS:
         try:
             return decode(raw)
@@ -49,36 +55,39 @@ def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
 
 
 def count_tokens(raw: Raw | bytes) -> int | Reason:
-    """Return the number of tokens in an array; a reason if ``raw`` is not an array of tokens."""
+    """Return the number of tokens in a msgpack array; a reason if ``raw`` is not an array of tokens."""
     tokens = decode_tokens(raw)
     return tokens if isinstance(tokens, Reason) else len(tokens)
 
 
 def are_pairs(tokens: Raw | bytes) -> bool:
-    """Return whether an array of tokens consists of pairs."""
+    """Return whether the items of a msgpack array of tokens are EAGLE's pairs."""
     raw = memoryview(tokens)
     at = _body_at(raw)
     return len(raw) > at and (raw[at] & 0xF0 == 0x90 or raw[at] in _BODY_AT)
 
 
 def divide(tokens: bytes, size: int) -> list[bytes]:
-    """Return an array for each block of ``size`` tokens. The number of tokens must be a multiple of ``size``."""
+    """Divide an array of tokens into one array for each block of ``size`` tokens.
+
+    The number of tokens must be a multiple of ``size``.
+    """
     decoded = _decode(tokens)
     return [_encode(decoded[first : first + size]) for first in range(0, len(decoded), size)]
 
 
 def joined(arrays: Sequence[bytes], count: int) -> bytes:
-    """Return the items of several msgpack arrays, ``count`` items in total, as one array."""
+    """Join several msgpack arrays to one array. ``count`` is the number of items in all of them together."""
     return array_head(count) + b"".join([array[_body_at(array) :] for array in arrays])
 
 
 def slice_array(raw: bytes, first: int, end: int) -> bytes:
-    """Return items ``[first, end)`` of a msgpack array as a separate array."""
+    """Return items ``[first, end)`` of a msgpack array as a new array."""
     return _encode(_decode(raw)[first:end])
 
 
 def array_head(count: int) -> bytes:
-    """Return the msgpack header of an array of ``count`` items, in its shortest form."""
+    """Return the shortest msgpack header for an array of ``count`` items."""
     if count < 1 << 4:
         return bytes([0x90 | count])
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
