@@ -1,8 +1,8 @@
-"""The text after a key in an allow-list: the name of the key's owner, and the owner's rights.
+"""Parse the text after a public key in an allow-list: the name of the key's owner, and the owner's rights.
 
-Example: ``team-a sources=engine-1,"engine 2" loras=sql-* salts=…``. An owner without rights in the list reads
-everything. Each right narrows the access. kvbus refuses text that does not follow the syntax exactly, so that a typing
-error never widens the access.
+Example: ``team-a sources=engine-1,"engine 2" loras=sql-* salts=…``. An owner without rights in the list may read
+everything. Each right limits the events that the owner may read. kvbus refuses text that does not follow the syntax
+exactly, so that a typing error never gives the owner more access.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from fnmatch import fnmatchcase, translate
 from typing import Final
 
 RIGHTS: Final = ("sources", "models", "topics", "loras", "salts")
-"""The rights that a line may name. ``salts`` has exact values, every other right has patterns."""
+"""The names of the rights in an allow-list. The values of ``salts`` are exact; the values of all other rights are
+patterns.
+"""
 
 _NAME: Final = re.compile(r"[\w.@/ -]{1,63}", re.ASCII)
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"|([^\s",=\\#]+)')
@@ -23,18 +25,21 @@ _ESCAPED: Final = re.compile(r'\\(["\\])')
 
 
 class GrantError(ValueError):
-    """The text after a key is malformed. The error never quotes the text, because it may hold salts."""
+    """The text after a key in an allow-list is malformed.
+
+    The error's message never quotes the text, which may contain secret salts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The rights of a key's owner. None in an attribute means no restriction.
+    """The events that the owner of a key may read. An attribute that is None restricts nothing.
 
     Attributes:
         sources: patterns of source names, with or without the rank.
         models: patterns of the model that this kvbus serves.
         topics: patterns of the topics that batches have on the output.
-        loras: patterns of LoRA adapter names.
+        loras: patterns of the names of LoRA adapters.
         salts: exact cache salts.
     """
 
@@ -45,11 +50,11 @@ class Grant:
     salts: frozenset[str] | None = field(default=None, repr=False)
 
     def reads_source(self, name: str, label: str, model: str | None, topic: str | None) -> bool:
-        """Return whether the owner may read any event of a source.
+        """Return whether the owner of the key may read at least some events of a source.
 
         Args:
             name: the source's name.
-            label: the source's name with its rank, if the worker has several ranks.
+            label: the source's name with its data-parallel rank, if the worker has several ranks.
             model: the model that kvbus serves; None if it is unknown.
             topic: the topic of the source's batches on the output; None if it is not fixed.
         """
@@ -61,17 +66,17 @@ class Grant:
 
     @property
     def limits_sources(self) -> bool:
-        """Whether the rights can hide a source completely."""
+        """Whether the rights can hide all events of a source."""
         return (self.sources, self.models, self.topics) != (None, None, None)
 
     @property
     def loras_expression(self) -> str | None:
-        """A regular expression for the allowed adapter names; None if all are allowed."""
+        """A regular expression that matches the allowed names of LoRA adapters; None if all adapters are allowed."""
         return None if self.loras is None else "|".join(map(translate, self.loras))
 
     @property
     def sentence(self) -> str:
-        """The rights as a sentence. It shows only the number of salts, because salts are secret."""
+        """The rights as text for the operator. Of the salts it has only the number, because salts are secret."""
         parts = [
             f"{name} {', '.join(patterns)}" for name in RIGHTS[:-1] if (patterns := getattr(self, name)) is not None
         ]
@@ -85,18 +90,18 @@ EVERYTHING: Final = Grant()
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The owner of a key: its name (may be empty) and its rights."""
+    """The owner of a key on an allow-list: its name, which may be empty, and its rights."""
 
     name: str = ""
     grant: Grant = EVERYTHING
 
 
 Clients = Mapping[bytes, Client]
-"""Owners by public key (32 raw bytes)."""
+"""The owners of the keys on an allow-list, by public key (32 raw bytes)."""
 
 
 def parse(text: str) -> Client:
-    """Parse the text after a key.
+    """Parse the text after a key in an allow-list; return the name and rights of the key's owner.
 
     Raises:
         GrantError: the text is malformed.
@@ -133,7 +138,11 @@ def _blank(text: str, at: int) -> int:
 
 
 def _items(text: str, at: int, *, several: bool) -> tuple[tuple[str, ...], int]:
-    """Parse comma-separated items; return them and the position after the last one."""
+    """Parse one item, or with ``several`` a comma-separated list of items.
+
+    Returns:
+        The items, and the position in the text after the last item.
+    """
     items = []
     while True:
         item = _ITEM.match(text, at)
@@ -150,5 +159,8 @@ def _items(text: str, at: int, *, several: bool) -> tuple[tuple[str, ...], int]:
 
 
 def _matches(text: str | None, patterns: tuple[str, ...] | None) -> bool:
-    """Return whether the text matches a pattern. No pattern matches an unknown text; without patterns all texts do."""
+    """Return whether at least one pattern matches the text, or whether there is no restriction (``patterns`` is None).
+
+    If the text is unknown (None), no pattern matches it.
+    """
     return patterns is None or (text is not None and any(fnmatchcase(text, pattern) for pattern in patterns))

@@ -1,4 +1,4 @@
-"""A source's sockets: the SUB of its live stream, and a DEALER for each request."""
+"""The libzmq sockets of one source: a SUB for the live stream, and a DEALER for each replay or snapshot request."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two checks of an aborted request while messages of its answer still wait to be read."""
+"""Seconds between two checks whether kvbus has read all messages of an answer that was cut off."""
 
 
 def _queue(hwm: int | None) -> dict[str, int]:
@@ -40,15 +40,15 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The callbacks of a live stream.
+    """The callbacks for the messages and connections of an engine's live stream.
 
     Attributes:
         message: called with the frames of each message.
-        connection: called with True when the first connection is up, and with False when the last one is lost.
-        refused: called with the reason of each failed handshake.
+        connection: called with True when the first connection is made, and with False when the last connection is lost.
+        refused: called after each failed handshake, with the reason for the failure.
         oversize: called when the connection was closed because of a frame over the limit or a violation of ZMTP. The
-            stream connects again.
-        drained: called after each burst of messages.
+            stream then connects again.
+        drained: called after each burst of messages; None for no call.
     """
 
     message: Handler
@@ -59,19 +59,19 @@ class Events:
 
 
 class LiveStream:
-    """The subscription to one engine publisher.
+    """The subscription to the live stream of one engine.
 
-    libzmq reports batches and connection events on two sockets. When an engine dies, its last batches may still wait to
-    be read. They belong to the old connection, so kvbus reports the loss after these batches
-    (:meth:`Pump.call_behind`).
+    libzmq reports batches and connection events on two separate sockets. When an engine dies, its last batches may
+    still wait to be read. They belong to the old connection, so kvbus reports the loss of the connection after these
+    batches (:meth:`Pump.call_behind`).
 
     Args:
         context: the process's ZeroMQ context.
-        endpoint: the publisher's live endpoint.
-        bind: True if the engine connects to us (vLLM with a host name).
-        topics: subscription prefixes.
-        events: the callbacks.
-        policy: keys, and the largest frame to accept.
+        endpoint: the endpoint of the engine's live stream.
+        bind: True if the engine connects to kvbus, as vLLM does if its endpoint has a host name.
+        topics: prefixes of the topics that kvbus subscribes to.
+        events: the callbacks for messages and connections.
+        policy: kvbus's keys and the engine's public key, and the largest frame that kvbus accepts.
         hwm: maximum number of messages that libzmq queues; None for the default of ``sockets.OPTIONS``.
 
     Raises:
@@ -109,40 +109,52 @@ class LiveStream:
 
     @property
     def bound(self) -> str:
-        """The bound endpoint, with its real port."""
+        """The endpoint that kvbus has bound, with its real port."""
         return bound_endpoint(self._pump.socket, self._endpoint)
 
     @property
     def unread(self) -> bool:
-        """Whether batches wait to be read, in libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # the kernel first: a message moves from there to libzmq
+        """Whether batches of the engine wait to be read, in libzmq or in the kernel."""
+        return self._monitor.unread or self._pump.look()  # the kernel first: messages move from there to libzmq
 
     @property
     def reached(self) -> str | None:
-        """The TCP address that kvbus dialled and is connected to; None without a connection, or if the engine dials."""
+        """The connected engine's TCP address; None without a connection, or if the engine dials kvbus."""
         peer = None if self._bind else self._monitor.peer
         return None if peer is None else peer[0]
 
     def read(self, *, on: bool) -> None:
-        """Start or stop reading batches; unread batches stay queued in libzmq."""
+        """Start or stop reading batches. While reading is stopped, batches wait in libzmq's queue."""
         (self._pump.resume if on else self._pump.pause)()
 
     def _changed(self, up: bool) -> None:
-        """Report the change after the batches of the old connection; else they would seem to belong to the next one."""
+        """Report that the connection was made or lost, after the batches that wait to be read.
+
+        If kvbus reported it earlier, the batches of the old connection would seem to belong to the next connection.
+        """
         self._pump.call_behind(lambda: self._events.connection(up))
 
     def _revive(self, stood: bool) -> None:
-        """Connect again after libzmq has abandoned the endpoint. ``stood`` tells whether a connection was up."""
+        """Connect again after libzmq has abandoned the endpoint.
+
+        Args:
+            stood: whether a connection was up before. Then libzmq has closed it because of a frame that it does not
+                accept.
+        """
         if stood:
             self._events.oversize()
         attach_again(self._pump.socket, self._endpoint)
         self._pump.kick()
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint with its host name replaced by the address that this subscription is connected to.
+        """Return an engine's endpoint with the connected address in place of its host name.
 
-        The name may resolve to another engine by now, and that engine's answers do not belong to this stream. The
-        endpoint is returned unchanged if it has another host, or if no TCP address is known.
+        By now the host name may resolve to the address of another engine, whose answers do not belong to this live
+        stream. The endpoint is returned unchanged if its host is not that of the live stream, or if the live stream has
+        no TCP connection.
+
+        Args:
+            endpoint: the replay or snapshot endpoint of the engine.
         """
         host, _, port = self._endpoint.rpartition(":")
         other, _, other_port = endpoint.rpartition(":")
@@ -153,26 +165,29 @@ class LiveStream:
         return f"tcp://{address}:{other_port}"
 
     def close(self) -> None:
-        """Close the subscription."""
+        """Close the subscription and its connection."""
         self._monitor.close()
         self._pump.close()
 
 
 class RequestConnection:
-    """One request on a connection of its own, so that it cannot receive the answer to an earlier request.
+    """One request to an engine and its answer, on a new connection.
+
+    An answer to an earlier request cannot arrive on a new connection.
 
     Args:
         context: the process's ZeroMQ context.
-        endpoint: a publisher's replay or snapshot endpoint.
-        request: the frames to send.
+        endpoint: the replay or snapshot endpoint of an engine.
+        request: the frames of the request.
         on_message: called with the frames of each message of the answer.
-        on_abort: called when a frame over the limit has ended the answer, after `on_message` for all earlier messages.
-        policy: keys, and the largest frame to accept.
+        on_abort: called if libzmq has ended the answer because of a frame over the limit. `on_message` is called first
+            for all earlier messages.
+        policy: kvbus's keys and the engine's public key, and the largest frame that kvbus accepts.
         hwm: maximum number of messages that libzmq queues; None for the default of ``sockets.OPTIONS``.
-        max_frames: maximum number of frames kept per message. A snapshot is one message with any number of frames.
+        max_frames: maximum number of frames kept of each message. A snapshot is one message with any number of frames.
 
     Raises:
-        BindError: the request could not be sent, for example because no file descriptor is left.
+        BindError: the request could not be sent, for example because the process has no free file descriptor.
     """
 
     def __init__(
@@ -199,7 +214,7 @@ class RequestConnection:
                 opened.callback(self._monitor.close)
                 policy.put_on(socket)
                 attach(socket, endpoint, bind=False)
-                # libzmq's thread needs a free descriptor, and reports no error without one
+                # libzmq's thread needs a free file descriptor, and reports no error if there is none
                 os.close(os.open(os.devnull, os.O_RDONLY))
                 socket.send_multipart(request)
             except (OSError, zmq.ZMQError) as error:
@@ -209,23 +224,23 @@ class RequestConnection:
 
     @property
     def unread(self) -> bool:
-        """Whether more messages of the answer wait to be read, in libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # the kernel first: a message moves from there to libzmq
+        """Whether messages of the answer wait to be read, in libzmq or in the kernel."""
+        return self._monitor.unread or self._pump.look()  # the kernel first: messages move from there to libzmq
 
     def read(self, *, on: bool) -> None:
-        """Start or stop reading the answer; unread messages stay queued in libzmq."""
+        """Start or stop reading the answer. While reading is stopped, its messages wait in libzmq's queue."""
         (self._pump.resume if on else self._pump.pause)()
 
     def _check_aborted(self, stood: bool) -> None:
         if not stood:
-            return  # the handshake failed: this request times out, and the next request connects anew
+            return  # the handshake failed, so this request gets no answer; after a timeout kvbus sends another one
         if self._pump.look():
             self._later = self._loop.call_later(LOOK_AGAIN, self._check_aborted, stood)
             return
         self._on_abort()
 
     def close(self) -> None:
-        """Close the connection and drop the rest of the answer."""
+        """Close the connection, and drop the messages of the answer that are not read yet."""
         if self._later is not None:
             self._later.cancel()
         self._monitor.close()

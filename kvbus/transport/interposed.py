@@ -1,4 +1,4 @@
-"""One port where both engines and routers dial in. The socket type of a peer tells engines and routers apart.
+"""A port that both engines and routers dial. kvbus distinguishes engines from routers by their socket types.
 
 The port belongs to an output. The output serves the peers that subscribe, and a source reads the peers that publish.
 """
@@ -17,21 +17,24 @@ from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 
 MAX_PUBLISHERS: Final = 16
-"""Maximum number of engines at one port. Only one is correct, but kvbus has to read batches to detect a conflict."""
+"""Maximum number of engines that are connected to one shared port.
+
+Only one engine should connect to a port. kvbus also reads the batches of further engines, to detect the conflict.
+"""
 
 NO_SOURCE: Final = "no_source"
-"""Reason to disconnect an engine: no source reads the port, because the source is being replaced."""
+"""The reason for disconnecting an engine if no source reads the port, because the source is being replaced."""
 
 
 class Interposed:
-    """A port for engines and routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """A port that engines and routers dial; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        endpoint: where to listen, ``tcp://host:port``.
+        endpoint: the endpoint to bind, ``tcp://host:port``.
         routers: the handler of the peers that subscribe.
-        settings: bounds and times.
+        settings: limits and timeouts of the port.
         stats: counters of the output.
-        refused: called for each refused connection.
+        refused: called for each connection that is refused.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -41,7 +44,7 @@ class Interposed:
         self, endpoint: str, routers: PeerHandler, *, settings: Settings, stats: OutputStats, refused: Refused
     ) -> None:
         self.publishers: PeerHandler | None = None
-        """The handler of the peers that publish; None while no source reads the port."""
+        """The handler of the engines, which publish; None while no source reads the port."""
         self._routers = routers
         self._stats = stats
         self._refused = refused
@@ -53,16 +56,16 @@ class Interposed:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint where it listens, with the real port."""
+        """The endpoint that the port is bound to, with its real port number."""
         return self._listener.endpoint
 
     @property
     def peers(self) -> list[Peer]:
-        """The connections of engines and routers."""
+        """The connections of all engines and routers at the port."""
         return [*self._listener.peers.values()]
 
     def opened(self, peer: Peer) -> None:
-        """Hand a new peer to the source or to the output, by its socket type."""
+        """Pass a new peer to the source if it publishes, or to the output if it subscribes."""
         side = self.publishers if peer.socket_type in PUBLISHERS else self._routers
         if side is None:
             self._refused(NO_SOURCE, peer.address, "")
@@ -75,23 +78,23 @@ class Interposed:
         side.opened(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Pass a subscription to the peer's handler."""
+        """Pass a peer's subscription to the handler of the peer."""
         self._sides[peer.id].subscribed(peer, topic)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Pass the end of a subscription to the peer's handler."""
+        """Pass the end of a peer's subscription to the handler of the peer."""
         self._sides[peer.id].cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Pass a message to the peer's handler."""
+        """Pass a peer's message to the handler of the peer."""
         self._sides[peer.id].received(peer, frames)
 
     def drained(self, peer: Peer) -> None:
-        """Tell the peer's handler that the peer is writable again."""
+        """Report to the handler of a peer that the peer is writable again."""
         self._sides[peer.id].drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a peer, and tell its handler."""
+        """Remove a peer whose connection has ended, and report the end to the handler of the peer."""
         side = self._sides.pop(peer.id, None)
         if side is None:
             return
@@ -100,7 +103,7 @@ class Interposed:
         side.closed(peer, reason)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the port and all connections. Bytes queued for a router are sent for up to ``linger`` seconds."""
+        """Close the port and all its connections. Bytes queued for a router are sent for up to ``linger`` seconds."""
         if not self._closed:
             self._closed = True
             self._stats.publishers_limit -= MAX_PUBLISHERS
@@ -108,11 +111,11 @@ class Interposed:
 
 
 class InterposedStream(AcceptedStream):
-    """The publishers of one source, which dial in at a port that routers dial as well.
+    """The live stream of one source whose publishers dial a port that routers dial as well.
 
     Args:
         port: the shared port.
-        topics: subscription prefixes.
+        topics: prefixes of the topics that kvbus subscribes to.
         events: the callbacks of the source.
     """
 
@@ -122,6 +125,6 @@ class InterposedStream(AcceptedStream):
         port.publishers = self
 
     def close(self) -> None:
-        """Disconnect the publishers. The port stays open for routers."""
+        """Disconnect the publishers. The shared port stays open for routers."""
         self._port.publishers = None
         super().close()

@@ -1,8 +1,9 @@
-"""A reader of an edge-triggered socket: it reads messages as soon as they arrive, and never starves the event loop.
+"""Read a libzmq socket from the event loop: each message as soon as it arrives, without blocking other work.
 
-libzmq's file descriptor signals once. It signals again only after a read of ``ZMQ_EVENTS`` found no message. So a pump
-reads until EAGAIN, and then checks ``ZMQ_EVENTS`` again. If a cap or an exception ended the reading, the pump continues
-by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.look` after it.
+libzmq's file descriptor signals only once that messages wait. It signals again only after the reader has checked
+``ZMQ_EVENTS`` and no message was waiting. So a pump reads until no message waits, and then checks ``ZMQ_EVENTS``. If
+the pump stops earlier, at its limit of messages or because of an exception, it continues in the next iteration of the
+event loop. A send on the same socket may consume the signal, so call :meth:`Pump.look` after each send.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ import zmq
 from kvbus.transport.sockets import Socket
 
 CAP: Final = 128
-"""Maximum number of messages read in one iteration of the event loop."""
+"""Maximum number of messages that a pump reads in one iteration of the event loop."""
 
 LOOKS: Final = 4
-"""Number of messages in an iteration after which the pump checks for another message. Then it reads until EAGAIN, which
-costs as much as eight checks."""
+"""Number of messages in each iteration of the event loop after which a pump checks whether another message waits.
+
+After further messages it does not check, but reads until libzmq returns EAGAIN. An EAGAIN costs as much as eight
+checks.
+"""
 
 MAX_KEPT_FRAMES: Final = 64
-"""Maximum number of frames kept per message. Further frames are read and dropped, and the core rejects the message for
-its number of frames."""
+"""Maximum number of frames that kvbus keeps of each message.
 
-# plain integers: pyzmq accepts the members of its enumerations too, but at a multiple of the cost
+Further frames are read and dropped. The core then rejects the message because of its number of frames.
+"""
+
+# plain integers, because a member of one of pyzmq's enumerations costs several times as much in each call
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _POLLIN: Final = int(zmq.POLLIN)
 
@@ -36,7 +42,7 @@ Handler = Callable[[list[bytes]], None]
 
 
 def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
-    """Receive one complete message, and return up to ``most`` frames of it.
+    """Receive one complete message, and return its first ``most`` frames.
 
     Raises:
         zmq.Again: no message is waiting.
@@ -52,13 +58,15 @@ def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
 
 
 class Pump:
-    """Hand every message of a socket to ``handler``, on the running loop, until :meth:`close`.
+    """A reader of one libzmq socket, which passes every message to ``handler`` until :meth:`close`.
+
+    It runs on the event loop in which it is created.
 
     Args:
-        socket: the pump owns it; :meth:`close` closes it.
-        handler: called with the frames of one message; it must not block.
-        after: called after each burst of messages.
-        max_frames: maximum number of frames kept per message.
+        socket: the socket. The pump owns it, and :meth:`close` closes it.
+        handler: called with the frames of each message. It must not block.
+        after: called after each burst of messages; None for no call.
+        max_frames: maximum number of frames kept of each message.
     """
 
     def __init__(
@@ -78,31 +86,31 @@ class Pump:
         self._polled = [(socket, _POLLIN)]
         self._soon: asyncio.Handle | None = None
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
-        """Deferred calls, each with the maximum number of messages that may still come before it."""
+        """Deferred calls, each with the maximum number of messages that may still be read before the call."""
         self.closed = False
         self._paused = False
         self._loop.add_reader(self._fd, self._readable)
         self.kick()
 
     def kick(self) -> None:
-        """Read the socket in the loop's next iteration. Call this after a send, which may have consumed the signal."""
+        """Read the socket in the next iteration of the event loop. Call this after a send on the socket."""
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
 
     def pause(self) -> None:
-        """Read nothing until :meth:`resume`. libzmq queues messages up to the socket's high-water mark."""
+        """Stop reading until :meth:`resume`. Meanwhile libzmq queues messages, up to the socket's high-water mark."""
         self._paused = True
 
     def resume(self) -> None:
-        """Start reading again."""
+        """Start reading messages again after :meth:`pause`."""
         self._paused = False
         self.kick()
 
     def call_behind(self, call: Callable[[], None]) -> None:
-        """Make a call after the messages that wait now, and after all earlier deferred calls.
+        """Call a function after the messages that wait now, and after all functions that were passed here earlier.
 
-        The pump cannot tell these messages from later ones. So it makes the call when no message waits, or after it has
-        read as many messages as the socket can queue.
+        The pump cannot distinguish the messages that wait now from later messages. So it calls the function when no
+        message waits, or after it has read as many messages as the socket's queue can hold.
         """
         if not self._behind and not self._pending():
             call()
@@ -117,9 +125,9 @@ class Pump:
         if self.closed:
             return
         if self._paused:
-            if not self._pending():  # the check rearms the signal; without it the loop would spin
+            if not self._pending():  # the check rearms the signal; without it the loop would not pause
                 self._call_those_behind(0, pending=False)
-            return  # messages that arrive after the check also stay in libzmq
+            return  # messages that arrive after the check wait in libzmq until the pump resumes
         try:
             more, taken = True, 0
             for taken in range(CAP):
@@ -131,7 +139,7 @@ class Pump:
                 if self.closed:
                     return
                 if taken < LOOKS and not (more := self._pending()):
-                    break  # usually only one message is waiting
+                    break  # usually only one message was waiting
             if self._after is not None:
                 self._after()
             pending = more and self._pending()
@@ -140,7 +148,7 @@ class Pump:
             if pending:
                 self.kick()
         except BaseException:
-            if self.socket.closed:  # it was closed with its context, so no message can follow
+            if self.socket.closed:  # its context has closed the socket, so no message can follow
                 self.close()
             else:
                 self.kick()
@@ -152,18 +160,27 @@ class Pump:
             self._behind.popleft()[1]()
 
     def _pending(self) -> bool:
-        """Return whether a message waits. It rearms the descriptor like ``ZMQ_EVENTS``, at a quarter of the cost."""
+        """Return whether a message waits to be read.
+
+        Like a read of ``ZMQ_EVENTS``, the check makes the descriptor signal again, but it costs only a quarter.
+        """
         return bool(zmq.zmq_poll(self._polled, 0))
 
     def look(self) -> bool:
-        """Return whether a message waits. The check may consume the signal, so a waiting message is read soon."""
+        """Return whether a message waits, and if so, read it in the next iteration of the event loop.
+
+        The pump itself must read the message, because this check may consume the descriptor's signal.
+        """
         if self.closed or not self._pending():
             return False
         self.kick()
         return True
 
     def close(self) -> None:
-        """Stop reading, and close the socket in the loop's next iteration: this one may still have an event for it."""
+        """Stop reading, and close the socket in the next iteration of the event loop.
+
+        The current iteration may still have an event for the socket's descriptor.
+        """
         if self.closed:
             return
         self.closed = True

@@ -1,4 +1,4 @@
-"""All options that kvbus sets on libzmq sockets, in one table, with their reasons."""
+"""All options that kvbus sets on libzmq sockets, in one table, with the reasons for their values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 KEEPALIVE: Final[dict[int, int]] = {
-    # TCP keepalive detects a peer that vanished without a FIN: after 30 s without a byte the kernel probes the peer
-    # every 10 s, and closes the connection after three unanswered probes. TCP does not probe while sent data is not
-    # acknowledged: then the connection closes when the kernel gives up the retransmissions (net.ipv4.tcp_retries2,
-    # a quarter of an hour).
-    # No ZMTP heartbeats, on any socket: go-zeromq (llm-d, its simulated engine) hands a PING to its application like a
-    # message, and never answers it. Heartbeats would disconnect healthy routers and idle engines, and break answers.
-    # No TCP_USER_TIMEOUT (TCP_MAXRT): it also closes the connection of a healthy peer that stops reading for a while.
+    # TCP keepalive detects a peer that vanished without closing its connection. After 30 s without a byte the kernel
+    # probes the peer every 10 s, and closes the connection after three unanswered probes. TCP does not probe while it
+    # waits for an acknowledgement of sent data. Then the connection closes when the kernel stops sending the data
+    # again, which takes a quarter of an hour (net.ipv4.tcp_retries2). kvbus sends no ZMTP heartbeats on any socket.
+    # go-zeromq (in llm-d and its simulated engine) passes a PING to its application like a message, and never answers
+    # it. So heartbeats would disconnect healthy routers and idle engines, and corrupt replay answers. kvbus does not
+    # set TCP_USER_TIMEOUT (TCP_MAXRT), because it also closes the connection of a healthy peer that stops reading for a
+    # while.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 10,
@@ -37,35 +38,44 @@ KEEPALIVE: Final[dict[int, int]] = {
 }
 _COMMON: Final[dict[int, int]] = {
     **KEEPALIVE,
-    zmq.LINGER: 0,  # closing never blocks; flush important messages before
-    zmq.IPV6: 1,  # dual stack if the host supports it
-    zmq.HANDSHAKE_IVL: 3_000,  # ms until a silent peer is disconnected; a refused peer may then try again
+    zmq.LINGER: 0,  # a close never blocks, so important messages must be flushed before
+    zmq.IPV6: 1,  # accept IPv6 and IPv4 if the host supports both
+    zmq.HANDSHAKE_IVL: 3_000,  # ms until a peer without a handshake is disconnected; a refused peer may then try again
     zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 2_000,  # kvbus reconnects to a restarted engine within two seconds
+    zmq.RECONNECT_IVL_MAX: 2_000,  # ms, so that kvbus reconnects to a restarted engine within two seconds
 }
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # Engines publish in bursts, and kvbus must never slow an engine. So this queue holds a complete burst, and kvbus
-    # drains it at once. The socket only receives, so keepalive detects a vanished engine after 60 s. A replay then
-    # fills the gap.
+    # Engines publish in bursts, and kvbus must never slow an engine down. So this queue can hold a complete burst, and
+    # kvbus reads it until it is empty. The socket only receives, so keepalive detects a vanished engine after 60 s.
+    # kvbus then fills the gap by a replay.
     zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
-    # no limit: an engine's ROUTER silently drops messages at its high-water mark, so kvbus must never fill its queue
+    # A receive queue without limit: if kvbus's queue were full, the queue of an engine's ROUTER would fill up, and then
+    # the ROUTER would silently drop messages of the answer.
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
-    # MANDATORY: a send to a full or vanished requester fails instead of losing a frame silently
+    # With MANDATORY, a send to a full or vanished requester fails. Without it, the ROUTER would silently drop the
+    # message.
     zmq.ROUTER: {**_COMMON, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }
 
 
 IO_THREADS: Final = 2
-"""I/O threads of the daemon's context: one for numeric addresses, and one for host names, whose look-up may block."""
+"""Number of I/O threads of the daemon's ZeroMQ context.
+
+The first thread serves numeric addresses. The second one serves host names, because looking one up may block the
+thread.
+"""
 
 OLDEST: Final = (4, 3, 5)
-"""Oldest accepted libzmq: earlier versions have known security holes that a peer can exploit before it shows a key."""
+"""Oldest libzmq version that kvbus accepts.
+
+Earlier versions have known security holes, which a peer can exploit before it has shown its CURVE key.
+"""
 
 MAX_PORT: Final = 65535
 
 _PEER: Final = re.compile(r"tcp://(?=[A-Za-z0-9\[:])[\w.:%;\[\]*-]*:\d+|ipc://.{1,107}|inproc://.+", re.ASCII)
-"""The endpoints that libzmq accepts for a connection, by its own rule."""
+"""Matches the endpoints to which libzmq can connect, by libzmq's own syntax."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +83,11 @@ class PeerPolicy:
     """The rules for the peers of a socket: who may connect, and how large a frame may be.
 
     Attributes:
-        max_frame_bytes: maximum bytes of a frame; a larger frame closes the connection. -1 for no limit.
-        curve: keys; None for a socket without CURVE.
-        views: the number of the view that each key's owner reads, by public key. Other keys read everything.
-        hidden: the views that may not read a stream, by the stream's slot.
+        max_frame_bytes: maximum bytes of a frame. A larger frame closes the connection. -1 for no limit.
+        curve: kvbus's keys and the allow-list; None for a socket without CURVE.
+        views: numbers of the views by public key. A view is the part of the events that the key's owner may read.
+            Owners without a view read every event.
+        hidden: numbers of the views that may not read a stream, by the stream's slot.
     """
 
     max_frame_bytes: int = -1
@@ -85,7 +96,11 @@ class PeerPolicy:
     hidden: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def clients(self, stream: int) -> Clients:
-        """Return the clients that may connect to one stream, by public key."""
+        """Return the clients that may read one stream, by public key. The result is empty without CURVE.
+
+        Args:
+            stream: slot of the stream.
+        """
         if self.curve is None:
             return {}
         hidden = self.hidden.get(stream)
@@ -94,11 +109,15 @@ class PeerPolicy:
         return {key: client for key, client in self.curve.clients.items() if self.views.get(key) not in hidden}
 
     def at(self, stream: int) -> PeerPolicy:
-        """Return the policy for one stream."""
+        """Return the policy for one stream. Its allow-list has only the clients that may read this stream.
+
+        Args:
+            stream: slot of the stream.
+        """
         return self if self.curve is None else replace(self, curve=replace(self.curve, clients=self.clients(stream)))
 
     def put_on(self, socket: Socket) -> None:
-        """Set these rules on a libzmq socket. Call this before bind and connect."""
+        """Set the maximum frame size and the CURVE keys on a libzmq socket. Call this before bind or connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
             self.curve.as_client(socket)
@@ -108,15 +127,19 @@ PLAIN: Final = PeerPolicy()
 
 
 def rebuilding_id() -> bytes:
-    """Return a routing id for a DEALER that requests a replay without having got the state on a subscription."""
+    """Return a random routing id for a DEALER of kvbus that requests replays.
+
+    The id's prefix tells a kvbus at the other end that the requester gets no state on a subscription. So its replay
+    must contain the state.
+    """
     return REBUILDS + os.urandom(8)
 
 
 def check_library() -> None:
-    """Check the version of libzmq.
+    """Check that the installed libzmq is new enough.
 
     Raises:
-        UnsupportedError: the version is older than :data:`OLDEST`.
+        UnsupportedError: libzmq is older than :data:`OLDEST`.
     """
     if zmq.zmq_version_info() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -126,21 +149,25 @@ def check_library() -> None:
 
 
 def make_context() -> Context:
-    """Return the daemon's context, whose I/O threads do not preempt the relay's thread.
+    """Return the daemon's ZeroMQ context, whose I/O threads do not interrupt the relay's thread.
 
-    A sidecar has few cores, so these threads may share one. On a shared core Linux first runs the thread that just woke
-    up, and then a burst of batches costs two context switches per batch. A ``SCHED_BATCH`` thread does not preempt: the
-    burst is sent at its end, with one switch. With enough cores the policy makes no difference.
+    A sidecar has few CPU cores, so the I/O threads and the relay's thread may share a core. There Linux by default
+    first runs the thread that has just woken up. Then a burst of batches costs two context switches for each batch. A
+    thread with the policy ``SCHED_BATCH`` does not interrupt the running thread, so libzmq sends a burst at its end,
+    with one context switch. With enough cores the policy makes no difference.
     """
     context = Context(IO_THREADS)
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # the default is 1,023, and each source needs several
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # the default is 1,023; a source needs several sockets
     if _may_batch():
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
 
 
 def _may_batch() -> bool:
-    """Try SCHED_BATCH in a short-lived thread; return whether it is allowed. If a sandbox forbids it, libzmq aborts."""
+    """Return whether this process may use ``SCHED_BATCH``, by setting it in a short-lived thread.
+
+    A sandbox may forbid the policy, and then libzmq would abort the process.
+    """
     allowed = []
 
     def ask() -> None:
@@ -155,7 +182,13 @@ def _may_batch() -> bool:
 
 
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
-    """Return a socket with the options of its type. ``more`` overrides options by name, such as ``SNDHWM=10``."""
+    """Return a socket with the options that :data:`OPTIONS` has for its type.
+
+    Args:
+        context: the ZeroMQ context.
+        kind: the socket's type, such as ``zmq.SUB``.
+        more: options by name that replace those of the table, such as ``SNDHWM=10``.
+    """
     socket = context.socket(kind)
     for option, value in OPTIONS[kind].items():
         socket.setsockopt(option, value)
@@ -165,7 +198,7 @@ def make_socket(context: Context, kind: int, **more: int) -> Socket:
 
 
 def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect a socket.
+    """Bind or connect a socket of the daemon.
 
     Raises:
         BindError: the endpoint is in use, malformed, or not an address of this machine.
@@ -177,7 +210,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect a socket of the client library, for which a malformed endpoint is a ValueError.
+    """Bind or connect a socket of the client library, in which a malformed endpoint is a ValueError.
 
     Raises:
         BindError: the endpoint is in use, or not an address of this machine.
@@ -191,7 +224,9 @@ def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def check_port(endpoint: str) -> None:
-    """Check the port of an endpoint. libzmq would silently use the lowest 16 bits: 14464 for 80000.
+    """Check that the port of a TCP endpoint is at most 65535.
+
+    libzmq accepts a larger port, and silently uses only its lowest 16 bits: 14464 in place of 80000.
 
     Raises:
         ValueError: the port is above 65535.
@@ -202,7 +237,9 @@ def check_port(endpoint: str) -> None:
 
 
 def check_peer(endpoint: str) -> None:
-    """Check that libzmq would connect to an endpoint, without a connection: a bus would count one that ends at once.
+    """Check that libzmq could connect to an endpoint, without making a connection.
+
+    A kvbus at the endpoint would count a connection that ends at once.
 
     Raises:
         ValueError: the endpoint is malformed.
@@ -213,7 +250,10 @@ def check_peer(endpoint: str) -> None:
 
 
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
-    """Return the exception for an endpoint that ZeroMQ refused: ValueError if it is malformed, else BindError."""
+    """Return the exception for libzmq's error at bind or connect.
+
+    It is a ValueError if the endpoint is malformed, and a BindError otherwise. A failed connect counts as malformed.
+    """
     reason = zmq.strerror(error.errno or 0)
     if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):
         return ValueError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {reason}")
@@ -231,18 +271,19 @@ def _join(socket: Socket, endpoint: str, *, bind: bool) -> None:
 def bound_endpoint(socket: Socket, endpoint: str) -> str:
     """Return the endpoint that a socket is bound to, with its real port.
 
-    A dual-stack socket reports an IPv4 address as a mapped IPv6 address. Peers without IPv6 cannot connect to that, so
-    this function returns the IPv4 address.
+    libzmq reports the IPv4 address of an IPv6 socket in the form ``[::ffff:10.0.0.7]``. Peers without IPv6 cannot
+    connect to this form, so the function returns the plain IPv4 address.
     """
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
     return re.sub(r"\[::ffff:([\d.]+)\]", r"\1", bound)
 
 
 def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Assign connections by host name to the second I/O thread.
+    """Assign a socket to one of libzmq's two I/O threads.
 
-    On every connect, libzmq looks up the name in the I/O thread and blocks until the answer. A name server that does
-    not answer would block all other sockets of that thread.
+    The second thread gets the sockets that connect to a host name, and the first thread gets all other sockets. On
+    every connect, libzmq looks up the name in the I/O thread, which waits for the answer. A name server that does not
+    answer would block all other sockets of the same thread.
     """
     if socket.context.get(zmq.IO_THREADS) != IO_THREADS:
         return
@@ -260,8 +301,8 @@ def _is_address(host: str) -> bool:
 
 
 def attach_again(socket: Socket, endpoint: str) -> None:
-    """Connect again after libzmq has abandoned an endpoint."""
-    with contextlib.suppress(zmq.ZMQError):  # libzmq may have dropped the endpoint already
+    """Connect a socket again to an endpoint that libzmq has abandoned."""
+    with contextlib.suppress(zmq.ZMQError):  # libzmq may have removed the endpoint already
         socket.disconnect(endpoint)
     socket.connect(endpoint)
 
@@ -270,10 +311,10 @@ TERM_S: Final = 1.0
 
 
 def end(context: Context) -> bool:
-    """Terminate a context and close its sockets; return False if libzmq has not finished after :data:`TERM_S` seconds.
+    """Close all sockets of a context and end the context. Return False if that takes more than :data:`TERM_S` seconds.
 
-    About once in some hundred calls libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left during an
-    answer. No data is lost then, and the waiting thread ends with the process.
+    About once in several hundred calls, libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer disconnected
+    during an answer. No data is lost then, and the waiting thread ends with the process.
     """
     waiter = threading.Thread(target=context.destroy, name="kvbus-zmq-term", daemon=True)
     waiter.start()
