@@ -1,8 +1,8 @@
-"""CURVE (ZeroMQ RFC 25 and 26): key files and socket options.
+"""CURVE, ZeroMQ's public-key security (ZeroMQ RFC 25 and 26): read key files, and set the keys on libzmq sockets.
 
 A key file has the format of ``zmq.auth.create_certificates`` and czmq (``public-key = "…"``, ``secret-key = "…"``), or
-it holds only the key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file
-with one key per line. In that file ``#`` begins a comment, and a name and rights may follow the key
+it contains only the key: 40 characters of Z85. An allow-list is a directory of files with public keys, or one file with
+one public key in each line. In such a file ``#`` begins a comment, and a name and rights may follow each key
 (:mod:`kvbus.transport.grants`).
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40
 MAX_FILE_BYTES: Final = 1024 * 1024
-"""Maximum size of a key file in bytes. A larger file is not a key file."""
+"""Maximum size of a key file in bytes. kvbus refuses a larger file, because it cannot be a key file."""
 
 PUBLIC: Final = "public-key"
 SECRET: Final = "secret-key"
@@ -40,18 +40,21 @@ _SECTIONS: Final = frozenset({"metadata", "curve"})
 
 
 class KeyFileError(Exception):
-    """A key file that kvbus cannot use. The text says why, but never quotes the file, which may hold secrets."""
+    """kvbus cannot use a key file.
+
+    The error's message names the reason, but never quotes the file, which may contain secrets.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The keys of a source, an output or a client.
+    """The CURVE keys of a source, an output or a client.
 
     Attributes:
-        public: our public key, in Z85 (40 bytes).
-        secret: our secret key, in Z85.
-        server: public key of the peer that we connect to, in Z85; None if we bind.
-        clients: the peers that may connect to us, by public key (32 raw bytes).
+        public: kvbus's own public key, in Z85 (40 bytes).
+        secret: kvbus's own secret key, in Z85.
+        server: public key of the peer that kvbus connects to, in Z85; None if kvbus binds.
+        clients: the peers that may connect to kvbus, by public key (32 raw bytes).
     """
 
     public: bytes
@@ -60,10 +63,10 @@ class Curve:
     clients: Clients = field(default_factory=dict)
 
     def as_client(self, socket: Socket) -> None:
-        """Let a socket connect only to the owner of the server's secret key, and authenticate with our own key.
+        """Make a socket authenticate with these keys, and connect only to the owner of the secret key for ``server``.
 
         Raises:
-            KeyFileError: these keys have no public key of a server.
+            KeyFileError: ``server`` is None.
         """
         if self.server is None:
             raise KeyFileError("the peer's public key is missing")
@@ -73,23 +76,32 @@ class Curve:
 
 
 def client_keys(secret_key_file: Path, server_key_file: Path) -> Curve:
-    """Read a client's keys: its own secret key and the publisher's public key.
+    """Read the keys of a client: the client's own key pair and the publisher's public key.
+
+    Args:
+        secret_key_file: file with the client's secret key.
+        server_key_file: file with the publisher's public key.
 
     Raises:
-        KeyFileError: kvbus cannot use a file, or others may read the secret key.
+        KeyFileError: kvbus cannot use a file, or other users may read the secret key.
     """
     public, secret = read_secret(secret_key_file)
     return Curve(public, secret, read_public(server_key_file))
 
 
 def generate() -> tuple[bytes, bytes]:
-    """Generate a key pair; return the public and the secret key, in Z85."""
+    """Generate a CURVE key pair; return the public key and the secret key, in Z85."""
     public, secret = zmq.curve_keypair()
     return public, secret
 
 
 def certificate(public: bytes, secret: bytes | None = None) -> str:
-    """Return the text of a key file that ``zmq.auth.load_certificate`` and czmq can read."""
+    """Return the text of a key file that ``zmq.auth.load_certificate`` and czmq can read.
+
+    Args:
+        public: the public key, in Z85.
+        secret: the secret key, in Z85; None for a file with only the public key.
+    """
     lines = ["metadata", "curve", f'    public-key = "{public.decode()}"']
     if secret is not None:
         lines.append(f'    secret-key = "{secret.decode()}"')
@@ -99,14 +111,14 @@ def certificate(public: bytes, secret: bytes | None = None) -> str:
 def read_secret(path: Path) -> tuple[bytes, bytes]:
     """Read a key pair from a file that only its owner and its group may read.
 
-    The group may read it because Kubernetes gives a mounted Secret to the Pod's ``fsGroup``. The file may be a
+    The group may read the file, because Kubernetes gives a mounted Secret to the Pod's ``fsGroup``. The file may be a
     symbolic link, as in Kubernetes' mounts.
 
     Returns:
-        Public and secret key, in Z85.
+        The public key and the secret key, in Z85.
 
     Raises:
-        KeyFileError: the file cannot be read, others may read it, or it does not hold exactly one key pair.
+        KeyFileError: the file cannot be read, other users may read it, or it does not contain exactly one key pair.
     """
     text, mode = read_file(path)
     keys = _single(_keys(text))
@@ -121,10 +133,10 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
 
 
 def read_public(path: Path) -> bytes:
-    """Read a public key, in Z85, from a file.
+    """Return the public key in a file, in Z85.
 
     Raises:
-        KeyFileError: the file cannot be read, holds a secret key, or does not hold exactly one public key.
+        KeyFileError: the file cannot be read, contains a secret key, or does not contain exactly one public key.
     """
     keys = _single(_keys(read_file(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
@@ -136,7 +148,10 @@ def read_public(path: Path) -> bytes:
 
 
 def read_allowed(path: Path) -> Clients:
-    """Read an allow-list; return the peers by public key (32 raw bytes).
+    """Read an allow-list; return the peers that may connect, by public key (32 raw bytes).
+
+    Args:
+        path: a file with one public key in each line, or a directory of key files.
 
     Raises:
         KeyFileError: kvbus cannot use the file, or one of the files in the directory.
@@ -144,7 +159,7 @@ def read_allowed(path: Path) -> Clients:
     if not path.is_dir():
         return _allowed(path, "")
     try:
-        # files whose name begins with a dot belong to Kubernetes (..data) or to an editor
+        # files whose name begins with a dot belong to Kubernetes (..data) or to a text editor
         files = sorted(each for each in path.iterdir() if not each.name.startswith(".") and not each.is_dir())
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
@@ -159,7 +174,12 @@ def read_allowed(path: Path) -> Clients:
 
 
 def _allowed(path: Path, name: str) -> dict[bytes, Client]:
-    """Read one file of an allow-list; a peer without a name there gets ``name``."""
+    """Read one file of an allow-list; return the peers by public key (32 raw bytes).
+
+    Args:
+        path: path of the file.
+        name: the name for peers that have no name in the file.
+    """
     allowed: dict[bytes, Client] = {}
     for number, kind, key, rest in _lines(read_file(path)[0]):
         if kind == SECRET:
@@ -178,12 +198,15 @@ def _add(allowed: dict[bytes, Client], key: bytes, client: Client) -> None:
 
 
 def _keys(text: str) -> list[tuple[str, bytes]]:
-    """Return every key of a file, as its kind and the key."""
+    """Return every key in the text of a key file, each with its kind (``PUBLIC``, ``SECRET`` or ``BARE``)."""
     return [(kind, key) for _, kind, key, _ in _lines(text)]
 
 
 def _lines(text: str) -> list[tuple[int, str, bytes, str]]:
-    """Return the lines that hold a key, as line number, kind of key, key, and the text after the key."""
+    """Return the lines of a key file that contain a key: line number, kind of key, key, and the text after the key.
+
+    The kind is ``PUBLIC`` or ``SECRET``, or ``BARE`` for a line that does not name the kind.
+    """
     keys: list[tuple[int, str, bytes, str]] = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line:
@@ -219,13 +242,13 @@ def _keep_private(mode: int) -> None:
 
 
 def read_file(path: Path) -> tuple[str, int]:
-    """Return a file's text and its permission bits.
+    """Return the text of a key file or certificate file, and the file's permission bits.
 
     Raises:
         KeyFileError: the file cannot be read, is not a regular file, or exceeds :data:`MAX_FILE_BYTES`.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a named pipe would block otherwise
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # O_NONBLOCK: the path may be a named pipe
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
     try:

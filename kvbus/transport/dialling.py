@@ -1,6 +1,7 @@
-"""Dial without libzmq: connect, shake hands, and then read and send messages as a SUB or DEALER does.
+"""Dial an endpoint without libzmq: connect, shake hands, and then read and send messages as a SUB or DEALER does.
 
-If the port does not speak ZMTP, its first bytes or its answers to TLS and HTTP identify the server.
+``kvbus doctor`` uses this module to find the reason for a missing connection. If the port does not speak ZMTP, the
+server's first bytes or its answers to TLS and HTTP show which protocol it speaks.
 """
 
 from __future__ import annotations
@@ -25,23 +26,28 @@ from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 HANDSHAKE_S: Final = 0.9
-"""Maximum seconds for the handshake after :data:`READY_S`. A ZeroMQ socket sends its greeting at once."""
+"""Maximum seconds for a handshake, counted from the end of :data:`READY_S`. A ZeroMQ socket sends its greeting at
+once.
+"""
 READY_S: Final = 0.3
-"""Seconds to wait for the peer's READY before we send ours. libzmq closes the connection without a READY of its own if
-ours has a socket type that it cannot talk to."""
+"""Seconds to wait for the peer's READY before kvbus sends its own READY.
+
+libzmq does not answer a READY whose socket type does not fit its own: it closes the connection. Then kvbus would not
+learn the peer's socket type.
+"""
 GREETING_BYTES: Final = 64
 _OLD: Final = (b"\1\0", SIGNATURE + b"\1")
-"""First bytes of a ZMTP 1.0 greeting (an empty identity in one frame) and of a ZMTP 2.0 greeting."""
+"""The first bytes of a ZMTP 1.0 greeting (one frame with an empty identity) and of a ZMTP 2.0 greeting."""
 _CHUNK: Final = 256 * 1024
 _OTHER: Final = {Role.SUB: Role.DEALER, Role.DEALER: Role.SUB, Role.PUB: Role.DEALER}
 
 
 class ClosedError(Exception):
-    """The connection is closed or broken."""
+    """The connection to the peer is closed or broken."""
 
 
 class _Listening(Null):
-    """The NULL mechanism. It sends its READY only after the peer's READY, or when :meth:`speak` is called."""
+    """The NULL mechanism, but it sends its READY only after the peer's READY or when :meth:`speak` is called."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(role, accepting=True)
@@ -51,7 +57,7 @@ class _Listening(Null):
         self._unsaid = wire.command(wire.READY, properties)
 
     def speak(self) -> bytes:
-        """Return our READY the first time, then nothing."""
+        """Return kvbus's READY at the first call, and no bytes at later calls."""
         ready, self._unsaid = self._unsaid, b""
         return ready
 
@@ -61,13 +67,13 @@ class _Listening(Null):
 
 
 class Connection:
-    """A connection during and after its handshake."""
+    """A ZMTP connection that kvbus has dialled or accepted, during and after its handshake."""
 
     def __init__(self, connected: socket.socket, role: Role, limits: Limits, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
         self.protocol = Protocol(role, accepting=False, limits=limits, mechanism=mechanism, any_peer=True)
         self.first = b""
-        """The first bytes from the peer, up to the length of a greeting."""
+        """The first bytes that the peer has sent, at most as many as a greeting has (64)."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
 
@@ -75,7 +81,7 @@ class Connection:
         """Return the next event from the peer.
 
         Raises:
-            ClosedError: the peer has closed the connection.
+            ClosedError: the connection is closed or broken.
             ProtocolError: the peer broke a rule of ZMTP.
         """
         while True:
@@ -95,28 +101,28 @@ class Connection:
             self.protocol.receive_data(data)
 
     async def receive(self) -> list[bytes]:
-        """Return the frames of the next message. Raises the errors of :meth:`next_event`."""
+        """Return the frames of the peer's next message. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Message):
                 return event.frames
 
     async def receive_raw(self) -> bytes:
-        """Return the next received bytes without decoding or answering them; empty at the end of the connection."""
+        """Return the next received bytes without decoding or answering them; no bytes at the end of the connection."""
         try:
             return await self._loop.sock_recv(self._socket, _CHUNK)
         except OSError:
             return b""
 
     async def subscribed(self) -> bytes:
-        """Return the next topic that the peer subscribes to. Raises the errors of :meth:`next_event`."""
+        """Return the topic of the peer's next subscription. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Subscribed):
                 return event.topic
 
     async def send(self, *frames: bytes) -> None:
-        """Send a message.
+        """Send a message with these frames to the peer.
 
         Raises:
             ClosedError: the connection is closed or broken.
@@ -126,14 +132,14 @@ class Connection:
         await self.write(data if sealing is None else sealing.seal(data))
 
     async def write(self, data: bytes) -> None:
-        """Send bytes. Raises the errors of :meth:`send`."""
+        """Send bytes to the peer without encoding them. Raises the errors of :meth:`send`."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as error:
             raise ClosedError(error.strerror or str(error)) from error
 
     async def _flush(self) -> None:
-        sealing = self.protocol.sealing  # set by the handshake's last command, which is sent unsealed
+        sealing = self.protocol.sealing  # the handshake's last command sets it, but is itself not sealed
         data = self.protocol.data_to_send()
         if data:
             with contextlib.suppress(ClosedError):
@@ -142,7 +148,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Dialled:
-    """The outcome of a dial, and its connection if it is open."""
+    """The outcome of a dial, and its connection if the handshake has succeeded."""
 
     outcome: Outcome
     connection: Connection | None = None
@@ -152,14 +158,14 @@ class Dialled:
 async def dial(
     endpoint: str, role: Role, *, seconds: float, curve: Curve | None = None, limits: Limits | None = None
 ) -> AsyncIterator[Dialled]:
-    """Dial an endpoint and yield the outcome; the connection is closed when the context ends.
+    """Dial an endpoint and yield the outcome. The connection is closed at the end of the ``async with`` block.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``.
         role: the socket type that kvbus announces.
         seconds: maximum seconds for the connection and the handshake.
-        curve: our keys and the peer's public key; None for NULL.
-        limits: bounds for the data that the peer may send; None for the defaults.
+        curve: kvbus's keys and the peer's public key; None for a connection without CURVE.
+        limits: limits for the data that the peer may send; None for the defaults.
     """
     attempt = Attempt(endpoint, seconds)
     with contextlib.ExitStack() as opened:
@@ -167,7 +173,8 @@ async def dial(
             async with asyncio.timeout(seconds):
                 dialled = await _dial(attempt, role, curve, limits or Limits(), opened)
                 if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
-                    # some peers close without an ERROR if our socket type does not fit: another type gets to see theirs
+                    # some peers close without an ERROR if kvbus's socket type does not fit theirs, and name their own
+                    # type only to a socket type that fits; so dial again with another type
                     with contextlib.ExitStack() as second:
                         other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
                     if other.outcome.stop is Stop.OPEN:
@@ -190,13 +197,22 @@ async def _dial(
 async def shake_hands(
     outcome: Outcome, connected: socket.socket, role: Role, curve: Curve | None, limits: Limits, address: Address | None
 ) -> Dialled:
-    """Do the handshake on a connection. ``address`` is the address that we dialled; None if the peer dialled us."""
+    """Do the ZMTP handshake on a new connection, and return the outcome.
+
+    Args:
+        outcome: the outcome of the dial before the handshake. The result is a changed copy of it.
+        connected: the connected socket.
+        role: the socket type that kvbus announces.
+        curve: kvbus's keys; None for a connection without CURVE.
+        limits: limits for the data that the peer may send.
+        address: the address that kvbus dialled; None if the peer dialled kvbus.
+    """
     mechanism = _mechanism(role, curve, bind=address is None)
     connection = Connection(connected, role, limits, mechanism or _Listening(role))
     try:
         opened = await _opened(connection)
     except (ProtocolError, ClosedError, TimeoutError) as error:
-        connected.close()  # some servers accept only one connection at a time
+        connected.close()  # some servers accept only one connection at a time, and identify() connects again
         failed = await _failed(outcome, connection.first, "NULL" if curve is None else "CURVE", address, str(error))
         lacks_curve = mechanism is None and failed.stop is Stop.KEYS
         return Dialled(replace(failed, stop=Stop.NO_CURVE, detail="") if lacks_curve else failed)
@@ -213,7 +229,7 @@ async def shake_hands(
 
 
 def _mechanism(role: Role, curve: Curve | None, *, bind: bool) -> Mechanism | None:
-    """Return our side of the handshake; None if it needs CURVE and PyNaCl is not installed."""
+    """Return kvbus's side of the handshake; None if it requires CURVE and PyNaCl is not installed."""
     if curve is None:
         return _Listening(role)
     try:
@@ -224,7 +240,15 @@ def _mechanism(role: Role, curve: Curve | None, *, bind: bool) -> Mechanism | No
 
 
 async def _failed(outcome: Outcome, first: bytes, ours: str, address: Address | None, problem: str) -> Outcome:
-    """Return the outcome of a failed handshake, by the peer's first bytes and our own mechanism."""
+    """Return the outcome of a failed handshake, with a reason that the peer's first bytes show.
+
+    Args:
+        outcome: the outcome before the handshake.
+        first: the first bytes that the peer has sent.
+        ours: the name of kvbus's security mechanism.
+        address: the address that kvbus dialled; None if the peer dialled kvbus.
+        problem: the error that ended the handshake.
+    """
     if first.startswith(_OLD):
         return replace(outcome, stop=Stop.VERSION)
     if first[:1] != SIGNATURE[:1] or first[9:10] not in {b"", SIGNATURE[9:]}:
@@ -242,7 +266,9 @@ def _sides(theirs: str, ours: str) -> str:
 
 
 async def _opened(connection: Connection) -> Opened:
-    """Wait for the end of the handshake; send our READY if the peer's does not come first.
+    """Wait for the end of the handshake, and return the event that reports it.
+
+    If the peer's READY has not come within :data:`READY_S`, send kvbus's READY first.
 
     Raises:
         TimeoutError: the peer sends nothing, or stops during the handshake.
@@ -268,14 +294,22 @@ async def _until_opened(connection: Connection) -> Opened:
             return event
 
 
-# -- who dials in ---------------------------------------------------------------------------------------------------
+# -- peers that dial kvbus ------------------------------------------------------------------------------------------
 
 MAX_PEERS = 16
-"""Maximum number of accepted connections."""
+"""Maximum number of connections that :func:`accept` accepts."""
 
 
 async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits) -> AsyncIterator[Dialled]:
-    """Bind, and yield the outcome for each ZMTP peer that dials in. All connections are closed when the caller stops.
+    """Bind an endpoint, and yield the outcome of the handshake for each ZMTP peer that dials the endpoint.
+
+    All connections are closed when the caller closes the generator.
+
+    Args:
+        endpoint: ``tcp://host:port`` or ``ipc://path``.
+        role: the socket type that kvbus announces.
+        curve: kvbus's keys and the allow-list; None for an endpoint without CURVE.
+        limits: limits for the data that a peer may send.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -295,10 +329,10 @@ async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits)
         await asyncio.Future()
 
 
-# -- what does not speak ZMTP ---------------------------------------------------------------------------------------
+# -- servers that do not speak ZMTP ---------------------------------------------------------------------------------
 
 ANSWER_S: Final = 0.7
-"""Maximum seconds for the answer to one probe."""
+"""Maximum seconds for a server's answer to one probe, including the connection."""
 
 _SHOWN: Final = 32
 _BEGINNINGS: Final = (
@@ -312,7 +346,7 @@ _BEGINNINGS: Final = (
 
 
 def name_of(first: bytes) -> str:
-    """Return a description of the server that sends these first bytes."""
+    """Return a description of the server that sends these first bytes, such as "a Redis server"."""
     for beginning, name in _BEGINNINGS:
         if first.startswith(beginning):
             return name
@@ -322,7 +356,11 @@ def name_of(first: bytes) -> str:
 
 
 async def identify(address: Address) -> str:
-    """Probe a silent port with TLS and HTTP; return the server's description, or empty if it answers neither."""
+    """Find out which server listens at a port that sends nothing, by probing it with TLS and HTTP.
+
+    Returns:
+        A description of the server; empty if it answers neither probe, or with bytes that kvbus does not recognize.
+    """
     for question in (_client_hello(), b"HEAD / HTTP/1.0\r\n\r\n"):
         answer = await _ask(address, question)
         name = name_of(answer) if answer else ""

@@ -1,7 +1,7 @@
-"""Connect to an endpoint once, without libzmq, and report which step failed: name, address or connection.
+"""Connect to an endpoint once, without libzmq, and report which step failed: host name, address or connection.
 
-libzmq retries for ever and reports no reason. ``kvbus doctor``, the client and a daemon that waits for an engine use
-this module to find the reason. :mod:`kvbus.transport.dialling` continues with the ZMTP handshake.
+libzmq tries again for ever and reports no reason. ``kvbus doctor``, the client library and a daemon that waits for an
+engine use this module to find the reason. :mod:`kvbus.transport.dialling` continues with the ZMTP handshake.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUBSCRIBERS: Final = frozenset({"SUB", "XSUB"})
 
 
 class Stop(StrEnum):
-    """The step at which a dial ended, in the order of the steps."""
+    """The step at which a dial ended. The members are in the order of the steps."""
 
     NAME = "name"
     """The host name does not resolve."""
@@ -39,15 +39,17 @@ class Stop(StrEnum):
     DROPPED = "dropped"
     """The connection attempt gets no answer: a firewall drops it, or no machine has the address."""
     OTHER_ADDRESS = "other_address"
-    """Nothing listens at the address that ZeroMQ uses for the name, but another address of the name accepts."""
+    """Nothing listens at the address that ZeroMQ uses for the host name, but a port at another address of this name
+    is open.
+    """
     SILENT = "silent"
-    """The port accepts the connection and sends nothing."""
+    """The port accepts the connection, but the peer sends nothing."""
     STRANGER = "stranger"
-    """The port speaks another protocol."""
+    """The server at the port does not speak ZMTP, but another protocol."""
     VERSION = "version"
     """The peer speaks a ZMTP version that kvbus does not support."""
     MECHANISM = "mechanism"
-    """One side uses CURVE and the other does not."""
+    """Only one of the two sides uses CURVE."""
     KEYS = "keys"
     """Both sides use CURVE, but their keys do not match."""
     NO_CURVE = "no_curve"
@@ -55,18 +57,18 @@ class Stop(StrEnum):
     CLOSED = "closed"
     """The peer closed the connection during the handshake."""
     OPEN = "open"
-    """The handshake has succeeded."""
+    """The ZMTP handshake has succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one dial.
+    """The result of dialling an endpoint once.
 
     Attributes:
         endpoint: the endpoint that was dialled.
         stop: the step at which the dial ended.
-        detail: details of the failure, shown in :attr:`sentence`.
-        addresses: the addresses of the name, beginning with the one that ZeroMQ uses.
+        detail: details of the failure, which :attr:`sentence` shows in parentheses.
+        addresses: the addresses that the host name resolves to. The first one is the address that ZeroMQ uses.
         mechanism: the peer's security mechanism; empty if the peer did not name it.
         socket_type: the peer's socket type; empty if the peer did not name it.
         version: the peer's ZMTP version, major and minor.
@@ -82,16 +84,25 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """The reason why the dial failed, or a statement that the endpoint is open."""
+        """The reason for the failure of the dial as text for the operator, or a statement that the endpoint is open."""
         return f"{self.endpoint} is open" if self.stop is Stop.OPEN else self.finding().text
 
     def finding(self, at: str = "", name: str = "endpoint") -> Finding:
-        """Return the finding of a failed dial; ``at`` and ``name`` are the endpoint's configuration section and key."""
+        """Return the finding for the operator about a failed dial.
+
+        Args:
+            at: the configuration section that has the endpoint.
+            name: the endpoint's key in this section.
+        """
         detail = f" ({self.detail})" if self.detail else ""
         return FAILED[self.stop](at=at, name=name, endpoint=self.endpoint, detail=detail)
 
     def no_publisher(self, at: str = "") -> Finding | None:
-        """Return the finding why an engine's endpoint has no publisher; None if it has one."""
+        """Return the finding why no engine publishes at the endpoint; None if an engine publishes there.
+
+        Args:
+            at: the configuration section that has the endpoint.
+        """
         if self.stop is not Stop.OPEN:
             return self.finding(at)
         if self.socket_type in PUBLISHERS:
@@ -121,30 +132,33 @@ FAILED: Final = {
 
 
 Address = tuple[int, str | tuple[str, int]]
-"""An address family, and an address in the form that ``socket.connect`` accepts."""
+"""An address family, and an address in the form that ``socket.connect`` accepts for this family."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The addresses of an endpoint. libzmq uses only ``first``."""
+    """The addresses that an endpoint resolves to. libzmq uses only ``first``."""
 
     first: Address
     others: tuple[Address, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All addresses in display form."""
+        """All addresses of the endpoint, as text for the operator."""
         return tuple(shown(each) for each in (self.first, *self.others))
 
 
 def shown(address: Address) -> str:
-    """Return the display form of an address: the host or the path."""
+    """Return an address as text for the operator: the host without the port, or the path of a Unix socket."""
     where = address[1]
     return where.replace("\0", "@", 1) if isinstance(where, str) else where[0]
 
 
 async def find(endpoint: str) -> Found:
-    """Look up an endpoint in a daemon thread. A look-up that hangs delays neither the event loop nor the process's end.
+    """Return the addresses that an endpoint resolves to.
+
+    A daemon thread looks up the host name, so a look-up without an answer blocks neither the event loop nor the end of
+    the process.
 
     Raises:
         OSError: the host name does not resolve.
@@ -185,7 +199,8 @@ def _look_up(host: str, port: int) -> Found:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         if isinstance(address[0], str)
     ]
-    # libzmq with ZMQ_IPV6 looks up IPv6 addresses, falls back to IPv4, and tries only the first address
+    # libzmq with ZMQ_IPV6 looks up IPv6 addresses, and IPv4 addresses only if there are none. It tries only the first
+    # one.
     mapped = socket.getaddrinfo(host, port, family=socket.AF_INET6, type=socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[
         0
     ][4][0]
@@ -196,11 +211,11 @@ def _look_up(host: str, port: int) -> Found:
 
 
 class Attempt:
-    """A connection attempt.
+    """One attempt to connect to an endpoint.
 
     Attributes:
-        outcome: the outcome if the current step times out. Once connected, it is ``SILENT``.
-        address: the address of the connection; None without one.
+        outcome: the outcome if the attempt ended now, for example by a timeout. After a connection it is ``SILENT``.
+        address: the address that kvbus is connected to; None without a connection.
     """
 
     def __init__(self, endpoint: str, seconds: float) -> None:
@@ -209,7 +224,7 @@ class Attempt:
         self._seconds = seconds
 
     async def run(self) -> socket.socket | None:
-        """Connect and return the socket; None if a step failed. :attr:`outcome` then has the reason."""
+        """Connect to the endpoint and return the socket; None if a step failed. :attr:`outcome` then has the reason."""
         endpoint = self.outcome.endpoint
         try:
             found = await find(endpoint)
@@ -228,7 +243,12 @@ class Attempt:
 
 
 async def connectable(endpoint: str, *, seconds: float) -> Outcome:
-    """Connect once within ``seconds`` and close the connection. The outcome of a success is `Stop.SILENT`."""
+    """Connect to an endpoint once, and close the connection. The outcome of a success is `Stop.SILENT`.
+
+    Args:
+        endpoint: ``tcp://host:port`` or ``ipc://path``.
+        seconds: maximum seconds for the connection.
+    """
     attempt = Attempt(endpoint, seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -271,7 +291,7 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()
         raise
     if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        connecting.close()  # where nothing listens, TCP may connect a local port to itself
+        connecting.close()  # a local port without a listener: TCP may connect it to itself
         return Stop.REFUSED, "connection refused"
     return connecting
 
@@ -281,9 +301,10 @@ LONGEST_PAUSE: Final = 60.0
 
 
 class MissingConnection:
-    """The schedule for finding out why a connection is missing: first after some seconds, then after growing pauses.
+    """The schedule for finding the reason for a missing connection: first after some seconds, then after longer pauses.
 
-    It repeats because the reason may change, for example from an unknown host name to a port where nothing listens.
+    The attempts are repeated, because the reason may change: at first the host name may be unknown, and later nothing
+    may listen at the port.
 
     Args:
         after: seconds without a connection before the first attempt.
@@ -295,21 +316,21 @@ class MissingConnection:
         self._find = find
         self._looking: asyncio.Task[None] | None = None
         self.deadline = inf
-        """Time of the next call of :meth:`look`; infinite while the connection is up."""
+        """The time at which :meth:`look` starts the next attempt; infinite while the connection is up."""
 
     def missing(self, now: float) -> None:
-        """Record that the connection is missing from ``now`` on."""
+        """Record that the connection is missing since ``now``, and schedule the first attempt to find the reason."""
         self._pause = self._after
         self.deadline = now + self._pause
 
     def connected(self) -> None:
-        """Record that the connection is up, and cancel a running attempt."""
+        """Record that the connection is up, and cancel a running attempt to find the reason."""
         self.deadline = inf
         if self._looking is not None:
             self._looking.cancel()
 
     def look(self, now: float) -> None:
-        """Start finding the reason if the deadline has passed and no attempt is running."""
+        """Start an attempt to find the reason, if the deadline has passed and no attempt is running."""
         if now < self.deadline or (self._looking is not None and not self._looking.done()):
             return
         first = self._pause == self._after
@@ -318,6 +339,6 @@ class MissingConnection:
         self._looking = asyncio.get_running_loop().create_task(self._find(first))
 
     async def aclose(self) -> None:
-        """Stop, and wait for a running attempt to end."""
+        """Start no further attempts, cancel a running attempt, and wait for its end."""
         self.deadline = inf
         await end_tasks([self._looking])

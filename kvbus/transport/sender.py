@@ -1,8 +1,8 @@
-"""The fair sender: it sends long data to many peers round-robin, each as fast as the peer reads.
+"""The sender of an output, which sends long answers to many routers in rounds, as fast as each router reads.
 
-A session is a peer and a generator of encoded messages. In each round the sender takes up to :data:`QUANTUM` bytes from
-every session whose peer is writable. It skips a peer that does not read until the peer reads again. So this peer delays
-no other session, and at most one quantum and one message wait for it.
+A session is a peer (a connected router) and a generator of encoded messages for it. In each round the sender takes up
+to :data:`QUANTUM` bytes from every session whose peer is writable. It skips a peer that does not read, until the peer
+reads again. So this peer delays no other session, and at most one quantum and one message wait in memory for it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
 
 QUANTUM: Final = 64 * 1024
-"""Bytes that the sender sends of a session before it serves the next session."""
+"""Number of bytes that the sender sends of one session before it serves the next session."""
 
 SLICE: Final = 0.002
-"""Maximum seconds that the sender runs in one iteration of the event loop, so that the live stream is not delayed."""
+"""Maximum seconds that the sender runs in one iteration of the event loop. A longer run would delay the live stream."""
 
 STALL_TIMEOUT: Final = 30.0
-"""Seconds without an acknowledgement by a peer's kernel after which the sender calls the session stalled."""
+"""Seconds without an acknowledgement by a peer's kernel after which the sender reports the peer's session as
+stalled.
+"""
 
 LOOK: Final = 1.0
 """Seconds between two checks for stalled sessions."""
 
 
 class Session:
-    """A sequence of messages for one peer, sent as fast as the peer reads.
+    """A sequence of messages for one peer, which the sender sends as fast as the peer reads.
 
     Args:
         peer: the peer.
-        messages: encoded messages; an empty one means that the next message is still being built.
-        ended: called when the generator is exhausted and the peer is writable.
-        stalled: called when the peer has acknowledged nothing for the sender's ``stall_timeout``.
-        limited: whether the session counts for the sender's limit.
+        messages: yields the encoded messages. An empty message means that the next message is still being built.
+        ended: called after the last message, when the peer is writable.
+        stalled: called when the peer's kernel has acknowledged nothing for the sender's ``stall_timeout``.
+        limited: whether the session counts towards the sender's ``limit``.
     """
 
     def __init__(
@@ -54,22 +56,29 @@ class Session:
         self.stalled = stalled
         self.limited = limited
         self.queued = False
-        """Whether the session is in the sender's queue, or waits for the limit to join it."""
+        """Whether the session takes part in the sender's rounds, or waits to take part because of the sender's
+        ``limit``.
+        """
         self.credit = 0
-        """Bytes that the session may still send in this round. A large message also uses credit of later rounds."""
+        """Number of bytes that the session may still send in this round.
+
+        After a message larger than the credit it is negative, so the session sends less in later rounds.
+        """
         self.interrupted = False
-        """Whether :data:`SLICE` ended before the session had used its credit. Then it is served first next time."""
+        """Whether :data:`SLICE` ended before the session had used its credit. The sender then serves it first the
+        next time.
+        """
         self.acknowledged = 0
         self.progress_at = 0.0
 
 
 class Sender:
-    """Sends the messages of all sessions round-robin.
+    """A sender that sends the messages of all its sessions in rounds, so that no session delays another one.
 
     Args:
-        limit: maximum number of limited sessions in the round. A further session waits until one of them ends, or its
-            peer stops reading.
-        counted: called with 1 when a limited session joins the round, and with -1 when it leaves.
+        limit: maximum number of limited sessions that take part in the rounds. A further limited session waits until
+            one of them ends, or until a peer of one of them stops reading.
+        counted: called with 1 when a limited session begins to take part in the rounds, and with -1 when it stops.
         clock: returns the time in seconds, to measure the progress of peers; None for the event loop's clock.
         stall_timeout: seconds without progress after which a session is stalled.
     """
@@ -94,7 +103,7 @@ class Sender:
         self._check: asyncio.TimerHandle | None = None
 
     def start(self, session: Session) -> None:
-        """Start a session."""
+        """Start to send the messages of a session."""
         self._sessions[session] = None
         session.acknowledged, session.progress_at = session.peer.acknowledged_bytes, self._clock()
         if self._check is None:
@@ -102,7 +111,7 @@ class Sender:
         self.resume(session)
 
     def resume(self, session: Session) -> None:
-        """Continue a session if its peer is writable."""
+        """Continue to send a session's messages, if its peer is writable."""
         if session.queued or session not in self._sessions or not session.peer.writable:
             return
         session.queued = True
@@ -128,7 +137,7 @@ class Sender:
         self._schedule()
 
     def finish(self, session: Session) -> None:
-        """Write all remaining messages of a session at once, even if its peer does not read, and stop the session."""
+        """Queue all remaining messages of a session for its peer, even if the peer does not read. Stop the session."""
         rest = b"".join(session.messages)
         if rest:
             session.peer.write(rest)
@@ -143,14 +152,14 @@ class Sender:
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Move waiting sessions into the round, up to the limit."""
+        """Let waiting sessions take part in the rounds, up to the limit."""
         while self._waiting and self._taking_turns < self._limit:
             self._line.append(self._waiting.popleft())
             self._taking_turns += 1
             self._counted(1)
 
     def _leave(self, session: Session) -> None:
-        """Remove a session from the round, and admit a waiting session in its place."""
+        """Remove a session from the rounds. If it was a limited session, let a waiting session take part instead."""
         session.queued = False
         if session.limited:
             self._taking_turns -= 1
@@ -175,7 +184,7 @@ class Sender:
             self._schedule()
 
     def _serve(self, session: Session, until: float) -> None:
-        """Send up to a quantum of a session, and decide whether it stays in the round."""
+        """Send up to a quantum of a session, and decide whether the session takes part in the next round."""
         peer = session.peer
         if not peer.writable:
             self._leave(session)
@@ -188,7 +197,7 @@ class Sender:
             peer.close(Reason.INTERNAL)
             raise
         if session not in self._sessions:
-            self._leave(session)  # the generator itself has stopped the session
+            self._leave(session)  # the session's own generator has called stop()
         elif exhausted and peer.writable:
             self._leave(session)
             self.stop(session)
@@ -201,7 +210,7 @@ class Sender:
             self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
-        """Send up to a quantum of a session; return whether its generator is exhausted."""
+        """Send up to a quantum of a session; return whether its generator has no more messages."""
         if session.credit <= 0:
             session.credit += QUANTUM
         messages: list[bytes] = []

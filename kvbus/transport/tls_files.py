@@ -1,4 +1,4 @@
-"""The files for TLS. An error names the file's key in the configuration, and never quotes the file."""
+"""Read certificates and keys for TLS. An error names the file's key in the configuration, and never quotes the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbus.transport.curve import KeyFileError, read_file
 
 
 class TlsFileError(KeyFileError):
-    """A file that TLS cannot use. ``key`` is its key in the configuration."""
+    """A file cannot be used for TLS. ``key`` is the file's key in the configuration."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -18,10 +18,15 @@ class TlsFileError(KeyFileError):
 
 
 def read_text(key: str, path: Path, *, secret: bool = False) -> str:
-    """Return a file's text. A secret file must not be readable by others.
+    """Return the text of a certificate file or key file.
+
+    Args:
+        key: the file's key in the configuration.
+        path: path of the file.
+        secret: whether the file must be unreadable for users other than its owner and its group.
 
     Raises:
-        TlsFileError: the file cannot be read, or others may read the secret.
+        TlsFileError: the file cannot be read, or other users may read a secret file.
     """
     try:
         text, mode = read_file(path)
@@ -34,10 +39,16 @@ def read_text(key: str, path: Path, *, secret: bool = False) -> str:
 
 
 def show(context: ssl.SSLContext, key: str, certificate: Path, private: Path) -> None:
-    """Load a certificate and its private key into a context; ``key`` is the certificate's key in the configuration.
+    """Load kvbus's certificate and private key into a TLS context, which shows the certificate to peers.
+
+    Args:
+        context: the TLS context.
+        key: the certificate's key in the configuration.
+        certificate: path of the certificate file.
+        private: path of the file with the private key.
 
     Raises:
-        TlsFileError: a file is unusable, or the two do not match.
+        TlsFileError: a file is unusable, or the private key does not belong to the certificate.
     """
     try:
         context.load_cert_chain(certificate, private, _no_password)
@@ -47,10 +58,15 @@ def show(context: ssl.SSLContext, key: str, certificate: Path, private: Path) ->
 
 
 def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:
-    """Let a context trust certificate authorities, in PEM; ``key`` is their key in the configuration.
+    """Make a TLS context trust certificate authorities.
+
+    Args:
+        context: the TLS context.
+        key: the authorities' key in the configuration.
+        authorities: the certificates of the authorities, in PEM.
 
     Raises:
-        TlsFileError: the text holds no certificate.
+        TlsFileError: the text contains no certificate.
     """
     try:
         context.load_verify_locations(cadata=authorities)
@@ -59,5 +75,5 @@ def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key. Without this callback OpenSSL would ask for a password on the terminal."""
+    """Refuse an encrypted private key. Without this callback OpenSSL would ask for a password on the terminal."""
     raise ValueError("it is encrypted")
