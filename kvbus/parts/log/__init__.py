@@ -1,4 +1,6 @@
-"""Streams in a log that outlives kvbus: the format of records, the contract of a log, and how a stream is read back.
+"""Access to a log (Kafka, NATS or Redis) that keeps kvbus's streams longer than kvbus runs.
 
-Only ``kafka*``, ``nats*`` and ``redis*`` depend on a server. They need the extras of these names.
+The package has the format of a log's records, the contract that each kind of log fulfils, and the code that reads a
+stream back. Only the modules ``kafka*``, ``nats*`` and ``redis*`` depend on a server. Each needs the extra of the same
+name.
 """

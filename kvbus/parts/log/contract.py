@@ -1,4 +1,4 @@
-"""The contract of a log: what its writers, readers and pointers have to guarantee for a stream."""
+"""The contract of a log: the guarantees of its writers, its readers and its pointers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from kvbus.core.numbered import LAST
 from kvbus.parts.log.record import RANDOM_BITS, TURN_BITS, Epoch
 
 START: Final = 0
-"""A position before all records that a log keeps of a stream."""
+"""A position before all records that a log can have of a stream."""
 
 
 TICKS: Final = 32
-"""Number of turns per second. The clock's turn since 1970 fits into :data:`TURN_BITS` bits until 2106."""
+"""Number of turns for each second of the clock.
+
+The number of turns since 1970 fits into :data:`TURN_BITS` bits until 2106.
+"""
 
 UNREACHABLE: Final = "unreachable"
 
 
 class FencedError(Exception):
-    """Another writer has claimed the stream.
+    """Another writer has claimed the stream, so this writer cannot append any more.
 
-    Records that this writer has appended stay, but it cannot append any more.
+    The records that this writer has already appended stay in the log.
     """
 
 
 class UnavailableError(Exception):
     """The log cannot be reached, or does not accept records now.
 
-    It is unknown whether the records of a failed append are in the log. The writer's turn is over: close the writer,
-    claim the stream again, and begin with the state. Readers drop duplicates by epoch and seq. They drop an unfinished
-    state of the former turn by its epoch.
+    If an append has failed with this error, its records may or may not be in the log. The writer's turn is over. The
+    caller has to close the writer, claim the stream again, and begin with the stream's state. Readers drop duplicate
+    records by their epoch and seq. They drop an unfinished state of the former turn by its epoch.
 
     Attributes:
-        reason: the cause in one word, for counters; :data:`UNREACHABLE` if it is not known.
+        reason: the cause in one word, as a label of counters; :data:`UNREACHABLE` if the cause is not known.
     """
 
     def __init__(self, text: str, reason: str = UNREACHABLE) -> None:
@@ -47,10 +50,10 @@ class UnavailableError(Exception):
 
 
 Refused = deque[tuple[str, str]]
-"""Refusals, each as a reason for counters and the name of what was refused. A refusal may be repeated."""
+"""Names of streams and records that were refused, each after the reason. The same refusal may occur several times."""
 
 MAX_REFUSED: Final = 1000
-"""Maximum number of refusals that a log keeps until they are counted."""
+"""Maximum number of refusals that a log keeps until its user counts them."""
 
 UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"
@@ -60,15 +63,15 @@ SAME_NAME: Final = "same_name"
 
 
 class Entry(NamedTuple):
-    """One record, with the key of its stream.
+    """One record in a log, with the key of its stream.
 
     ``position`` ascends along a stream. Positions of different streams cannot be compared. Reading continues at
     ``position + 1``. A log that has lost its records may begin again at lower positions. A reader then continues at the
     first record that the log has.
 
-    ``time`` is when the log got the record, in seconds by the log's own clock. It can only be compared with the time of
-    another entry, and the clocks of the log's servers may differ. In Kafka without LogAppendTime, the clocks are those
-    of the writers.
+    ``time`` is when the log got the record, in seconds by the log's own clock. It can only be compared with the
+    ``time`` of another entry, and the clocks of the log's servers may differ. In Kafka without LogAppendTime, the
+    clocks are those of the writers.
     """
 
     key: str
@@ -78,13 +81,14 @@ class Entry(NamedTuple):
 
 
 class Pointer(msgspec.Struct, array_like=True, frozen=True):
-    """Where reading one stream from scratch begins.
+    """The record of one stream at which a new reader begins.
 
     Attributes:
-        epoch: the newest epoch that was handed out.
-        seq: the seq of the CLEAR of the newest complete state; -1 if this epoch has none yet.
-        position: the position of that CLEAR. If this epoch has none yet: the position of an older state, or of the
-            stream's beginning.
+        epoch: the newest epoch that a writer has got.
+        seq: the seq of the CLEAR with which the newest complete state begins; -1 if this epoch has no complete state
+            yet.
+        position: the position of that CLEAR. If this epoch has no complete state yet, it is the position of an older
+            state, or of the beginning of the stream.
     """
 
     epoch: Epoch
@@ -93,95 +97,109 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Writer(Protocol):
-    """The writer of one stream for one turn. Its ``epoch`` is greater than that of every earlier turn."""
+    """The writer of one stream, for one turn.
+
+    ``epoch`` is the number of the turn. It is greater than the epoch of every earlier turn.
+    """
 
     epoch: int
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append records in this order, after all records that were appended before. Return the last one's position.
+        """Append records to the stream in this order.
 
-        After it has returned, the records survive every failure that the log promises to survive.
+        Return the position of the last one.
+
+        After the call has returned, the records survive every failure that the log promises to survive.
 
         Raises:
             FencedError: another writer has claimed the stream. None of these records is in the log.
-            UnavailableError: see there.
+            UnavailableError: the log failed. These records may or may not be in it, and the turn is over.
         """
 
     async def point(self, pointer: Pointer) -> None:
         """Replace the stream's pointer.
 
         Raises:
-            FencedError: another writer has claimed the stream, and its pointer stays.
-            UnavailableError: the log has either the new pointer or the former one.
+            FencedError: another writer has claimed the stream. Its pointer stays in the log.
+            UnavailableError: the log failed. It has either the new pointer or the former one.
         """
 
     async def keeps(self, position: int) -> bool:
         """Return whether the log still has the records from this position on.
 
         Raises:
-            UnavailableError: the log cannot tell. The turn continues.
+            UnavailableError: the log does not answer. The turn continues.
         """
 
     async def close(self) -> None:
-        """Stop writing. Appended records stay."""
+        """Stop writing, and release the connections. Appended records stay in the log."""
 
 
 class Reader(Protocol):
-    """A reader of several streams, each from a given position on, and then live."""
+    """A reader of several streams. It reads each stream from a given position on, and then waits for new records."""
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the next records, in the order of each stream; an empty list if none has come within ``seconds``.
+        """Return the next records, in the order of each stream; an empty list if no record comes within ``seconds``.
 
-        If the log does not have the wanted records any more, the oldest records that it has come next.
+        If the log no longer has the records at the reading position, the oldest records that the log has come next.
 
         Raises:
-            UnavailableError: no record was taken. The call may be repeated.
+            UnavailableError: the log failed. No record is skipped, and the call may be repeated.
         """
 
     async def ends(self) -> dict[str, int]:
-        """Return a mark for each stream.
+        """Return a mark for each stream, which stands for the present end of the stream.
 
-        :meth:`reached` returns at least this mark once everything was taken that the log has now.
+        :meth:`reached` returns at least this mark once :meth:`take` has returned everything that the log has now.
 
         Raises:
             UnavailableError: the log cannot be reached.
         """
 
     async def reached(self, key: str) -> int:
-        """Return how far a stream was read, as a mark like those of :meth:`ends`.
+        """Return the mark up to which a stream is read.
 
-        Everything up to the mark was taken, or is not kept.
+        It can be compared with the marks of :meth:`ends`.
+
+        :meth:`take` has returned every record up to this mark that the log has.
         """
 
     async def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and release the connections."""
 
 
 class Log(Protocol):
-    """A log of records under the keys of their streams, with one pointer for each stream.
+    """A log that keeps each stream's records, and one pointer for each stream, under the stream's key.
 
     Attributes:
-        refused: content of the log that this version cannot read. The caller empties it after counting.
+        refused: names of streams and records that this version cannot read. The caller counts and removes them.
     """
 
     refused: Refused
 
     async def claim(self, key: str) -> Writer:
-        """Become the writer of a stream. The former writer is fenced when this returns.
+        """Become the writer of a stream.
+
+        When this returns, the former writer cannot append any more.
 
         Raises:
-            UnavailableError: the stream was not claimed, and the former writer may be fenced. Claim the stream again.
+            UnavailableError: the stream was not claimed. The former writer may be fenced nevertheless. Claim the stream
+                again.
         """
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the newest pointer of each stream, or of one stream. A pointer that cannot be read is refused.
+        """Return the newest pointer of every stream, or only that of the stream with this key.
+
+        A pointer that cannot be read is left out, and added to :attr:`refused`.
 
         Raises:
             UnavailableError: the log cannot be reached.
         """
 
     async def read(self, starts: Mapping[str, int]) -> Reader:
-        """Read these streams, each from a position on.
+        """Open a reader of these streams.
+
+        ``starts`` has the position of the first record to read, by stream.
 
         Raises:
             UnavailableError: the log cannot be reached.
@@ -189,27 +207,31 @@ class Log(Protocol):
 
 
 def now_as_turn() -> int:
-    """Return the wall clock as the turn of an epoch."""
+    """Return the present time as the number of a turn: seconds since 1970 times :data:`TICKS`."""
     return int(time.time() * TICKS)
 
 
 def next_epoch(last: int) -> int:
-    """Return an epoch after the last known one. ``last`` is 0 if none is known.
+    """Return an epoch that is greater than ``last``, the newest known epoch of a stream; 0 if none is known.
 
-    The log counts turns, and the clock raises the count. So no turn is handed out again, even if a log has lost
-    everything and its writer remembers nothing. If the clock was set back, too, the random bits distinguish the two
-    epochs. If the next turn does not fit, because the pointer was not written by kvbus, the clock's turn is used.
+    The upper bits of an epoch are the number of the turn. It is at least the clock's turn. So no number is used twice,
+    even if the log has lost everything and the writer remembers nothing. If the clock was also set back, the random
+    lower bits distinguish the two epochs. If the next turn does not fit, because another program wrote the pointer, the
+    clock's turn is used.
     """
     turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
     return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)
 
 
 def next_turn(last: Pointer | None, former: int = 0) -> Pointer:
-    """Return the pointer of the next writer. It has no state yet, but the former writer's state may be in the log.
+    """Return the pointer of a stream's next writer.
+
+    The next writer has no state in the log yet. So the position is that of the last pointer, because the former
+    writer's state may be in the log.
 
     Args:
         last: the pointer in the log; None if there is none.
-        former: the newest epoch that this process has had. The log may have lost it.
+        former: the newest epoch that this process has used. The log may have lost it.
     """
     epoch = next_epoch(max(former, 0 if last is None else last.epoch))
     return Pointer(epoch, -1, START if last is None else last.position)
@@ -219,12 +241,12 @@ _decoder: Final = msgspec.msgpack.Decoder(Pointer)
 
 
 def write_pointer(pointer: Pointer) -> bytes:
-    """Encode a pointer for a log."""
+    """Encode a pointer for Kafka or NATS."""
     return msgspec.msgpack.encode(pointer)
 
 
 def read_pointer(data: bytes) -> Pointer:
-    """Decode a pointer of a log.
+    """Decode a pointer that was read from Kafka or NATS.
 
     Raises:
         ValueError: the data is not a pointer.
@@ -236,10 +258,10 @@ def read_pointer(data: bytes) -> Pointer:
 
 
 def pointer_of(fields: Sequence[bytes]) -> Pointer:
-    """Return the pointer with these fields, which are decimal numbers.
+    """Return the pointer with the values of a Redis hash, which are decimal numbers: epoch, seq and position.
 
     Raises:
-        ValueError: a field is not a number, or out of range.
+        ValueError: a value is not a number, or is out of range.
     """
     try:
         return msgspec.convert([int(field) for field in fields], Pointer)
@@ -250,10 +272,12 @@ def pointer_of(fields: Sequence[bytes]) -> Pointer:
 def take_pointer(
     found: dict[str, Pointer], refused: Refused, name: bytes | str, value: bytes | Sequence[bytes]
 ) -> None:
-    """Add the pointer in ``value`` to ``found``. An empty value means that the stream was erased.
+    """Decode the pointer in ``value``, and put it into ``found`` under the stream's key ``name``.
 
-    A client that may write one stream's pointer can write anything there. A value that is not a pointer is refused, and
-    other streams are not affected.
+    An empty value means that the operator has erased the stream, so ``name`` is removed from ``found``.
+
+    A client with the permission to write a stream's pointer can write any bytes. If the value is not a pointer, it is
+    added to ``refused``, and other streams are not affected.
     """
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     found.pop(text, None)

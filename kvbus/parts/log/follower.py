@@ -1,8 +1,9 @@
-"""Follow one stream in its log: decide which records count, which blocks a reader then holds, and what the relay gets.
+"""Follow one stream in a log, and decide which records count and which of the stream's blocks the reader then has.
 
-The module does no I/O. A follower receives records in the log's order, with duplicates, with records of fenced writers,
-and with gaps where retention has deleted records. It returns the writer's own stream: a state that begins with
-AllBlocksCleared, and then every batch once.
+A follower receives records in the order of the log. Some are duplicates, some are of former writers, and some are
+missing because the log's retention has deleted them. The follower returns the writer's own stream: first a state that
+begins with AllBlocksCleared, and then every batch once. :class:`Relayed` makes events for the relay from these records.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -17,48 +18,58 @@ from kvbus.parts.log.contract import START, Pointer
 from kvbus.parts.log.record import RANDOM_BITS, DamagedError, Kind, Record, SchemaError, Stream, read
 
 LEASE: Final = 5.0
-"""Seconds between two leases of a writer."""
+"""Time in seconds between two leases of an idle writer."""
 
 SILENCE: Final = 10.0
-"""Maximum seconds between two records of an epoch. A writer that finds a longer interval between two of its own records
-begins another epoch. So a reader that knows of a longer interval may give the epoch up for good."""
+"""Maximum time in seconds between two records of an epoch.
+
+A writer that notices a longer interval between two of its own records begins another epoch. So a reader that knows of a
+longer interval may abandon the epoch for good.
+"""
 
 LEASE_TTL: Final = 30.0
-"""Seconds without a record after which a stream's blocks are void.
+"""Time in seconds without a record after which a stream's blocks are void.
 
-If the log was read to its end since then, the stream's epoch is over for good.
+If a reader has read the log to its end after this time, the stream's epoch is over for good.
 
-It has to be more than ``2 * SILENCE``. A writer sends each record after the answer to the one before, and the interval
-between two answers is shorter than :data:`SILENCE`. So the log gets two successive records of one epoch within less
-than twice that time. The rest allows for delivery: a reader may get the second record that much later than the first.
+The value has to be more than ``2 * SILENCE``. A writer sends each record after the log has confirmed the record before
+it, and the interval between two confirmations is shorter than :data:`SILENCE`. So the log gets two successive records
+of one epoch within less than twice that time. The remaining time allows for delays: a reader may get the second record
+that much later than the first.
 """
 
 
 OTHER_SCHEMA: Final = "other_schema"
 REASONS: Final[dict[type[Exception], str]] = {DamagedError: "damaged", SchemaError: OTHER_SCHEMA}
-"""Reasons that count a record that cannot be read, by the error of `read`. Any other error counts as ``malformed``."""
+"""Names under which records that cannot be read are counted, by the error of `read`.
+
+A record with any other error is counted as ``malformed``.
+"""
 
 
 class Holds(Enum):
-    """The part of a stream's blocks that a reader holds."""
+    """How many of a stream's blocks a reader has, after the records that it has read so far."""
 
     NOTHING = "nothing"
-    """No block of the stream counts: no state was given yet, the stream is over, or records are missing."""
+    """The reader has no valid blocks of the stream.
+
+    Either no state has come yet, or the stream has ended, or records are missing.
+    """
     PART = "part"
-    """The beginning of a state. The rest of the state follows."""
+    """The reader has the beginning of a state. The remaining part of the state follows."""
     ALL = "all"
-    """A complete state, and every batch after it."""
+    """The reader has a complete state, and every batch after that state."""
     FORMER = "former"
-    """The blocks of the former writer. The new writer has not begun its state."""
+    """The reader has the blocks of the stream's former writer. The new writer has not begun its state yet."""
 
 
 class Step(NamedTuple):
-    """A record at which the reader can continue.
+    """A record that is neither a duplicate nor unusable, so the reader can continue at its seq.
 
     Attributes:
         record: the record.
-        known: whether the record changes nothing, because it is a lease, or a part of a state that the reader has
-            already.
+        known: whether the record changes nothing for the reader. It is a lease, or a part of a state that the reader
+            already has.
     """
 
     record: Record
@@ -66,17 +77,18 @@ class Step(NamedTuple):
 
 
 class Follower:
-    """A follower of one stream.
+    """The state of a reader of one stream.
 
     Attributes:
-        epoch: the epoch of the newest record that counts; 0 before the first one.
+        epoch: the epoch of the newest record that counts; 0 before the first such record.
         seq: the seq of the next record.
-        holds: the part of the stream's blocks that the reader holds now.
-        counts: records that were not given to the reader, by reason: ``double``, ``old_epoch``, ``malformed``,
-            ``damaged`` (the checksum is wrong), ``other_schema`` (this version does not read it), ``known`` (part of a
-            state that the reader has already), ``unusable`` (after a gap, up to the next state) and ``late`` (of an
-            epoch that was given up). It also counts ``lost`` (the records in gaps), ``expired`` (the times that the
-            lease expired) and ``clock_set_back``: the times that a stream began again at a lower epoch, because the log
+        holds: how many of the stream's blocks the reader has now.
+        counts: number of records that were not given to the reader, by reason: ``double`` (a duplicate), ``old_epoch``
+            (of a former writer), ``malformed`` (not a record), ``damaged`` (the checksum is wrong), ``other_schema``
+            (this version does not read it), ``known`` (part of a state that the reader already has), ``unusable``
+            (after missing records and before the next state) and ``late`` (of an abandoned epoch). Three counts are of
+            other things: ``lost`` is the number of missing records. ``expired`` is how many times the writer was silent
+            for too long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because the log
             had lost its epochs and the writer's clock was set back.
     """
 
@@ -86,28 +98,31 @@ class Follower:
         self.holds = Holds.NOTHING
         self.counts: Counter[str] = Counter()
         self._known_state = False
-        """Whether the state that is being read is one that the reader has already."""
+        """Whether the reader already has the state whose records are coming now."""
         self._unusable = False
-        """Whether records after the newest state were unusable or are missing."""
+        """Whether a record after the newest state was unusable or is missing."""
         self._given_up = False
-        """Whether the epoch was given up. No further record of it counts."""
+        """Whether the epoch is abandoned. Its further records do not count."""
         self.heard = 0.0
-        """When the newest record came."""
+        """Time at which the newest record came, by the clock of :meth:`follow`'s caller."""
 
     @property
     def stranded(self) -> bool:
         """Whether records come, but none is usable before the next state.
 
-        An older state has to be read from the log.
+        The reader then has to look for an older state in the log.
         """
         return self.holds is Holds.NOTHING and self._unusable
 
     def follow(self, data: bytes, now: float) -> Step | None:
-        """Process the next record of the log. Return it if the reader can continue at its seq.
+        """Process the next record of the log.
 
-        The reader has to apply the record unless it is known. A CLEAR begins with AllBlocksCleared, a STATE and a BATCH
-        are applied, and a GONE clears the stream. A gap clears the stream, too: :attr:`holds` is then ``NOTHING``. A
-        relay that republishes the stream with the log's own numbers also needs the known records.
+        Return it if the reader can continue at its seq; otherwise None.
+
+        The reader has to apply the record unless :attr:`Step.known` is True. A CLEAR begins with AllBlocksCleared. A
+        STATE and a BATCH have events. A GONE clears the stream. If records are missing, :attr:`holds` becomes
+        ``NOTHING``, and the reader has to clear the stream, too. A relay that publishes the stream under the log's own
+        numbers also needs the records that are known.
         """
         try:
             record = read(data)
@@ -149,7 +164,10 @@ class Follower:
         self.holds = Holds.NOTHING if self.holds is Holds.NOTHING else Holds.FORMER
 
     def _reach(self, seq: int) -> None:
-        """Count the missing records before ``seq`` as lost. Nobody knows what they have changed."""
+        """Count the missing records before ``seq`` as lost.
+
+        The reader's blocks are then void, because a change is unknown.
+        """
         if seq > self.seq:
             self.counts["lost"] += seq - self.seq
             self.seq = seq
@@ -158,7 +176,7 @@ class Follower:
             self._unusable = True
 
     def _given(self, record: Record) -> str | None:
-        """Return why a record is not given to the reader; None if it is given."""
+        """Return the reason for which a record is not given to the reader; None if it is given."""
         if record.kind is Kind.GONE:
             self.holds = Holds.NOTHING
             return None
@@ -180,9 +198,9 @@ class Follower:
         return None
 
     def expire(self, now: float) -> bool:
-        """Return whether the stream's blocks are void from now on, because its writer was silent for too long.
+        """Return whether the stream's blocks become void now, because the log had no record for :data:`LEASE_TTL`.
 
-        This is for a reader that follows a single stream. An aggregator also considers how far it has read, and calls
+        This is for a reader of a single stream. An aggregator also considers how far it has read the log, and calls
         :meth:`give_up`.
         """
         if self.holds is Holds.NOTHING or now - self.heard < LEASE_TTL:
@@ -192,9 +210,11 @@ class Follower:
         return True
 
     def give_up(self) -> None:
-        """Give the epoch up. The caller knows that the log had no record of it for :data:`LEASE_TTL`.
+        """Abandon the epoch, because the log had no record of it for :data:`LEASE_TTL`.
 
-        Later records of the epoch are dropped. Its writer begins another epoch.
+        The caller has checked this.
+
+        Later records of this epoch are dropped. A writer that was silent for so long begins another epoch.
         """
         self.counts["expired"] += 1
         self.holds = Holds.NOTHING
@@ -202,21 +222,22 @@ class Follower:
 
 
 class Relayed:
-    """One stream that is read from its log and fed to the relay.
+    """One stream that is read from a log and passed to the relay as a source.
 
     Args:
         key: the stream's key.
-        pointer: where reading begins.
+        pointer: the stream's pointer, at which reading begins.
 
     Attributes:
-        stream: the stream's names, from its key.
-        pointer: the newest pointer that was seen.
-        position: where reading continues.
-        slot: the source's slot; None while the stream is not a source.
-        over: whether the stream has no blocks left, until its next epoch.
-        written: when the log got the stream's newest record, by the log's clock.
-        alive: whether a record came while this reader was level. The writer lives then, or did a moment ago.
-        follower: decides which records count.
+        stream: the names of the stream's worker, from its key.
+        pointer: the newest pointer that was read from the log.
+        position: the position at which reading continues.
+        slot: the slot of the source; None while the stream is not a source.
+        over: whether the stream has ended. It then has no blocks until its next epoch.
+        written: the time at which the log got the stream's newest record, by the log's clock.
+        alive: whether a record came after the reader had caught up with the log. This proves that the writer was
+            running.
+        follower: the object that decides which records count.
     """
 
     def __init__(self, key: str, pointer: Pointer) -> None:
@@ -230,14 +251,14 @@ class Relayed:
         self.alive = False
         self.follower = Follower()
         self._sent = 0
-        """The epoch of the newest record that counted. It is kept when reading begins again."""
+        """The epoch of the newest record that counted, even if reading began again after it."""
         self._begun = pointer
-        """The pointer at which reading began last."""
+        """The pointer with which reading began the last time."""
         self._sent_at = START
-        """The position of the newest record that counted since reading began."""
+        """The position of the newest record that counted since reading began the last time."""
 
     def begin_again(self) -> None:
-        """Read again from the newest state on, as a new reader does."""
+        """Read the stream again from its newest state on, as a new reader does."""
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
@@ -246,16 +267,17 @@ class Relayed:
 
     @property
     def misses_state(self) -> bool:
-        """Whether the log has a state that was not read, and nothing is known without it.
+        """Whether the log has a state that this reader has skipped and needs.
 
-        There are two cases. In the first case, records come and none is usable. In the second case, the pointer has a
-        later epoch, but its position is not after the records of an earlier epoch that were read. Positions ascend, so
-        the log has lost its records and begins again.
+        There are two cases. In the first case, records come and none is usable. In the second case, the log has lost
+        its records and begins again. The pointer then has a later epoch, but its position is not after the records of
+        the earlier epoch that were read.
 
-        A state from before the records that were sent does not help: it cannot contain what was missing since, and its
-        numbers are used. But the state of a later epoch may have been skipped. The reader of a server that was cut off
-        from the network may be at a higher position than the one at which the other servers began that epoch. Such a
-        state is looked for once.
+        In the first case, only some states help. A state before the records that were sent does not help, because it
+        does not contain the missing records, and its numbers are already used. But the state of a later epoch helps.
+        The reader may have skipped that state: if it has read from a server that was cut off from the network, it may
+        be at a higher position than the one at which the other servers began that epoch. Such a state is looked for
+        once.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
@@ -266,7 +288,7 @@ class Relayed:
         return follower.stranded and (passed_over or (newest.epoch, newest.seq) >= (follower.epoch, follower.seq))
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
-        """Process the next record of the log. Return the event for the relay; None if there is none."""
+        """Process the next record of the log. Return the event for the relay; None if the relay needs no event."""
         self.position = position + 1
         step = self.follower.follow(data, now)
         if step is None:
@@ -291,7 +313,7 @@ class Relayed:
         )
 
     def give_up(self) -> RecordReceived | None:
-        """Give the epoch up, because its writer was silent for too long.
+        """Abandon the epoch, because its writer was silent for too long.
 
         Return the event that removes the stream's blocks; None if the stream is not a source.
         """
@@ -301,10 +323,10 @@ class Relayed:
         return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:
-        """Return a state without blocks."""
+        """Return the event of a state without blocks, under this number."""
         return RecordReceived(self.slot or 0, seq, begins=True, ends=True)
 
 
 def _number(epoch: int, seq: int) -> int:
-    """Return the number under which routers get a record: the turn of its epoch, then its seq."""
+    """Return the number under which routers get a record. Its high bits are the epoch's turn, its low bits the seq."""
     return epoch >> RANDOM_BITS << EPOCH_BITS | seq

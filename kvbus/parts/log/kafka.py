@@ -1,10 +1,14 @@
-"""A log in Kafka, with one topic for records and a compacted one for pointers. It needs the extra ``kafka``.
+"""A log in Kafka, with one topic for records and a compacted topic for pointers.
 
-A writer is a producer whose transactional id is the stream's key. As soon as the next producer has that id, the broker
-refuses the former one's records. kvbus uses transactions only for this fence. Readers see records before they are
-committed. A commit is sent with the leases, because a commit for each batch would cost 20 ms, and the open transaction
-of a dead writer would delay every stream of its partition. An aborted record was appended twice, or by a former writer.
-Readers recognize both cases by (epoch, seq).
+The extra ``kafka`` is required.
+
+A writer is a producer whose transactional id is the stream's key. When another producer starts with this id, the broker
+refuses all further records of the former producer. kvbus uses transactions only to fence writers in this way.
+
+Readers get records before they are committed. The writer commits rarely, together with a lease, because a commit for
+each batch would take 20 ms. If readers waited for commits, the open transaction of a dead writer would delay every
+stream of its partition. So readers also get the records of aborted transactions. Such a record was appended a second
+time later, or it is of a former writer. Readers recognize both cases by the record's epoch and seq.
 """
 
 from __future__ import annotations
@@ -46,23 +50,26 @@ from kvbus.parts.log.kafka_client import (
 from kvbus.parts.log.place import REQUEST, Place
 
 FETCH: Final = 0.2
-"""Seconds to wait for records at a time. The last offsets of a partition may be a transaction's own records, which
-consumers do not get."""
+"""Time in seconds for which one request waits for records while a topic is read to its end.
+
+It limits the wait, because the last offsets of a partition may be those of a transaction's own markers, which consumers
+do not get.
+"""
 
 COMMIT: Final = 5.0
-"""Seconds after which the next append also commits."""
+"""Minimum age in seconds of a transaction that the next append commits."""
 
 TRANSACTION: Final = 60.0
-"""Seconds after which the broker aborts a transaction, and fences its producer."""
+"""Time in seconds after which the broker aborts an open transaction and fences its producer."""
 
 EARLIEST: Final = -2
-"""In an OffsetRequest: a time before every record's."""
+"""Special time in an OffsetRequest, with which the broker returns the first offset of a partition."""
 
 CONFIRM: Final = 5.0
-"""Seconds for which the votes of most brokers about a partition's leader are valid."""
+"""Time in seconds between two checks that the brokers agree on the leaders of the partitions."""
 
 MOST: Final = 500
-"""Maximum number of records taken at once."""
+"""Maximum number of records that one call of :meth:`KafkaReader.take` returns."""
 
 
 class KafkaWriter:
@@ -75,20 +82,23 @@ class KafkaWriter:
         self._key = key.encode()
         self._producer = producer
         self._begun: float | None = None
-        """When the open transaction began; None if no transaction is open."""
+        """Time at which the open transaction began; None if no transaction is open."""
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over; None while it lasts."""
+        """The error that ended the turn; None while the turn lasts."""
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records, and wait until all required replicas have them."""
         return await self._send(self._place.topic, records)
 
     async def point(self, pointer: Pointer) -> None:
-        """Put the pointer."""
+        """Append the pointer to the topic of pointers."""
         await self._send(self._place.pointers, [write_pointer(pointer)])
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the log still has this position, from the first offset of the partition's leader."""
+        """Return whether the first offset of the stream's partition is at or before this position.
+
+        Kafka then has all later records, too. The partition's leader is asked.
+        """
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
             partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
@@ -146,18 +156,18 @@ class KafkaReader:
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
         self._next: dict[TopicPartition, int] = {}
-        """The offset after the last record that was taken from each partition."""
+        """By partition: the offset after the last record that was read."""
         self._known: dict[TopicPartition, int | None] = {}
-        """The partitions' leaders at the last confirmation."""
+        """By partition: the leader that the brokers have confirmed last."""
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the wanted records among those that the consumer has fetched."""
+        """Return the records of this reader's streams among the next records of their partitions."""
         found = []
         async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for part, records in taken.items():
-            # the log has lost the records that were taken, and begins again
+            # Kafka has lost records that were read, and the offsets begin again, so read all streams of the partition
             if records[0].offset < self._next.get(part, START):
                 for name, (key, _) in self._starts.items():
                     if self._parts[key] == part:
@@ -170,9 +180,9 @@ class KafkaReader:
         return found
 
     async def ends(self) -> dict[str, int]:
-        """Return the end of each stream's partition.
+        """Return the end offset of each stream's partition.
 
-        From time to time, check that the brokers that were asked are its leaders.
+        Every few seconds, also check that the brokers that were asked are the leaders of their partitions.
         """
         parts = set(self._parts.values())
         known = _led(self._consumer, parts)
@@ -196,18 +206,23 @@ class KafkaReader:
 
 
 def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-    """Return the leaders of these partitions, as the consumer knows them. The consumer reads there."""
+    """Return the leader of each partition, as the consumer knows it. The consumer reads from these brokers."""
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 
 async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
-    """Check that partitions were read at the leaders that most of their brokers name.
+    """Check that the consumer has read each partition from the leader on which most of its brokers agree.
 
-    If a consumer reads a broker that is cut off from the others, it misses newer records. kvbus could then hand out an
-    epoch twice, or give a live epoch up.
+    A broker that is cut off from the other brokers lacks newer records. If kvbus read from it, kvbus could use an epoch
+    twice, or abandon an epoch whose writer is running.
+
+    Args:
+        place: the settings of the connections.
+        consumer: the consumer that has read the partitions.
+        known: the broker from which it has read, by partition.
 
     Raises:
-        UnavailableError: a partition was read at another broker, or too few brokers answer.
+        UnavailableError: a partition was read from another broker, or too few brokers answer.
     """
     client = inner(consumer)
     async with said(place):
@@ -221,7 +236,7 @@ class KafkaLog:
     """A log in Kafka; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers and the topic. Both topics have to exist.
+        place: the servers and the name of the topic. The topics of records and of pointers have to exist.
     """
 
     def __init__(self, place: Place) -> None:
@@ -231,7 +246,7 @@ class KafkaLog:
     async def claim(self, key: str) -> KafkaWriter:
         """Become the writer of a stream.
 
-        Start a producer with the stream's transactional id, and put the stream's next epoch into the topic of pointers.
+        Start a producer whose transactional id is the stream's key, and append the next epoch to the topic of pointers.
         """
         async with said(self._place):
             options = self._place.options()
@@ -247,7 +262,7 @@ class KafkaLog:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
-            # the former writer is fenced now, so its last pointer is already in the topic
+            # the former writer is fenced now, so the topic has all its pointers, and the newest one can be read
             pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
         except BaseException:
@@ -257,9 +272,10 @@ class KafkaLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Read the complete topic of pointers, or a key's partition.
+        """Return the newest pointers from the topic of pointers, which is read completely.
 
-        Usually the topic has one record for each stream.
+        With ``key``, only the partition of that key is read. The topic is compacted, so it usually has one record for
+        each stream.
         """
         found: dict[str, Pointer] = {}
         async with contextlib.aclosing(self._everything(self._place.pointers, key)) as records:
@@ -268,10 +284,12 @@ class KafkaLog:
         return found if key is None else {name: found[name] for name in found if name == key}
 
     async def _everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
-        """Yield every record that is in a topic now, or in a key's partition, in the order of each partition.
+        """Yield every record that a topic has now, in the order of each partition.
+
+        With ``key``, read only the key's partition.
 
         Raises:
-            UnavailableError: the records cannot be read to the end, or the end is not known.
+            UnavailableError: the records cannot be read to the end, or kvbus cannot find out where the end is.
         """
         time = asyncio.get_running_loop().time
         async with self._consumer(topic) as (consumer, parts):
@@ -296,7 +314,10 @@ class KafkaLog:
             await _confirm(self._place, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
-        """Read the partitions of these streams, each from the lowest of its streams' positions on."""
+        """Return a reader of the partitions of these streams.
+
+        It reads each partition from the lowest position of the partition's streams on.
+        """
         async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
             of = {key: parts[partition_of(key, len(parts))] for key in starts}
             first: dict[TopicPartition, int] = {}
@@ -312,11 +333,12 @@ class KafkaLog:
     async def _consumer(
         self, topic: str, *, keep: bool = False
     ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
-        """Yield a consumer, and the partitions of a topic.
+        """Yield a consumer of a topic, and the topic's partitions.
 
-        The consumer is stopped after the block; with ``keep`` only if the block has failed.
+        The consumer is stopped after the block. With ``keep``, it is stopped only if the block has failed.
         """
-        # the consumer needs a subscription to learn the partitions; the caller assigns the partitions that it reads
+        # subscribe to the topic, because the consumer then learns its partitions; the caller assigns the wanted
+        # partitions
         async with said(self._place):
             options = self._place.options()
             consumer = AIOKafkaConsumer(

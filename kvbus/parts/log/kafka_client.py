@@ -1,4 +1,7 @@
-"""Clients of Kafka that can be cancelled, that close their connections, and that report why a broker refuses kvbus."""
+"""Corrections of aiokafka's clients: they can be cancelled, and they always close their connections.
+
+The module also finds out why a broker refuses kvbus.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,13 @@ from kvbus.parts.log.place import REQUEST, Place, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 PROBE: Final = 5.0
-"""Timeout for asking a broker why it refuses kvbus, in seconds."""
+"""Timeout in seconds of a request that asks a broker why it refuses kvbus."""
 
 ASK: Final = 5.0
-"""Seconds that a request may take before kvbus asks a broker for the cause."""
+"""Time in seconds after which kvbus asks a broker why a request is not done."""
 
 CLOSE: Final = 1.0
-"""Timeout for closing a connection, in seconds."""
+"""Timeout in seconds of closing a connection."""
 
 T = TypeVar("T")
 
@@ -41,25 +44,27 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
     errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
 }
-"""By the client's error: the reason for counters, and a sentence for people."""
+"""By the client's error: the reason as a label of counters, and a sentence for the operator."""
 
 SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanismError, errors.IllegalSaslStateError)
-"""Errors whose arguments add nothing to the sentence."""
+"""Errors whose arguments are not added to the sentence in :data:`DENIED`, because they say nothing new."""
 
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Raise errors of the client as those of the contract. If an error names no reason, ask a broker for it.
+    """Convert errors of aiokafka to errors of the log's contract.
+
+    If an error has no known reason, ask a broker for it.
 
     Raises:
-        FencedError: another producer has the transactional id.
+        FencedError: another producer has started with the same transactional id.
         UnavailableError: any other error.
     """
     try:
         yield
     except errors.ProducerFenced as error:
         raise FencedError("another producer has this transactional id") from error
-    # the client raises an AssertionError if its transaction has failed before
+    # aiokafka raises an AssertionError if its transaction has already failed
     except (
         errors.KafkaError,
         errors.IllegalStateError,
@@ -72,17 +77,17 @@ async def said(place: Place) -> AsyncIterator[None]:
 
 
 async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
-    """Wait up to :data:`REQUEST` seconds for work that the client would repeat forever.
+    """Wait up to :data:`REQUEST` seconds for a coroutine of aiokafka, which would try again forever.
 
     Stop waiting as soon as a broker refuses kvbus.
 
     Args:
         place: the servers of the log.
-        options: the client's options. The files may have changed since they were read.
-        work: the client's work.
+        options: the client's options for TLS and authentication. They may be older than the files.
+        work: the coroutine.
 
     Raises:
-        UnavailableError: a broker refuses kvbus, or the work was not done in time.
+        UnavailableError: a broker refuses kvbus, or the coroutine has not ended in time.
     """
     time = asyncio.get_running_loop().time
     task = asyncio.ensure_future(work)
@@ -104,9 +109,11 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
-    """Return why the brokers refuse kvbus or do not show it the topics; None if a broker does.
+    """Ask the brokers for the topics.
 
-    Without ``options``, the TLS and authentication files are read.
+    Return why the brokers refuse; None if one broker returns the topics.
+
+    ``options`` are the client's options for TLS and authentication. If they are None, the files are read for them.
     """
     found: UnavailableError | None = None
     for host, port in place.addresses:
@@ -125,7 +132,7 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
 
 
 async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
-    """Ask one broker for these topics, over a separate connection, and return its answer.
+    """Ask one broker for the metadata of these topics, over a separate connection, and return its answer.
 
     Raises:
         KafkaError, OSError, TimeoutError: the broker does not answer.
@@ -146,7 +153,10 @@ def _text(error: BaseException) -> str:
 
 
 def _named(error: BaseException) -> UnavailableError | None:
-    """Return the reason of an error, or of an error that caused it; None if there is no known reason."""
+    """Return an UnavailableError with the reason of aiokafka's error; None if the reason is unknown.
+
+    The reason may be that of ``error`` itself, or of an error that caused it.
+    """
     return reason_of(error, "kafka", _known)
 
 
@@ -158,13 +168,14 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 
 STOP: Final = 2.0
-"""Timeout for committing and for closing a client's connections, in seconds."""
+"""Timeout in seconds of committing and of closing a client's connections."""
 
 
 class Keys:
-    """A deserializer that returns keys unchanged.
+    """A deserializer of record keys, which returns each key unchanged.
 
-    The client passes it to the records of each partition. So they find the refusals to which they report.
+    aiokafka passes the deserializer to the object that unpacks a partition's records. kvbus's own version of that
+    object adds the batches that it cannot decode to :attr:`refused`.
     """
 
     def __init__(self, refused: Refused) -> None:
@@ -176,7 +187,7 @@ class Keys:
 
 
 class _Batches:
-    """The batches of one answer. The newest one is remembered."""
+    """The record batches in one answer of a broker. ``newest`` is the batch that was returned last."""
 
     def __init__(self, records: Any) -> None:
         self.has_next = records.has_next
@@ -189,11 +200,11 @@ class _Batches:
 
 
 class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
-    """A partition's records, without the batches that the client cannot decode.
+    """A partition's records, without the batches that aiokafka cannot decode.
 
-    A batch cannot be decoded if a header is not UTF-8, or a compression library is not installed. aiokafka would then
-    stop reading the complete partition. A batch has one producer, so records are missing only in that producer's
-    streams.
+    aiokafka cannot decode a batch if a header is not UTF-8, or if a compression library is not installed. It would then
+    stop reading the partition. All records of a batch are from one producer, so only that producer's streams lack
+    records.
     """
 
     def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:
@@ -220,7 +231,7 @@ fetcher.PartitionRecords = _Readable
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
     """A producer whose `stop` does not wait until all records are sent.
 
-    If the broker does not accept the records, aiokafka's own `stop` would wait forever.
+    aiokafka's own `stop` would wait forever if the broker does not accept the records.
     """
 
     async def stop(self) -> None:
@@ -232,14 +243,14 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
 
 
 def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
-    """Return the inner client, which has the connections and knows the brokers."""
+    """Return the low-level client of a consumer or producer. It has the connections and the list of brokers."""
     return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
 
 
 def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Let a client finish its first requests, even if the caller is cancelled.
 
-    aiokafka would otherwise not close the connection of these requests.
+    Otherwise aiokafka would not close the connection of these requests.
     """
     client = inner(of)
     ask = client.bootstrap
@@ -260,10 +271,10 @@ def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Close a client's connections, and keep it from opening new ones.
+    """Close a client's connections, and prevent it from opening new ones.
 
-    Closing runs in a separate task, because a client that has just begun is cancelled by its own `stop`. Errors are
-    ignored, because the client is not needed any more.
+    aiokafka's `stop` cancels a client that is still starting. So it is called in a separate task. Errors are ignored,
+    because the client is not needed any more.
     """
     try:
         await close_within(client.stop(), STOP)
@@ -272,10 +283,11 @@ async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 def _give_up(client: AIOKafkaClient) -> None:
-    """Close the connections that a failed or slow `stop` has left open, and end the tasks that still run.
+    """Close the connections that a failed or slow `stop` has left open, and end the client's remaining tasks.
 
-    aiokafka's producer cancels one of its tasks and waits for the others. They connect again for as long as the broker
-    accepts nothing. After this call they are cancelled as soon as they ask for a connection or for the topics.
+    aiokafka's producer cancels one of its tasks and waits for its other tasks. While the broker accepts nothing, these
+    tasks connect again and again. After this call, they are cancelled as soon as they ask for a connection or for the
+    list of topics.
     """
 
     def nothing(*_: object, **__: object) -> asyncio.Future[None]:
@@ -293,9 +305,9 @@ def _give_up(client: AIOKafkaClient) -> None:
 
 
 class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
-    """Connections of a client that was stopped.
+    """The connections of a client that was stopped.
 
-    A connection that the client was still opening is closed once it is open.
+    If the client was opening a connection at that moment, the connection is closed once it is open.
     """
 
     def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
@@ -304,12 +316,12 @@ class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of every client, together with those of TLS and authentication."""
+    """Return the options of every client. ``options`` are those of TLS and authentication."""
     return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Return the partition that Kafka's own clients choose for a key."""
+    """Return the number of the partition that Kafka's own clients choose for a key."""
     return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
@@ -317,7 +329,7 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
     """Return all partitions of a topic.
 
     Raises:
-        UnknownTopicOrPartitionError: the broker that was asked does not know the topic.
+        UnknownTopicOrPartitionError: the client's broker does not know the topic.
     """
     found = sorted(client.cluster.partitions_for_topic(topic) or ())
     if not found:
@@ -326,11 +338,13 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
 
 
 async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
-    """Return the node that leads each partition, according to most of the brokers that have the partition.
+    """Ask all brokers, and return for each partition the broker that leads it according to most of its brokers.
 
-    A broker that is cut off from the others does not know that it is not the leader any more, and its partitions' data
-    is old. If a partition is on two brokers, the vote of one is enough. Otherwise nobody could read while the other one
-    is away. A partition is left out if too few brokers agree.
+    A broker that is cut off from the other brokers does not know that it is no longer the leader, and its records are
+    old.
+
+    If two brokers have the partition, the vote of one is enough. Otherwise nothing could be read while the other broker
+    is down. A partition is missing in the result if too few brokers agree.
     """
     votes: dict[TopicPartition, Counter[int]] = {}
     sizes: dict[TopicPartition, int] = {}

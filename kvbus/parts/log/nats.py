@@ -1,9 +1,12 @@
-"""A log in NATS JetStream, with one stream for records and one for pointers. It needs the extra ``nats``.
+"""A log in NATS JetStream, with one JetStream stream for records and one for pointers.
 
-A record's subject is the key of kvbus's stream. A message holds the records of one append. JetStream stores a message
-only if the newest message of its subject is the one that the writer expects. A writer that claims the stream puts a
-message without records there. So JetStream refuses the former writer's next message. Each message has an id. So a
-message that is sent again after a lost answer is stored only once.
+The extra ``nats`` is required.
+
+The subject of a message has the key of kvbus's stream, and a message holds the records of one append. JetStream stores
+a message only if the newest message of its subject is the one that the writer expects. A writer that claims the stream
+appends a message without records. So JetStream refuses the next message of the former writer.
+
+Each message has an id. So a message that is sent again because its answer was lost is stored only once.
 """
 
 from __future__ import annotations
@@ -35,14 +38,14 @@ from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader
 from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 MOST_BYTES: Final = 768 * 1024
-"""Maximum bytes of a message with several records. Servers usually accept 1 MiB."""
+"""Maximum size in bytes of a message with several records. NATS servers usually accept up to 1 MiB."""
 
 MAX_REQUESTS: Final = 64
-"""Maximum number of pointers requested at once."""
+"""Maximum number of pointers that are requested at the same time."""
 
 
 class _MovedError(Exception):
-    """The newest message of the subject is not the expected one."""
+    """The newest message of the subject is not the message that the writer expects."""
 
 
 class NatsWriter:
@@ -57,17 +60,17 @@ class NatsWriter:
         self._token = uuid4().hex
         self._sent = 0
         self._newest = 0
-        """Sequence of the newest message of the stream's records."""
+        """JetStream's sequence of the newest message with records of this stream."""
         self._pointer = 0
-        """Sequence of the stream's pointer."""
+        """JetStream's sequence of the message with this stream's pointer."""
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over; None while it lasts."""
+        """The error that ended the turn; None while the turn lasts."""
 
     async def claim(self) -> None:
-        """Put the pointer of the next epoch, and then a message that fences the former writer.
+        """Store the pointer of the next epoch, and then append a message that fences the former writer.
 
-        The newest record is looked up before the pointer. So the writer with the newer pointer also has the newer
-        message.
+        The newest record is looked up before the pointer. So if two writers claim the stream, the writer with the newer
+        pointer also has the newer message.
         """
         while True:
             newest, _ = await newest_of(self._link, self._place.keys.stream, self._key)
@@ -95,13 +98,13 @@ class NatsWriter:
         return position
 
     async def point(self, pointer: Pointer) -> None:
-        """Put the pointer."""
+        """Store the pointer as the newest message of its subject."""
         self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the log still has this position.
+        """Return whether the first sequence of the JetStream stream is at or before this position.
 
-        JetStream's limits apply to all subjects of a stream together, so the stream's first sequence tells.
+        All later records are then there, too, because JetStream's limits apply to all subjects of a stream together.
         """
         info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
@@ -120,7 +123,10 @@ class NatsWriter:
             raise
 
     async def _why(self) -> FencedError | UnavailableError:
-        """Return why another message is the newest one: a writer has claimed the stream, or messages were lost."""
+        """Return the error that explains why the subject's newest message is not the expected one.
+
+        Either another writer has claimed the stream, or the server has lost messages.
+        """
         at, data = await newest_of(self._link, self._place.pointers, self._key)
         pointer = _pointer(data)
         if at == self._pointer or not at or (pointer is not None and pointer.epoch < self.epoch):
@@ -153,7 +159,10 @@ class NatsWriter:
 
 
 async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
-    """Return the sequence and the data of the newest message of a key in a stream; 0 and no data if there is none."""
+    """Return the sequence and the data of a key's newest message in a JetStream stream.
+
+    If there is no such message, return 0 and empty data.
+    """
     subject = f"$JS.API.STREAM.MSG.GET.{stream}"
     wanted = msgspec.json.encode({"last_by_subj": f"{stream}.{key}"})
 
@@ -170,7 +179,7 @@ async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
 
 
 def _pointer(data: bytes) -> Pointer | None:
-    """Return the pointer in a message; None if it was erased, or is not a pointer."""
+    """Decode the pointer in a message. Return None if the data is empty or is not a pointer."""
     with contextlib.suppress(ValueError):
         return read_pointer(data)
     return None
@@ -192,17 +201,17 @@ class NatsLog:
     """A log in NATS; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers and the stream. Both streams have to exist.
+        place: the servers and the name of the JetStream stream. The streams of records and of pointers have to exist.
     """
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
-        """By key: the epoch of a turn that has failed. The server may have lost it."""
+        """By stream key: the epoch of the last turn that has failed in this process. The server may have lost it."""
 
     async def claim(self, key: str) -> NatsWriter:
-        """Put the next pointer, and a message that fences the former writer."""
+        """Become the writer of a stream: store the next pointer, and append a message that fences the former writer."""
         writer = NatsWriter(self._place, key, self._former)
         try:
             await writer.claim()
@@ -214,7 +223,8 @@ class NatsLog:
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Return the pointers in the newest messages of all subjects of the stream of pointers, or of one subject.
 
-        This uses JetStream's API. It answers in JSON, whatever other clients have put into subjects and headers.
+        They are read through JetStream's API. Its answers are JSON, so unusual subjects and headers of other clients do
+        no harm.
         """
         found: dict[str, Pointer] = {}
         link = Link(self._place)
@@ -230,7 +240,7 @@ class NatsLog:
         return found
 
     async def _subjects(self, link: Link) -> list[str]:
-        """Return the keys that have a pointer."""
+        """Return the keys of all streams that have a pointer."""
         prefix, found = f"{self._place.pointers}.", dict[str, int]()
         while True:
             request = {"subjects_filter": f"{prefix}>", "offset": len(found)}
@@ -241,7 +251,10 @@ class NatsLog:
                 return [subject.removeprefix(prefix) for subject in found]
 
     async def read(self, starts: Mapping[str, int]) -> NatsReader:
-        """Read the complete JetStream stream with one consumer, from the lowest of these positions on."""
+        """Return a reader of these streams.
+
+        It reads the complete JetStream stream with one consumer, from the lowest of these positions on.
+        """
         reader = NatsReader(self._place, starts)
         try:
             await reader.ends()

@@ -1,4 +1,4 @@
-"""Connect to NATS again and again, report why a server refuses kvbus, and return the answers of JetStream."""
+"""Connect to NATS servers, send requests to JetStream, and explain why a server refuses kvbus."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kvbus.parts.log.place import NatsPlace, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0
-"""Timeout for connecting to a server, and for one answer, in seconds."""
+"""Timeout in seconds of connecting to a server. It is also the timeout of one request to JetStream."""
 
 STOP: Final = 2.0
-"""Timeout for closing a connection, in seconds."""
+"""Timeout in seconds of closing a connection."""
 
 WRONG_SEQUENCE: Final = {10070, 10071}
-"""JetStream's error codes for a message whose subject has another newest message than expected."""
+"""JetStream's error codes if the newest message of the subject is not the one that the writer expects."""
 
 NO_MESSAGE: Final = 10037
-"""JetStream's error code if a stream does not have the message."""
+"""JetStream's error code if a stream does not have the requested message."""
 
 CODES: Final = {
     10014: (UNREACHABLE, "the consumer has gone"),
@@ -39,7 +39,7 @@ CODES: Final = {
     10059: ("stream_missing", "there is no such stream"),
     10077: ("stream_full", "the stream is full, and discards what is new"),
 }
-"""By JetStream's error code: the reason for counters, and a sentence for people."""
+"""By JetStream's error code: the reason as a label of counters, and a sentence for the operator."""
 
 SAYS: Final = {
     "authorization violation": ("authentication_failed", "authentication failed: no such user, or its password"),
@@ -48,25 +48,31 @@ SAYS: Final = {
     "secure connection not available": ("tls_failed", "no TLS: the server has none at this port"),
     "certificate required": ("client_certificate_refused", "the server wants a certificate of kvbus's own"),
 }
-"""By a part of an error's text in lower case: the reason for counters, and a sentence for people."""
+"""By a part of an error's text in lower case: the reason as a label of counters, and a sentence for the operator."""
 
 
 class Link:
-    """A connection for one turn or one reader. It is opened again after it was lost.
+    """The connection of one writer or one reader.
+
+    After it was lost, it is opened again for the next request.
 
     Args:
-        place: the servers. The files of TLS and authentication are read for each connection.
+        place: the servers. The TLS and password files are read for each connection.
     """
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
         self._client: Client | None = None
         self._violation: Exception | None = None
-        """The permission error that the server has reported. The server reports it separately, and never answers the
-        request."""
+        """The permission error that the server has reported for a request; None without such an error.
+
+        The server reports it separately from the request, and never answers the request.
+        """
 
     async def client(self) -> Client:
-        """Return the connection. Open it if it is not open.
+        """Return the client of the connection.
+
+        If there is no connection, connect to one of the servers.
 
         Raises:
             UnavailableError: no server can be reached.
@@ -88,9 +94,9 @@ class Link:
         secured = tls is None
 
         class Handshake(ssl.SSLObject):
-            """A handshake that notes that the server speaks TLS.
+            """A TLS handshake that sets ``secured``, so that kvbus never sends its password without TLS.
 
-            nats-py continues in clear if the server does not want TLS.
+            nats-py continues without TLS if the server does not offer it.
             """
 
             def do_handshake(self) -> None:
@@ -123,7 +129,7 @@ class Link:
             raise
         if self._client is client and client.is_connected and secured:
             return client
-        await self._end(client)  # it may have been closed meanwhile: a close has no effect before there is a socket
+        await self._end(client)  # `close` may have been called while connecting; nats-py ignores that
         raise errors.Error("the server ended the connection") if secured else errors.SecureConnWantedError
 
     async def _heard(self, error: Exception) -> None:
@@ -132,10 +138,11 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def said(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the time for the server, and raise its errors as those of the contract.
+        """Run the block with a timeout, and convert errors of nats-py to the error of the log's contract.
 
         Raises:
-            UnavailableError: the server refuses, has failed or has not answered in time, or a file cannot be used.
+            UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS
+                or password file cannot be used.
         """
         self._violation = None
         try:
@@ -150,7 +157,7 @@ class Link:
             raise found from error
 
     async def ask(self, subject: str, data: bytes, seconds: float, headers: dict[str, str] | None = None) -> Any:
-        """Send a request to JetStream, and return the answer.
+        """Send a request to a JetStream subject, and return the decoded answer.
 
         Raises:
             APIError: JetStream refuses the request.
@@ -162,7 +169,7 @@ class Link:
                 answer = await client.request(subject, data, timeout=seconds, headers=headers)
         except UnavailableError as error:
             if isinstance(error.__cause__, TimeoutError):
-                # this server may be cut off from the servers that would answer, so the next one is tried
+                # try another server next time, because this one may be cut off from the servers that would answer
                 await self.close()
             raise
         said = json.loads(answer.data)
@@ -171,7 +178,7 @@ class Link:
         return said
 
     async def api(self, subject: str, seconds: float = ATTEMPT, **request: Any) -> Any:
-        """Send a request to JetStream's API, and return the answer.
+        """Send a request to JetStream's API, and return the decoded answer.
 
         Raises:
             UnavailableError: JetStream does not answer, or refuses the request.
@@ -194,7 +201,7 @@ class Link:
 
 
 def refused(error: BaseException) -> UnavailableError:
-    """Return the contract's error for an error of JetStream or of its client."""
+    """Return an UnavailableError for an error of JetStream or of nats-py, with a reason if the error is known."""
     return reason_of(error, "nats", _known) or UnavailableError(f"{type(error).__name__}: {error}")
 
 

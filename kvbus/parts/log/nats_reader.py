@@ -1,4 +1,4 @@
-"""Read a log in NATS JetStream: pull messages with a consumer that acknowledges nothing, and decode their records."""
+"""Read a log in NATS JetStream: request messages with a consumer without acknowledgements, and decode their records."""
 
 from __future__ import annotations
 
@@ -19,55 +19,71 @@ from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
 from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 SHIFT: Final = 10
-"""Low bits of a position: the record's index in its message. The message's sequence is above them."""
+"""Number of a position's low bits.
+
+They are the record's index in its message. The high bits are the message's sequence.
+"""
 
 MOST: Final = 64
-"""Maximum number of messages requested at once."""
+"""Maximum number of messages in one request."""
 
 IDLE: Final = 60
-"""Seconds for which the server keeps the consumer of a reader that requests nothing."""
+"""Time in seconds after which the server removes a consumer whose reader requests nothing."""
 
 CREATE: Final = 1.0
-"""Timeout for creating a consumer, in seconds. Then another one is tried: for a minute, NATS may still place a consumer
-on a server that is away."""
+"""Timeout in seconds of creating a consumer.
+
+After it, kvbus creates another consumer, because for a minute NATS may place a consumer on a server that is down.
+"""
 
 HEARTBEAT: Final = 1
-"""Seconds without a message after which the server confirms that it still has the request. The consumer is kept by one
-of several servers, which may not be the server of the reader's connection. So the reader would otherwise not notice
-that it is gone."""
+"""Time in seconds without a message after which the server confirms that it still has the reader's request.
+
+One of several servers keeps the consumer, and the reader may be connected to another one. Without heartbeats the reader
+would not notice that the consumer's server is down.
+"""
 
 SILENCE: Final = 3.0
-"""Seconds without a message or heartbeat after which kvbus connects again. If nats-py cannot decode a message's subject
-or headers, it stops reading without reporting this."""
+"""Time in seconds without a message or heartbeat after which kvbus connects again.
+
+This is needed because nats-py stops reading, and reports nothing, if it cannot decode the subject or the headers of a
+message.
+"""
 
 MAX_SINGLE: Final = 1000
-"""Messages that are requested one by one after a connection has broken, because one of them may have broken it."""
+"""Number of messages that are requested one by one after a connection has broken.
+
+One of these messages may have broken the connection.
+"""
 
 AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
-"""Header of a message: the sequence of its subject's newest message when it was appended."""
+"""Header of a message. Its value is the sequence of the subject's newest message at the time of the append."""
 
 ANOTHER: Final = 0.5
-"""Seconds before another consumer is created after one has returned messages that contradict each other."""
+"""Time in seconds before kvbus creates another consumer because a consumer's messages contradict each other."""
 
 MOST_TIMES: Final = 20
-"""Maximum number of consumers created for one such message. Each may be on any of the stream's servers."""
+"""Maximum number of consumers that are created because of one contradictory message.
+
+Each consumer may be on any of the stream's servers.
+"""
 
 MAX_DIGITS: Final = 20
-"""A sequence in a header is ignored if it has this many digits or more."""
+"""Number of digits from which on a sequence in a header is ignored."""
 
 SOON: Final = 0.01
-"""Seconds to wait for a message that has already arrived."""
+"""Time in seconds to wait for a message that has probably arrived already."""
 
 
 class Message(NamedTuple):
-    """A message of a stream.
+    """A message of a JetStream stream.
 
     Attributes:
-        sequence: its number in the stream.
-        subject: its subject.
-        data: its payload.
-        time: when the server got it, in seconds since 1970.
-        after: the value of its header :data:`AFTER`; empty if it has none.
+        sequence: the message's number in the stream.
+        subject: the message's subject.
+        data: the message's payload.
+        time: the time at which the server got the message, in seconds since 1970.
+        after: the value of the message's header :data:`AFTER`; empty if it does not have this header.
     """
 
     sequence: int
@@ -78,7 +94,7 @@ class Message(NamedTuple):
 
 
 class _Stored(msgspec.Struct):
-    """A message as JetStream's API returns it. Bytes are in base64."""
+    """A message in an answer of JetStream's API. In the JSON, ``data`` and ``hdrs`` are in base64."""
 
     subject: str
     seq: int
@@ -99,9 +115,10 @@ _records: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 def records_of(data: bytes) -> list[bytes]:
-    """Return the records of a message.
+    """Return the records in a message's data.
 
-    A message that fences has no records. Any other content is returned as one record, which cannot be decoded.
+    A message that fences a writer has no records. Data that is not a list of records is returned as one record, which a
+    reader then counts as malformed.
     """
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         records = _records.decode(data) if data else []
@@ -111,47 +128,57 @@ def records_of(data: bytes) -> list[bytes]:
 
 
 class Pulled:
-    """The messages of a stream from a sequence on. They are requested when the reader wants them.
+    """The messages of a JetStream stream from a sequence on.
+
+    They are requested only when the reader asks for them.
 
     Args:
         link: the connection.
-        stream: the stream's name.
-        start: the first sequence.
+        stream: the name of the JetStream stream.
+        start: the sequence of the first message to read.
     """
 
     def __init__(self, link: Link, stream: str, start: int) -> None:
         self._link = link
         self._stream = stream
         self._newest: dict[str, int] = {}
-        """By subject: the sequence of the last message taken."""
+        """By subject: the sequence of the last message that was returned."""
         self._contradicted = 0
-        """The last sequence at which a message contradicted the messages before it."""
+        """The sequence of the last message that contradicted the messages before it."""
         self._times = 0
-        """Number of consumers that returned that contradiction."""
+        """Number of consumers that have returned the same contradictory message."""
         self._believed = ""
-        """Name of the consumer whose messages are accepted, because the other consumers returned the same
-        contradiction."""
+        """Name of the consumer whose contradictory messages are accepted.
+
+        It is accepted because :data:`MOST_TIMES` consumers before it have returned the same contradiction.
+        """
         self._deleted: set[int] = set()
-        """Sequences that were deleted, according to the stream's leader."""
+        """Sequences of deleted messages, as the stream's leader has listed them."""
         self.next = start
-        """The next sequence, as far as is known."""
+        """The sequence of the next message to read. Deleted messages may be counted."""
         self.back: int | None = None
-        """The sequence at which reading begins again; None if it continues. Reading begins again if the stream was
-        created anew, or if messages that were taken from this sequence on are not those of the stream."""
+        """The sequence from which reading begins again; None if reading continues normally.
+
+        Reading begins again if the stream was deleted and created again. It also begins again if messages from this
+        sequence on turn out not to be those of the stream.
+        """
         self._created = ""
-        """When the stream was created."""
+        """Time at which the JetStream stream was created, as the server returns it."""
         self._inbox: Subscription | None = None
         self._client: Any = None
         self._name = ""
         self._taken = 0
-        """Number of messages that came from this consumer."""
+        """Number of messages that the present consumer has delivered."""
         self._asked = 0
-        """Number of messages that may still come for the last request."""
+        """Number of messages that the consumer may still deliver for the last request."""
         self._heard = 0.0
-        """When the last request was sent, or the last message or status came for it."""
+        """Time of the last sign of the consumer: a request that was sent to it, or a message or status from it."""
         self._single = 1
-        """Number of messages that are still requested one by one. It begins with 1, so that a reader without the
-        permission for this is refused at once, and not when a message breaks its connection."""
+        """Number of messages that have to be requested one by one before a consumer is used again.
+
+        It begins with 1 to test the permission for such requests. Otherwise a reader without the permission would be
+        refused only when a message breaks its connection.
+        """
 
     async def _begin(self) -> tuple[Any, Subscription]:
         client = await self._link.client()
@@ -160,7 +187,7 @@ class Pulled:
         state = await self._state()
         config = {
             "deliver_policy": "by_start_sequence",
-            # the stream may have lost its newest messages
+            # the stream may have lost its newest messages and end before `next`
             "opt_start_seq": min(max(1, self.next), state["last_seq"] + 1),
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
@@ -181,14 +208,17 @@ class Pulled:
         return client, inbox
 
     async def _state(self) -> Any:
-        """Return the stream's state. If the stream was created anew, read it from its beginning."""
+        """Return the state of the JetStream stream.
+
+        If the stream was deleted and created again, read it from its beginning.
+        """
         subject = f"STREAM.INFO.{self._stream}"
         try:
             info = await self._link.api(subject)
         except UnavailableError as error:
             if error.reason != UNREACHABLE:
                 raise
-            await self._break_off()  # the server may be up, and nats-py may have stopped reading
+            await self._break_off()  # nats-py may have stopped reading although the server is up
             info = await self._link.api(subject)
         if self._created not in {"", info["created"]}:
             self.next = self.back = 1
@@ -197,10 +227,10 @@ class Pulled:
         return info["state"]
 
     async def take(self, seconds: float) -> list[Message]:
-        """Return the next messages; an empty list if none has come within ``seconds``.
+        """Return the next messages; an empty list if no message comes within ``seconds``.
 
         Raises:
-            UnavailableError: no message was taken.
+            UnavailableError: the server failed. No message is skipped.
         """
         try:
             return await self._following(await self._next(seconds))
@@ -225,9 +255,11 @@ class Pulled:
         await self._link.close()
 
     async def _ask(self) -> list[Message]:
-        """Request the next messages through JetStream's API, which answers in JSON whatever a message contains.
+        """Request the next messages through JetStream's API.
 
-        Each request is for the first message from a sequence on. So deleted messages need no extra requests.
+        It answers in JSON, whatever bytes a message contains.
+
+        Each request returns the first message from a sequence on. So deleted messages need no further requests.
         """
         state = await self._state()
         begin = max(self.next, state["first_seq"])
@@ -263,7 +295,7 @@ class Pulled:
                 while not found or inbox.pending_msgs:
                     message = await inbox.next_msg(max(SOON, until - now()))
                     self._heard = now()
-                    # a status of the server, not a message of the stream
+                    # this is a status of the server, not a message of the stream
                     if message.subject == inbox.subject and message.headers:
                         self._judge(message.headers.get("Status", ""))
                         continue
@@ -273,12 +305,16 @@ class Pulled:
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
-        """Return the messages that follow the messages taken before. The others are read again, from another consumer.
+        """Return the messages that continue the messages returned before.
 
-        A message names the message of its subject that was the newest one before it. A server that was cut off by the
-        network may have other messages than its peers under the same sequences, permanently. This was seen with
-        nats-server 2.9.10: the server kept a message that its peers got again later, and lacked a later message. No
-        server reports this, and a consumer may be on such a server.
+        Read all later ones again, from another consumer.
+
+        Each message names the previous message of its subject. So the reader notices if a server has other messages
+        than its peers.
+
+        A server that was cut off by the network may have other messages than its peers under the same sequences,
+        permanently. This was seen with nats-server 2.9.10: the server kept a message that its peers got again later,
+        and lacked a later message. No server reports this, and a consumer may be on such a server.
         """
         for number, message in enumerate(found):
             at, said = message.sequence, message.after
@@ -296,7 +332,13 @@ class Pulled:
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
-        """Return whether a message is rejected because it names another predecessor than the message that was taken."""
+        """Return whether to reject a message because it names another previous message than the one that was read.
+
+        Args:
+            at: the message's sequence.
+            after: the sequence of the previous message of the subject, as the message names it.
+            before: the sequence of the subject's last message that was read.
+        """
         if self._believed == self._name:
             return False
         if at > self._contradicted:
@@ -312,7 +354,7 @@ class Pulled:
         return after < before
 
     def begin_again(self) -> None:
-        """Create another consumer at the next read, from the next message on."""
+        """Discard the consumer. The next read creates another one, which begins at the next message."""
         self._inbox = None
         self._newest = {subject: newest for subject, newest in self._newest.items() if newest < self.next}
 
@@ -320,7 +362,7 @@ class Pulled:
         if status == "100":  # a heartbeat
             return
         self._asked = 0
-        if status != "408":  # with 408 the request has expired; with any other status the consumer is gone
+        if status != "408":  # 408: the request has expired. Any other status: the consumer no longer exists
             raise UnavailableError(f"the consumer has gone ({status})")
 
     def _count(self, message: Msg) -> Message:
@@ -333,9 +375,9 @@ class Pulled:
         return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
 
     async def bounds(self) -> tuple[int, int]:
-        """Return the first sequence that the stream has, and the sequence after its last one.
+        """Return the stream's first sequence, and the sequence after its last one.
 
-        They come from the stream's leader, because a consumer may be on a server that lags.
+        The stream's leader answers this, because a consumer may be on a server that lags.
         """
         state = await self._state()
         end: int = state["last_seq"] + 1
@@ -354,7 +396,10 @@ class NatsReader:
         self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the records in the next messages. Request more messages if necessary."""
+        """Return the records in the next messages.
+
+        Request more messages if the first ones have no records of these streams.
+        """
         time = asyncio.get_running_loop().time
         until = time() + seconds
         while True:
@@ -376,15 +421,18 @@ class NatsReader:
                 yield Entry(key, position, data, message.time)
 
     async def ends(self) -> dict[str, int]:
-        """Return the position after the newest message, for each stream."""
+        """Return the position after the newest message of the JetStream stream as the mark of each stream."""
         first, end = await self.pulled.bounds()
         if self.pulled.next > end:
-            self.pulled.begin_again()  # the messages that were taken are lost, and new messages get their sequences
+            self.pulled.begin_again()  # messages that were read are lost, and new messages get their sequences
         self._first = first << SHIFT
         return dict.fromkeys(self._starts, end << SHIFT)
 
     async def reached(self, key: str) -> int:
-        """Return the consumer's position, or the first position that the stream still has, if that is higher."""
+        """Return the position up to which the JetStream stream is read.
+
+        If the stream no longer has the messages there, return its first position.
+        """
         del key
         return max(self.pulled.next << SHIFT, self._first)
 

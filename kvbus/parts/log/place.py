@@ -1,4 +1,4 @@
-"""Where a log is, how kvbus authenticates there, and why a server refuses kvbus."""
+"""The address of a log, how kvbus authenticates to its servers, and why a server refuses kvbus."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
 from kvbus.transport.tls_files import TlsFileError, read_text, show, trust
 
 POINTERS: Final = "-pointers"
-"""Suffix of the Kafka topic, or the JetStream stream, that holds the pointers."""
+"""Suffix of the name of the Kafka topic, or of the JetStream stream, that holds the pointers."""
 
 MECHANISM: Final = "SCRAM-SHA-512"
 
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers of a log.
+    """The servers of a log, and the settings of the connections to them.
 
     Attributes:
-        servers: ``host:port``, several with commas.
-        keys: the configuration of TLS and authentication.
+        servers: the servers' addresses ``host:port``, separated by commas.
+        keys: the settings of TLS and authentication.
     """
 
     servers: str
@@ -40,7 +40,7 @@ class Servers:
             yield host.strip("[]"), int(port)
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS context of a connection, made from the files as they are now; None without TLS.
+        """Read the TLS files, and return the TLS context of a connection; None if TLS is not configured.
 
         Raises:
             TlsFileError: a file cannot be used.
@@ -58,7 +58,7 @@ class Servers:
         return context
 
     def password(self) -> str | None:
-        """Return the password that is in its file now; None without a password.
+        """Read the password file, and return the password; None if no password is configured.
 
         Raises:
             TlsFileError: the file cannot be used.
@@ -74,22 +74,22 @@ class Servers:
 
 @dataclass(frozen=True)
 class Place(Servers):
-    """A log in Kafka. ``keys`` also has the topic."""
+    """The servers of a log in Kafka. ``keys`` also has the name of the topic."""
 
     keys: KafkaServers = field(default_factory=KafkaServers)
 
     @property
     def topic(self) -> str:
-        """Name of the topic of the records."""
+        """Name of the Kafka topic that holds the records."""
         return self.keys.topic
 
     @property
     def pointers(self) -> str:
-        """Name of the topic of the pointers."""
+        """Name of the Kafka topic that holds the pointers."""
         return self.keys.topic + POINTERS
 
     def options(self) -> dict[str, Any]:
-        """Return the options of a client for TLS and authentication, made from the files as they are now.
+        """Read the TLS and password files, and return the options that aiokafka's clients need for them.
 
         Raises:
             TlsFileError: a file cannot be used.
@@ -110,35 +110,40 @@ class Place(Servers):
 
 @dataclass(frozen=True)
 class NatsPlace(Servers):
-    """A log in NATS. ``keys`` also has the stream."""
+    """The servers of a log in NATS. ``keys`` also has the name of the JetStream stream."""
 
     keys: NatsServers = field(default_factory=NatsServers)
 
     @property
     def pointers(self) -> str:
-        """Name of the stream of the pointers."""
+        """Name of the JetStream stream that holds the pointers."""
         return self.keys.stream + POINTERS
 
 
 @dataclass(frozen=True)
 class RedisPlace(Servers):
-    """A log in Redis or Valkey. ``keys`` also has the database and the prefix."""
+    """The servers of a log in Redis or Valkey. ``keys`` also has the database and the prefix of the key names."""
 
     keys: RedisServer = field(default_factory=RedisServer)
 
     @property
     def retention(self) -> float:
-        """Seconds for which a writer keeps records that no new reader needs."""
+        """Time in seconds for which a writer keeps records that a new reader does not need."""
         return (self.keys if isinstance(self.keys, RedisKeys) else RedisKeys()).retention
 
 
 def place_of(output: OutputConfig) -> Any:
-    """Return the log that an output writes, as a :class:`Servers` of its type."""
+    """Return the address of the log that an output writes, as a :class:`Servers` of the output's type."""
     return place_at(output.endpoint, output.log or KafkaTopic())
 
 
 def place_at(endpoint: str, keys: LogAccess) -> Any:
-    """Return the log at an endpoint, as a :class:`Servers` of the keys' type."""
+    """Return the address of a log, as a :class:`Servers` of the type that belongs to ``keys``.
+
+    Args:
+        endpoint: the endpoint of the first server.
+        keys: the settings of the log. They may list more servers.
+    """
     more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
     servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
     if isinstance(keys, NatsServers):
@@ -149,7 +154,9 @@ def place_at(endpoint: str, keys: LogAccess) -> Any:
 
 
 def check_files(config: Config) -> None:
-    """Read every file that kvbus needs for the servers of logs, both for writing and for reading.
+    """Check that kvbus can read and use every TLS and password file of the configured logs.
+
+    This covers the outputs that write a log and the sources that are read from one.
 
     Raises:
         ConfigError: kvbus cannot use a file. The error names all such files, and never quotes their content.
@@ -167,7 +174,7 @@ def check_files(config: Config) -> None:
 
 
 def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
-    """Yield the path and the settings of each access to a log in the configuration."""
+    """Yield each section of the configuration that has settings for a log: its path, and the settings."""
     for number, source in enumerate(config.sources):
         for kind, settings in (source.discover or {}).items():
             if kind in TYPES:
@@ -179,26 +186,34 @@ def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
 
 
 REQUEST: Final = 10.0
-"""Timeout of a request with all its attempts, in seconds."""
+"""Timeout in seconds of a request to a log, including all its attempts."""
 
 PAUSE: Final = 0.1
-"""Seconds between two attempts."""
+"""Time in seconds between two attempts of a request to a log."""
 
 PROBE: Final = 1.0
-"""Seconds within which a server that refuses a certificate reports this."""
+"""Time in seconds for which :func:`probed` waits for a server to report that it refuses kvbus's certificate."""
 
 EXPIRED: Final = {9, 10}
 WRONG_HOST: Final = {62, 63, 64}
-"""OpenSSL's error numbers for a certificate that is not valid now, and for a certificate of another host."""
+"""OpenSSL's error numbers for a certificate of another host.
+
+:data:`EXPIRED` has those for a certificate that has expired or is not valid yet.
+"""
 
 Result = TypeVar("Result")
 
 
 async def insisted(attempt: Callable[[float], Awaitable[Result]]) -> Result:
-    """Repeat an attempt for up to :data:`REQUEST` seconds, or until the server gives a reason for its refusal.
+    """Call ``attempt`` until it succeeds, and return its result.
+
+    Give up after :data:`REQUEST` seconds.
+
+    Also give up if the server gives a reason for its refusal, because another attempt would fail, too.
 
     Args:
-        attempt: called with the remaining seconds. It raises an UnavailableError if it fails.
+        attempt: function that sends the request once. Its argument is the remaining time in seconds. It raises
+            UnavailableError if the request fails.
     """
     time = asyncio.get_running_loop().time
     until = time() + REQUEST
@@ -212,10 +227,10 @@ async def insisted(attempt: Callable[[float], Awaitable[Result]]) -> Result:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and the errors that caused it."""
+    """Yield an error, the error that caused it, the cause of that error, and so on."""
     at: BaseException | None = error
     found = set()
-    while at is not None and id(at) not in found:  # an error that is raised again may be its own context
+    while at is not None and id(at) not in found:  # an error that was raised again may be its own context
         found.add(id(at))
         yield at
         at = at.__cause__ if at.__suppress_context__ else at.__context__
@@ -224,12 +239,15 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def reason_of(
     error: BaseException, section: str, known: Callable[[BaseException], tuple[str, str] | None]
 ) -> UnavailableError | None:
-    """Return the reason of an error, or of an error that caused it; None if there is no known reason.
+    """Return an UnavailableError with the reason of a client's error; None if no reason is known.
+
+    The reason may be that of ``error`` itself, or of an error that caused it.
 
     Args:
-        error: the client's error.
-        section: the section of the output's configuration.
-        known: returns the reason for counters and a sentence for people; None if the client's error has none.
+        error: the error that the client library has raised.
+        section: the name of the output's section in the configuration, for the text.
+        known: function that returns the reason for one error of this library, as a label of counters and as a sentence
+            for the operator. It returns None for any other error.
     """
     for at in causes(error):
         if found := refusal(at, section):
@@ -241,10 +259,7 @@ def reason_of(
 
 
 def refusal(error: BaseException, section: str) -> UnavailableError | None:
-    """Return why TLS, or a file of ``outputs[].SECTION``, has failed, from one error.
-
-    Return None if the error is about something else.
-    """
+    """Return an UnavailableError if ``error`` is about TLS or about a file of ``outputs[].SECTION``; otherwise None."""
     if isinstance(error, TlsFileError):
         return UnavailableError(f"{section}.{error.key} {error}", "key_file")
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -260,14 +275,14 @@ def refusal(error: BaseException, section: str) -> UnavailableError | None:
 
 
 async def probed(place: Servers, section: str, *, greets: bool = False) -> UnavailableError | None:
-    """Return why a server refuses kvbus's certificate; None if no server does.
+    """Connect to each server with TLS, and return why a server refuses kvbus's certificate; None if no server does.
 
-    A server reports the refusal after the handshake, and a client that is writing may miss it.
+    A server reports this refusal only after the handshake. A client that is writing at that moment may miss the report.
 
     Args:
         place: the servers.
-        section: the section of the output's configuration.
-        greets: whether a server sends a line in clear before TLS.
+        section: the name of the output's section in the configuration, for the text.
+        greets: whether a server sends a line without encryption before TLS begins.
     """
     for host, port in place.addresses if place.keys.tls_ca_file is not None else ():
         try:
@@ -280,7 +295,7 @@ async def probed(place: Servers, section: str, *, greets: bool = False) -> Unava
                         await writer.start_tls(context, server_hostname=host)
                     await reader.read(1)
                 finally:
-                    writer.transport.abort()  # a close would wait for the server to close TLS
+                    writer.transport.abort()  # a regular close would wait until the server ends TLS
         except (OSError, TimeoutError, TlsFileError) as error:
             found = refusal(error, section)
             if found is not None:

@@ -1,8 +1,10 @@
-"""The records of a log, which hold at most one batch of one stream and are bounded, and the keys of streams.
+"""The format of a log's records, and the keys of streams.
 
-The module does no I/O. A record is a msgpack array, see :class:`Record`. docs/LOG.md is its specification. A record's
-key is the key of its stream, so a broker that orders records by key keeps their order. A block's hash is never a key: a
-parent that is stored again could then come after its child.
+A record holds at most one batch of one stream, and its size is limited. It is a msgpack array; see :class:`Record`.
+docs/LOG.md is the specification. This module does no I/O.
+
+Each record is appended under the key of its stream, so a broker that orders records by key keeps their order. The key
+is never the hash of a block. Otherwise a parent block that is stored again could come after its child.
 """
 
 from __future__ import annotations
@@ -22,22 +24,31 @@ from kvbus.core.wire.encoding import decode_value, parts
 
 SCHEMA: Final = 2
 RANDOM_BITS: Final = 16
-"""Number of low bits of an epoch that are random. The turn is in the bits above them."""
+"""Number of an epoch's low bits that are random. The bits above them are the number of the writer's turn."""
 
 TURN_BITS: Final = 37
 MAX_EVENTS: Final = 128
 MAX_BYTES: Final = 512 * 1024
-"""Maximum bytes of a record's payload. A single block may be larger, because it cannot be divided."""
+"""Maximum size of a record's payload in bytes.
+
+A payload with a single block may be larger, because it cannot be divided.
+"""
 
 LEAST_PACKED: Final = 256
-"""Minimum bytes of a state's payload that is packed. In a smaller payload the names of fields do not repeat."""
+"""Minimum size in bytes of a state's payload that is compressed.
+
+In a smaller payload the names of fields do not repeat, so compression saves nothing.
+"""
 
 LEVEL: Final = 1
-"""zlib's compression level. A higher level takes up to twice the time, and does not make hashes smaller."""
+"""zlib's compression level of a record's payload.
+
+A higher level takes up to twice the time, and cannot compress hashes either.
+"""
 
 PREFIX: Final = "kvbus.v1"
 EMPTY: Final = "%"
-"""The encoding of an empty segment. No other segment is encoded as a single percent sign."""
+"""The encoding of an empty name in a stream's key. No other name is encoded as a single percent sign."""
 
 Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << TURN_BITS + RANDOM_BITS)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=LAST)]
@@ -45,38 +56,45 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Kind(IntEnum):
-    """The kind of a record."""
+    """The kind of a record in a log."""
 
     BATCH = 0
     """A batch of the engine's events."""
     CLEAR = 1
-    """The first batch of a state. It begins with AllBlocksCleared. The state's other batches follow, each as a
-    STATE."""
+    """The first batch of a state.
+
+    Its first event is AllBlocksCleared.
+
+    The other batches of the state follow, each in a record of kind STATE.
+    """
     LEASE = 2
-    """The writer is alive. A lease has a seq as every record does, so a relay can send a heartbeat for it."""
+    """A record without events, which shows that the writer of an idle stream is running.
+
+    A lease has a seq as every record has. So an aggregator can send routers a heartbeat for it.
+    """
     GONE = 3
-    """The stream is over, and has no blocks left."""
+    """The end of a stream. The stream has no blocks any more."""
     STATE = 4
-    """A further batch of a state."""
+    """A batch of a state that is not the first one."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One record.
+    """One record of a log, decoded.
 
-    No field has a default. Otherwise the checksum of a record with fewer fields would be read as a field.
+    No field has a default. Otherwise, in a record that lacks a field, the checksum would be read as that field.
 
     Attributes:
-        schema: :data:`SCHEMA`.
-        kind: one of :class:`Kind`.
-        epoch: the writer's turn, followed by random bits. Epochs ascend in a log, and none is used twice.
-        seq: a number from 0, dense in an epoch.
+        schema: the version of the format, :data:`SCHEMA`.
+        kind: the kind of the record.
+        epoch: the number of the writer's turn, followed by random bits. Epochs ascend in a log, and none is used twice.
+        seq: the number of the record in its epoch: 0, 1, 2 and so on.
         payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and for the end of a stream.
-        origin: the batch's seq on the writer's own stream. The parts of a divided batch share it.
-        block_size: tokens of a block; 0 if the writer does not know it yet.
+        origin: the batch's seq on the writer's own stream. All parts of a divided batch have the same origin.
+        block_size: number of tokens of a block; 0 if the writer does not know it yet.
         more: for a CLEAR or STATE: whether the state continues with the next record.
-        resync: for a CLEAR: whether records are missing before it, so that every reader has to apply the state.
-            Otherwise a reader that has all records before it has this state already, and may skip it.
-        packed: whether the payload is in zlib's format. :func:`read` has unpacked it.
+        resync: for a CLEAR: whether records are missing before it, so that every reader has to apply the state. If it
+            is False, a reader that has all earlier records has this state already, and may skip it.
+        packed: whether the payload is compressed by zlib. It is False after :func:`read`, which unpacks the payload.
     """
 
     schema: int
@@ -96,11 +114,11 @@ class DamagedError(ValueError):
 
 
 class SchemaError(ValueError):
-    """A record has a schema that this version does not read."""
+    """A record has a version of the format that this kvbus does not read."""
 
 
 class Stream(NamedTuple):
-    """The worker and the rank whose batches a stream has.
+    """The names that identify a stream in a log: the worker and its rank, with their cluster and model.
 
     The names may contain any characters.
     """
@@ -112,7 +130,10 @@ class Stream(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of its records, which is a NATS subject of six tokens: ``kvbus.v1.CLUSTER.MODEL.WORKER.RANK``."""
+        """The key of the stream's records.
+
+        It is a NATS subject of six tokens: ``kvbus.v1.CLUSTER.MODEL.WORKER.RANK``.
+        """
         return ".".join((PREFIX, *map(_escaped, (self.cluster, self.model, self.worker)), str(self.rank)))
 
     @classmethod
@@ -120,7 +141,7 @@ class Stream(NamedTuple):
         """Return the stream with this key.
 
         Raises:
-            ValueError: no stream has this key.
+            ValueError: no stream can have this key.
         """
         found = _KEY.fullmatch(key)
         if found is None:
@@ -148,9 +169,11 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 
 
 class _Schema(msgspec.Struct, array_like=True):
-    """The schema of a record, which is its first field in every version.
+    """The beginning of a record.
 
-    The second element is required, so that a checksum that is the only element is not read as the schema.
+    The schema is the first field in every version of the format.
+
+    The second field is required. Otherwise the checksum would be read as the schema if it is the only element.
     """
 
     schema: int
@@ -161,10 +184,10 @@ _schema: Final = msgspec.msgpack.Decoder(_Schema)
 
 
 def write(record: Record) -> bytes:
-    """Encode a record for the log.
+    """Encode a record for the log, and append its checksum.
 
-    A state's payload is packed if that makes it smaller. The last element is the CRC-32 of all bytes before it. So it
-    also covers fields that a later version adds.
+    The payload of a state is compressed if that makes it smaller. The last element is the CRC-32 of all bytes before
+    it. So the checksum also covers fields that a later version of the format adds.
     """
     if record.kind in (Kind.CLEAR, Kind.STATE) and LEAST_PACKED <= len(record.payload) <= MAX_BYTES:
         packed = zlib.compress(record.payload, LEVEL)
@@ -172,20 +195,20 @@ def write(record: Record) -> bytes:
             record = msgspec.structs.replace(record, payload=packed, packed=True)
     data = bytearray()
     _encoder.encode_into(record, data)
-    data[0] += 1  # the checksum is another element of the array
+    data[0] += 1  # raise msgpack's array length by one, because the checksum is an element of the array, too
     return bytes(data + CHECK + zlib.crc32(data).to_bytes(4, "big"))
 
 
 CHECK: Final = b"\xce"
-"""The byte before the last four bytes of a record: msgpack's marker of a 32-bit number."""
+"""The byte before the checksum, which is the last four bytes of a record: msgpack's marker of a 32-bit number."""
 
 
 def read(data: bytes) -> Record:
-    """Decode a record of the log.
+    """Decode a record of the log, and unpack its payload.
 
     Raises:
         DamagedError: the checksum does not match the content.
-        SchemaError: the record has another schema.
+        SchemaError: the record has another schema than :data:`SCHEMA`.
         ValueError: the data is not a record.
     """
     if data[-5:-4] != CHECK:
@@ -194,7 +217,7 @@ def read(data: bytes) -> Record:
         raise DamagedError("a record whose checksum is not that of its content")
     try:
         schema = _schema.decode(data).schema
-        if schema != SCHEMA:  # its fields may be others
+        if schema != SCHEMA:  # in another schema, the next fields may have other meanings
             raise SchemaError(f"a record of schema {schema}, and this version reads {SCHEMA}")
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -224,15 +247,15 @@ class _Batch(msgspec.Struct, array_like=True):
 _batch: Final = msgspec.msgpack.Decoder(_Batch)
 _fields: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 READ: Final = ("type", "block_hashes", "block_size")
-"""Fields of an event that a division decodes. It passes on all other fields without decoding them."""
+"""Fields of an event that :func:`divided` decodes. It copies the encodings of all other fields."""
 
 
 def divided(payload: bytes, events: int) -> list[bytes]:
-    """Divide a batch into payloads of records.
+    """Divide a batch into payloads that fit into records; see :data:`MAX_EVENTS` and :data:`MAX_BYTES`.
 
     Args:
-        payload: the batch as the relay has written it, with events that are maps.
-        events: the number of events in the batch, or a larger number.
+        payload: the batch as the relay has encoded it. Its events are maps.
+        events: an upper limit of the number of events in the batch.
     """
     if events <= MAX_EVENTS and len(payload) <= MAX_BYTES:
         return [payload]
@@ -277,5 +300,5 @@ _sized: Final = msgspec.msgpack.Decoder(_SizedBatch)
 
 
 def block_size_of(payload: bytes) -> int:
-    """Return the number of tokens of a block in a batch's first store; 0 if the batch has none."""
+    """Return the number of tokens of a block, from the first store in a batch; 0 if the batch has no store."""
     return next((event.block_size for event in _sized.decode(payload).events if event.block_size > 0), 0)

@@ -1,12 +1,17 @@
-"""A log in Redis or Valkey, with a stream and a hash for each stream of kvbus. It needs the extra ``redis``.
+"""A log in Redis or Valkey.
 
-The hash holds the pointer, and the token of the turn that may write. Every change is a script. It first compares the
-token, so a writer with a former token is fenced. It also checks that the newest record is the one that the writer has
-appended last. So an append that is repeated after a lost answer changes nothing. And kvbus notices that a server has
-lost records, because a replica took over or the server restarted without them. It then appends the state again.
+Each stream of kvbus has a Redis stream and a hash. The extra ``redis`` is required.
 
-A position is the server's clock in microseconds. If a record has that position or a higher one already, the next higher
-number is used. So positions ascend along a stream even if the server has lost its records.
+The Redis stream has the records. The hash has the pointer, and the token of the turn that may write. Every change is a
+Lua script. It first compares the token, so a writer with the token of a former turn is fenced.
+
+The script also checks that the newest record is the one that the writer has appended last. This has two effects. An
+append that is repeated because its answer was lost changes nothing. And kvbus notices that the server has lost records,
+because a replica took over or because the server restarted without them. kvbus then appends the state again.
+
+The position of a record is the time by the server's clock in microseconds. If the newest record already has this
+position or a higher one, the record gets the next higher number. So positions ascend along a stream even if the server
+has lost its records.
 """
 
 from __future__ import annotations
@@ -35,30 +40,38 @@ from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
 from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, said, seen, stop
 
 KEEP: Final = 86_400
-"""Seconds for which the server keeps the pointer, or the erasure, of a stream that has no writer."""
+"""Time in seconds for which the server keeps the pointer of a stream that has no writer.
+
+It is also the time for which the server keeps the mark that a stream was erased.
+"""
 
 REPLICATED: Final = 2.0
-"""Seconds within which a replica has to confirm a claim."""
+"""Time in seconds within which a replica has to confirm the claim of a stream."""
 
 MOST: Final = 64
-"""Maximum number of records read from one stream at once."""
+"""Maximum number of records that are read from one stream in one request."""
 
 BEHIND: Final = 16
-"""Maximum number of lagging streams that are read at once. The last read of such a stream returned :data:`MOST`
-records."""
+"""Maximum number of lagging streams in one request.
+
+A stream lags if the last request returned :data:`MOST` records of it, so that it may have more.
+"""
 
 MAX_DIGITS: Final = 17
-"""A number in a hash is ignored if it has this many digits or more."""
+"""Number of digits from which on a number in a hash is ignored."""
 
 FENCED: Final = -1
 LOST: Final = -2
-"""Results of scripts instead of a position: the writer is fenced, or the server has lost records."""
+"""Result of a script if the server has lost records. :data:`FENCED` is the result if the writer is fenced."""
 
 READ: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
 return {found[1] or '', found[2] or ''}
 """
-"""A script that returns the newest epoch and the newest position in the hash, each empty if the hash has none."""
+"""A Lua script that returns the newest epoch and the newest position from a stream's hash.
+
+Each of them is an empty string if the hash does not have it.
+"""
 
 CLAIM: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
@@ -69,9 +82,13 @@ redis.call('HSETNX', KEYS[2], 'position', 0)
 redis.call('EXPIRE', KEYS[2], ARGV[5])
 return tonumber(newest)
 """
-"""A script that claims a stream. Keys: the records, the pointer. Arguments: a token, the epoch and the newest position
-as they were read, the next epoch, the seconds to keep the pointer, and the newest position as a number. It returns the
-newest position, 0 without records, or -1 if the epoch or the newest position has changed since it was read."""
+"""A Lua script that claims a stream for a writer.
+
+Its keys are the records and the pointer. Its arguments are a token, the epoch and the newest position as :data:`READ`
+has returned them, the next epoch, the seconds for which to keep the pointer, and the newest position as a number. It
+returns the newest position; 0 if there are no records; -1 if the epoch or the newest position has changed since
+:data:`READ`.
+"""
 
 OWN: Final = """
 local token = redis.call('HGET', KEYS[2], 'token')
@@ -99,8 +116,11 @@ redis.call('EXPIRE', KEYS[2], ARGV[5])
 return at
 """
 )
-"""A script that appends. Arguments: a token, the newest position, a position that all records have to be above, the
-seconds to keep the records and the pointer, and the records. It returns the last record's position."""
+"""A Lua script that appends records.
+
+Its arguments are a token, the newest position, a position above which all records have to be, the seconds for which to
+keep the records, the seconds for which to keep the pointer, and the records. It returns the last record's position.
+"""
 
 POINT: Final = (
     OWN
@@ -112,15 +132,21 @@ redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-0', math.max(0, math.m
 return 0
 """
 )
-"""A script that puts the pointer. Arguments: a token, the pointer's epoch, seq and position, and seconds. It deletes
-the records that are older than these seconds and before the pointer's position."""
+"""A Lua script that stores the pointer and deletes old records.
+
+Its arguments are a token, the pointer's epoch, seq and position, and a number of seconds. It deletes the records that
+are older than these seconds and before the pointer's position.
+"""
 
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
-"""A script. Arguments: a token, and the id of a record. It returns the number of records with this id, 0 or 1."""
+"""A Lua script that returns the number of records with a given id, which is 0 or 1.
+
+Its arguments are a token, which it does not use, and the id.
+"""
 
 
 def _number(text: bytes) -> int:
-    """Return a number from a hash; 0 if it is not a number, or scripts cannot represent it exactly."""
+    """Return a number from a hash; 0 if the text is not a number, or if Lua cannot represent it exactly."""
     found = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
     return found if found < 2**53 else 0
 
@@ -147,12 +173,12 @@ class RedisWriter:
         self._token = uuid4().hex
         self._newest = self._floor = 0
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over; None while it lasts."""
+        """The error that ended the turn; None while the turn lasts."""
 
     async def claim(self) -> None:
-        """Start the turn.
+        """Start the turn: store a new token and the next epoch in the stream's hash.
 
-        The values in the hash are parsed here, because a script that parses a bad one would fail each time.
+        Python parses the values in the hash. A script that parsed an invalid value would fail each time.
         """
         former, floor = self._former.get(self._key, (0, START))
         moved = True
@@ -166,12 +192,14 @@ class RedisWriter:
         self._former.pop(self._key, None)
 
     async def _replicated(self, seconds: float) -> None:
-        """Wait until a replica has the epoch, if there is a replica.
+        """Wait until a replica has the new epoch.
 
-        Otherwise a replica that takes over could hand it out again.
+        Do nothing if there is no replica.
 
-        WAIT covers only the writes of its own connection. The claim may have used another one, so this writes again
-        before WAIT.
+        Otherwise a replica that becomes the primary could give the same epoch to another writer.
+
+        Redis's command WAIT covers only the writes of its own connection, and the claim may have used another
+        connection. So this method writes again before it sends WAIT.
         """
         async with said(self._place, seconds):
             role: Any = await self._client.role()
@@ -184,16 +212,19 @@ class RedisWriter:
             raise UnavailableError("no replica has heard of the new epoch", "too_few_replicas")
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append all records, or none of them."""
+        """Append all records in one script, which appends all of them or none."""
         self._newest = await self._changed(APPEND, self._newest, self._floor, self._retention, KEEP, *records)
         return self._newest
 
     async def point(self, pointer: Pointer) -> None:
-        """Put the pointer. Delete records before it that were kept for the retention time."""
+        """Store the pointer. Delete records before it that are older than the retention time."""
         await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the log has the record at this position. Older records are deleted before it."""
+        """Return whether the log has the record at this position.
+
+        If the log has it, it also has all later records, because older records are deleted first.
+        """
         return bool(await self._run(KEEPS, f"{position}-0"))
 
     async def _changed(self, script: str, *args: Any) -> int:
@@ -230,22 +261,25 @@ class RedisReader:
         self._keys = {names(place, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
-        """Lagging streams, which may have more records than were taken, in the order in which they are read."""
+        """The lagging streams, in the order in which they are read. The server may have more records of them."""
         self._wrong: dict[bytes, None] = {}
-        """Streams whose keys hold another type. Each `take` checks the next one of them again."""
+        """Streams whose keys do not hold a Redis stream. Each call of :meth:`take` checks one of these keys again."""
         self._asked = 0
-        """Number of calls of :meth:`ends`."""
+        """Number of calls of :meth:`ends` so far."""
         self._level = dict.fromkeys(self._next, -1)
-        """By stream: the newest call of :meth:`ends` whose records were all taken; -1 if the stream lags."""
+        """By stream: the number of the newest call of :meth:`ends` before which all records were read.
+
+        -1 if the stream lags.
+        """
 
     @contextlib.asynccontextmanager
     async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
         """Yield the connection to the primary, for up to ``seconds``.
 
-        If the server fails, the connection is closed, because another server may be the primary now.
+        If the server fails, close the connection, because another server may be the primary now.
 
         Raises:
-            UnavailableError: the server refuses, or has not answered in time.
+            UnavailableError: the server refuses a request, or has not answered in time.
         """
         try:
             async with said(self._place, seconds):
@@ -257,9 +291,9 @@ class RedisReader:
             raise
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Take records of the streams that are level, and of some lagging ones.
+        """Return the next records of all streams that do not lag, and of some lagging streams.
 
-        Wait for records only if no stream lags.
+        If no stream lags, wait for new records.
         """
         await self._look_again()
         while True:
@@ -288,7 +322,10 @@ class RedisReader:
                 return found
 
     async def _judge(self, names: Iterable[bytes]) -> None:
-        """Leave out the streams whose keys hold another type: with such a key, the server would read no stream."""
+        """Find the keys that do not hold a Redis stream, and exclude their streams from further requests.
+
+        If a request names such a key, the server refuses the complete request.
+        """
         async with self.client() as client:
             asked = client.pipeline(transaction=False)
             for name in names:
@@ -301,7 +338,7 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """Check whether the next key of another type holds a stream again."""
+        """Check one of the excluded keys again. If it holds a Redis stream now, the stream is read again."""
         if self._wrong:
             name = next(iter(self._wrong))
             del self._wrong[name]
@@ -317,20 +354,20 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Return the number of this call as each stream's mark.
+        """Return the number of this call as the mark of each stream.
 
-        It is reached once the server has no more records of the stream.
+        A stream has reached this mark when a later request shows that the server has no more records of it.
 
-        The hash also has the newest position. But its writer could write any number there, and then no reader would be
-        level.
+        The newest position in the stream's hash would be another possible mark. But the stream's writer can store any
+        number there, and then no reader would ever reach it.
         """
         self._asked += 1
         return dict.fromkeys(self._keys.values(), self._asked)
 
     async def reached(self, key: str) -> int:
-        """Return the number of the newest call of :meth:`ends` whose records were all taken.
+        """Return the number of the newest call of :meth:`ends` before which all records of this stream were read.
 
-        A key that does not hold a stream has no records to take.
+        A key that does not hold a Redis stream has no records, so its stream is always read completely.
         """
         name = names(self._place, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]
@@ -346,17 +383,20 @@ class RedisLog:
     """A log in Redis; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers, the database and the prefix.
+        place: the servers, the database and the prefix of the key names.
     """
 
     def __init__(self, place: RedisPlace) -> None:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
-        """By key: the epoch and the newest position of a turn that has failed. The server may have lost them."""
+        """By stream key: the epoch and the newest position of the last turn that has failed in this process.
+
+        The server may have lost both.
+        """
 
     async def claim(self, key: str) -> RedisWriter:
-        """Write a new token and the next epoch into the stream's hash."""
+        """Become the writer of a stream: store a new token and the next epoch in the stream's hash."""
         async with said(self._place):
             client = await connected(self._place)
         writer = RedisWriter(self._place, client, key, self._former)
@@ -368,7 +408,7 @@ class RedisLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the pointers in all hashes of streams in the database, or the pointer of one stream."""
+        """Return the pointers from the hashes of all streams in the database, or the pointer of one stream."""
         found: dict[str, Pointer] = {}
         async with said(self._place):
             client = await connected(self._place)
@@ -398,7 +438,7 @@ class RedisLog:
         return found
 
     async def read(self, starts: Mapping[str, int]) -> RedisReader:
-        """Read the streams over one connection."""
+        """Return a reader that reads all these streams over one connection."""
         reader = RedisReader(self._place, starts, self.refused)
         try:
             async with reader.client() as client:

@@ -1,4 +1,4 @@
-"""Connect to Redis or Valkey, report why a server refuses kvbus, and name the keys of a stream."""
+"""Connect to Redis or Valkey, explain why a server refuses kvbus, and compose the key names of a stream."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kvbus.parts.log.place import REQUEST, RedisPlace, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 SENTINEL: Final = 2.0
-"""Timeout for the answer of one Sentinel, in seconds."""
+"""Timeout in seconds of a request to one Sentinel."""
 
 STOP: Final = 2.0
-"""Timeout for closing a connection, in seconds."""
+"""Timeout in seconds of closing a connection."""
 
 MOST_KEYS: Final = 500
-"""Number of keys that one SCAN looks at."""
+"""Number of keys that the server examines for one SCAN command."""
 
 DENIED: Final = ("denied", "no ACL allows this")
 IN_SCRIPT: Final = "The user executing the script can't"
-"""The text of an ACL error of a command in a script. Such an error has no code."""
+"""Text of an ACL error of a command in a Lua script. It has to be compared, because such an error has no code."""
 
 CODES: Final = {
     "OOM": ("memory_full", "the server's memory is full"),
@@ -42,11 +42,11 @@ CODES: Final = {
     "NOAUTH": ("authentication_failed", "the server wants a password"),
     "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
 }
-"""By the code of a server's error: the reason for counters, and a sentence for people."""
+"""By the code of a server's error: the reason as a label of counters, and a sentence for the operator."""
 
 
 class _Tls(SSLConnection):
-    """A TLS connection with a context that the caller made. redis-py's own context also trusts the system's CAs."""
+    """A TLS connection that uses the TLS context of its caller. redis-py's own context also trusts the system's CAs."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
         super().__init__(**options)
@@ -54,9 +54,11 @@ class _Tls(SSLConnection):
 
 
 async def connected(place: RedisPlace) -> Redis:
-    """Return a client of the primary, with a single connection. The files of TLS and authentication are read again.
+    """Return a client of the primary, with a single connection.
 
-    If Sentinels name the primary, the client stays connected to the server that they name now.
+    The TLS and password files are read again for it.
+
+    If Sentinels name the primary, the client stays with the server that they name now, even if the primary changes.
 
     Raises:
         TlsFileError: a file cannot be used.
@@ -90,7 +92,7 @@ def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
 
 
 async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
-    """Return the address of the primary, from the first Sentinel that knows it."""
+    """Return the address of the primary called ``name``, from the first Sentinel that knows it."""
     unknown: Exception | None = None
     wrong: Exception | None = None
     for host, port in place.addresses:
@@ -114,7 +116,7 @@ async def stop(client: Redis) -> None:
 
 
 def _named(error: BaseException) -> UnavailableError:
-    """Return the contract's error for an error of the client."""
+    """Return an UnavailableError for an error of redis-py, with a reason if the error is known."""
     return reason_of(error, "redis", _known) or UnavailableError(f"{type(error).__name__}: {error}")
 
 
@@ -127,10 +129,11 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 @contextlib.asynccontextmanager
 async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
-    """Limit the time for the server, and raise its errors as those of the contract.
+    """Run the block with a timeout, and convert errors of redis-py to the error of the log's contract.
 
     Raises:
-        UnavailableError: the server refuses, has failed or has not answered in time, or a file cannot be used.
+        UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS or
+            password file cannot be used.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -143,18 +146,29 @@ async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[Non
 
 
 def is_of_wrong_type(answer: object) -> bool:
-    """Return whether the server refused a command because the key holds another type."""
+    """Return whether an answer is the server's error that the key holds another type of value."""
     return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
 def names(place: RedisPlace, key: str) -> list[str]:
-    """Return the keys of a stream's records and of its pointer. A Redis cluster hashes only the part in braces."""
+    """Return the key names of a stream's records and of its pointer.
+
+    The braces keep the two names in one slot of a Redis cluster.
+    """
     records = f"{place.keys.prefix}:{{{key}}}"
     return [records, f"{records}:pointer"]
 
 
 async def seen(place: RedisPlace, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
-    """Yield the keys of streams that have a pointer or an erasure. A key may come twice."""
+    """Scan the database, and yield the keys of kvbus's streams that have a pointer, in groups.
+
+    A stream that was erased has a pointer hash, too. The same key may be yielded twice.
+
+    Args:
+        place: the prefix of the key names.
+        client: the connection.
+        refused: receives the names that no stream can have.
+    """
     before, behind = names(place, "*")[1].split("*")
     cursor: int | None = None
     while cursor != 0:
