@@ -3,12 +3,12 @@
 The input is the decoded batches of one source, in order. The output is events with these properties:
 
 * Every store carries complete blocks of one size.
-* Each block is stored once and removed once, however many copies the engine keeps.
+* Each block is stored once and removed once, even if the engine keeps several copies of it.
 * Parents are stored before their children, and children are removed before their parents.
 * Media have names that routers know.
 
-Each event that is left out or refused is counted with a reason. No other package changes the index. This package may
-use ``blocks``, ``wire``, ``stats``, ``source_spec`` and ``types``.
+Each event that kvbus leaves out or refuses is counted with a reason. No other package changes the index. This package
+may import ``blocks``, ``wire``, ``stats``, ``source_spec`` and ``types``.
 
 The normalizer handles a batch in two passes (``normalizer``). The first pass checks every event and learns block sizes
 from it. The second pass applies the accepted events, in order. Each rule has one place:

@@ -1,7 +1,7 @@
-"""Decide which events of a batch may be applied, and count the reason for each refused event.
+"""Decide which events of a batch may be applied to the index, and count the reason of each event that may not.
 
-Admission checks each event once. It learns block sizes from the complete batch before any event is applied. The rules
-for a single event do not depend on the rest of the stream. Each broken rule has its own reason.
+Each event is checked once. Block sizes are learned from all stores of a batch before any event of the batch is applied.
+The rules for a single event do not depend on the other events of the stream. Each rule has its own reason.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, Block
 from kvbus.core.wire.tokens import count_tokens
 
 MAX_SIZE: Final = 2**31
-"""The largest valid block size, in tokens."""
+"""Maximum valid block size in a store, in tokens."""
 
 
 def check_stored(event: BlockStored) -> int | Reason:
-    """Return the number of tokens of a store, or the rule it breaks.
+    """Return the number of tokens of a store, or the reason why the store is invalid.
 
-    llm-d-inference-sim sends tokens with a block size of 0: the size is computed from the counts and filled in. Stores
-    without hashes or without tokens are valid. A store may have more tokens than its hashes account for: vLLM leaves
-    out the hashes of masked blocks.
+    If tokens come with a block size of 0 (llm-d-inference-sim), compute the size from the numbers of tokens and hashes,
+    and fill it in. Stores without hashes or without tokens are valid. A store may have more tokens than its hashes
+    account for, because vLLM leaves out the hashes of masked blocks.
     """
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
@@ -59,7 +59,7 @@ def check_stored(event: BlockStored) -> int | Reason:
 
 
 def check_removed(event: BlockRemoved) -> str | Reason:
-    """Return the index key of a removal's medium, or the rule that the removal breaks."""
+    """Return the index key of a removal's medium, or the reason why the removal is invalid."""
     medium = medium_key(event.medium)
     if medium is None:
         return Reason.UNKNOWN_MEDIUM
@@ -68,7 +68,7 @@ def check_removed(event: BlockRemoved) -> str | Reason:
 
 
 def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
-    """Return a reason unless all hashes are integers, or all are byte strings of 1 to 64 bytes."""
+    """Return a reason unless all hashes are integers, or all of them are byte strings of 1 to 64 bytes."""
     kinds = set(map(type, hashes))
     if kinds == {bytes}:
         lengths = {len(block) for block in cast("Sequence[bytes]", hashes)}
@@ -77,13 +77,13 @@ def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
 
 
 class Checked:
-    """A store that may be applied.
+    """A store that has passed the checks and may be applied.
 
     Attributes:
         event: the store.
-        key: its group and medium.
-        chunk: its blocks; None if the store has no tokens, or more tokens than its hashes account for.
-        extras: its fields that the event struct does not define.
+        key: the group and medium of its blocks.
+        chunk: the blocks of the store. None if it has no tokens, or more tokens than its hashes account for.
+        extras: the fields of the store that :class:`BlockStored` does not define; None if there are none.
     """
 
     __slots__ = ("chunk", "event", "extras", "key")
@@ -96,17 +96,20 @@ class Checked:
 
 
 Step = Checked | BlockRemoved | AllBlocksCleared
-"""An event that may be applied."""
+"""An event that has passed the checks and may be applied."""
 
 
 class Admission:
-    """A source's check of events. It changes only counters and the record of what the stream has shown."""
+    """The checks of one source's events. They change only counters, and the facts that the stream has shown."""
 
     def __init__(self, cache: EngineCache) -> None:
         self._cache = cache
 
     def check_all(self, batch: Batch) -> list[Step]:
-        """Return the events of a batch that may be applied, in their original order."""
+        """Return the events of a batch that may be applied, in their original order.
+
+        Count the other events with a reason.
+        """
         self.count_rejects(batch.rejects)
         steps: list[Step] = []
         for at, event in enumerate(batch.events):
@@ -122,7 +125,7 @@ class Admission:
         return steps
 
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
-        """Count undecodable events. Any of them may have been a store, except events of an unknown kind."""
+        """Count events that could not be decoded. Unless its kind is unknown, such an event may have been a store."""
         for reason in rejects:
             if reason is Reason.UNKNOWN_EVENT:
                 self._cache.stats.rejected[reason] += 1
@@ -132,7 +135,7 @@ class Admission:
     # -- removals and clears ---------------------------------------------------------------------------------------
 
     def _clear_ok(self, event: AllBlocksCleared) -> bool:
-        """Count a clear; return whether it may be applied, and count the reason if it may not."""
+        """Count a clear and return whether it may be applied. If not, count the reason."""
         stats = self._cache.stats
         stats.cleared += 1
         if medium_key(event.medium) is None:
@@ -141,7 +144,7 @@ class Admission:
         return True
 
     def _removal_ok(self, event: BlockRemoved) -> bool:
-        """Count a removal; return whether it may be applied, and count the reason if it may not."""
+        """Count a removal and return whether it may be applied. If not, count the reason."""
         stats = self._cache.stats
         stats.removed += 1
         self._note_medium(event.medium)
@@ -157,7 +160,7 @@ class Admission:
     # -- stores ----------------------------------------------------------------------------------------------------
 
     def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
-        """Count a store and learn from it. Return it as one or more stores, or none if it cannot be applied."""
+        """Count a store and learn from it. Return it in one or several parts, or no part if it may not be applied."""
         cache = self._cache
         if lacks_field(event):
             cache.refuse(Reason.MISSING_FIELD)
@@ -174,7 +177,7 @@ class Admission:
         extras = self._extras_of(event, batch, at)
         size, count = event.block_size, len(event.block_hashes)
         complete = tokens > 0 and tokens == count * size
-        if not complete:  # the event does not say which tokens belong to which hash
+        if not complete:  # it is unknown which tokens belong to which hash
             event.token_ids = NOTHING
         if size:
             cache.stream.sizes.observe(key[0], key[1], size, max(count, tokens // size), tokens=complete)
@@ -201,14 +204,20 @@ class Admission:
         return tokens if known else Reason.TOO_MANY_GROUPS
 
     def _gets_known(self, group: int | None) -> bool:
-        """Remember a group, up to ``max_groups`` groups; return whether it is remembered."""
+        """Remember a group unless ``max_groups`` other groups are remembered.
+
+        Return whether the group is remembered.
+        """
         groups = self._cache.stream.groups
         if group not in groups and len(groups) < self._cache.spec.max_groups:
             groups.add(group)
         return group in groups
 
     def _right_kind(self, block: Hash) -> bool:
-        """Return whether the hash is of the stream's kind. The majority decides, so an odd event changes nothing."""
+        """Return whether a hash is of the kind (integer or bytes) that most stores of the stream have had.
+
+        So a single store with the wrong kind of hash does not make kvbus refuse the later stores.
+        """
         stream = self._cache.stream
         if isinstance(block, int):
             stream.integers += 1
@@ -217,14 +226,14 @@ class Admission:
         return stream.byte_strings >= stream.integers
 
     def _note_medium(self, medium: str | UnsetType | None) -> str:
-        """Remember a medium, unless the operator excludes it; return its index key."""
+        """Remember that the engine uses a medium, unless the operator excludes it. Return the medium's index key."""
         key = medium_key(medium) or UNKNOWN_MEDIUM
         if key not in self._cache.spec.without_media:
             self._cache.stream.media.add(key)
         return key
 
     def _extras_of(self, event: BlockStored, batch: Batch, at: int) -> Extras | None:
-        """Replace a store's unreadable values by readable ones.
+        """Replace values of a store that routers cannot read by readable values.
 
         Returns:
             The original values, and the fields that the event struct does not define; None if there are none.
@@ -240,7 +249,7 @@ class Admission:
         return extras
 
     def _parts(self, event: BlockStored, key: TableKey, extras: Extras | None, *, complete: bool) -> list[Checked]:
-        """Return a store as one, or as several consecutive stores if it has more than :data:`MAX_RUN` blocks."""
+        """Return a store as one part, or as several consecutive parts if it has more than :data:`MAX_RUN` blocks."""
         count = len(event.block_hashes)
         if count <= MAX_RUN:
             return [Checked(event, key, self._cache.index.chunk_of(event, extras) if complete else None, extras)]

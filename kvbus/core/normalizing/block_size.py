@@ -1,21 +1,21 @@
-"""Detect which block size a stream of events really has.
+"""Detect the block size of each group of an engine's blocks.
 
-There are three kinds of streams, and the messages do not say of which kind a stream is:
+There are three kinds of streams, and no message says of which kind its stream is:
 
-* *one size*: most engines. If the size is a multiple of the size the operator pinned, every block is reblocked.
-* *variable* (SGLang before fixed pages): a complete radix node has one hash, ``block_size == len(token_ids)``. Every
-  event is reblocked.
-* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size on one medium. The fine
-  stream is used and the coarse one is left out.
+* *One size* (most engines). If the operator has configured (pinned) a divisor of this size, kvbus cuts every block.
+* *Variable* (SGLang before fixed pages): one hash names a complete node of the radix tree, and ``block_size`` is
+  ``len(token_ids)``. kvbus cuts every node into blocks.
+* *Two sizes* (hybrid models): the same tokens are announced in small and in large blocks on one medium. kvbus sends the
+  small blocks and leaves the large ones out.
 
-One fact distinguishes them: an engine with fixed blocks sooner or later puts several of them into one event, and a
-radix node never carries more than one hash. If the size is learned too late, the group is announced again. After more
-than a few stores of a size, one odd event does not change the size: that event is rejected.
+One fact distinguishes them: an engine with fixed blocks sooner or later puts several blocks into one event, but the
+store of a radix node has only one hash. If kvbus learns the size only after it has announced blocks, it announces the
+group again. After a few stores of a size, one store of another size does not change the size: kvbus rejects that store.
 
-There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block smaller than the
-group's blocks. Tails are left out. kvbus learns nothing from them once the group's size is known or pinned. Engines
-that send tails number their groups and have no radix nodes. In such a group, the largest of several single blocks is a
-complete block.
+There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block that is smaller
+than the group's blocks. kvbus does not send tails. Once the group's size is known or pinned, kvbus learns nothing from
+them. Engines that send tails number their groups and have no radix nodes. So in a numbered group, the largest of
+several single blocks is a complete block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,15 @@ from kvbus.core.types import DEVICE_MEDIUM
 
 
 class Treatment(Enum):
-    """The treatment of a store of a given block size."""
+    """The way in which kvbus treats a store because of its block size.
+
+    Attributes:
+        NATIVE: send its blocks unchanged.
+        REBLOCK: cut its blocks into sub-blocks, and send these.
+        COARSE: leave its blocks out, because they repeat smaller blocks.
+        TAIL: leave its block out, because it is an incomplete block at the end of a prompt.
+        REJECT: refuse the store, because its block size does not fit.
+    """
 
     NATIVE = auto()
     REBLOCK = auto()
@@ -43,48 +51,55 @@ class Treatment(Enum):
 
 
 SETTLE_EVENTS: Final = 32
-"""Single-block stores after which the size is settled. A radix tree shows two node lengths long before that."""
+"""Number of single-block stores after which further ones do not change the block size.
+
+A radix tree shows two lengths of nodes long before that.
+"""
 
 YOUNG: Final = 4
-"""Up to this number of stores of the proven size, one multi-block store of a finer size replaces it at once."""
+"""Number of stores of the proven block size up to which one store of several smaller blocks replaces that size."""
 
 RELEARN_EVENTS: Final = 16
-"""After :data:`YOUNG` stores, this number of multi-block stores of another size replaces the proven size.
+"""Number of multi-block stores of another size that replace a block size with more than :data:`YOUNG` stores.
 
-Stores of a finer size count in total. Stores of a larger size count only in a row, without a store of the proven size
-between them: then the proven size came from an odd event. With fewer such stores, the proven size stays.
+Stores of a smaller size count in total. Stores of a larger size count only if no store of the proven size comes between
+them: then the proven size came from an exceptional event. With fewer such stores, the proven size stays.
 """
 
 
 class BlockSizeDetector(msgspec.Struct):
-    """The block sizes of one group's stores, and the inferred size. ``pinned`` is the operator's ``block_size``."""
+    """The detector of one group's block size. It keeps the sizes of the group's stores.
+
+    Attributes:
+        pinned: the ``block_size`` that the operator has configured; None if there is none.
+    """
 
     # Known from the start.
     pinned: int | None = None
     numbered: bool = False
-    """Whether the engine numbers the group. Such an engine has no radix nodes, and may announce tails."""
+    """Whether the engine numbers the group. Such an engine has no radix nodes, and may announce tail blocks."""
 
-    # Learned from events with several blocks.
+    # Learned from stores of several blocks.
     proven: int = 0
-    """The block size, once an event has had several blocks of it."""
+    """The block size that a store of several blocks has proven, in tokens; 0 if there was no such store."""
     support: int = 0
-    """Number of stores of the proven size, counted up to just above :data:`YOUNG`."""
+    """Number of stores of the proven size. The count stops just above :data:`YOUNG`."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
-    """Number of stores of other sizes since, by size."""
+    """``finer`` and ``larger`` have the number of stores of each smaller or larger size since a size was proven."""
 
-    # Learned from events with one block.
+    # Learned from stores of one block.
     seen: int = 0
-    """Number of stores before a size was proven, counted up to :data:`SETTLE_EVENTS`."""
+    """Number of stores before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0
-    """The smallest size of blocks that came one by one; in a numbered group, the largest."""
+    """The smallest size among single-block stores, in tokens; in a numbered group, the largest size."""
     divisor: int = 0
-    """The greatest common divisor of these sizes."""
+    """The greatest common divisor of the sizes of single-block stores, in tokens."""
     variable: bool = False
-    """Whether events are radix nodes: two sizes have come, and never several blocks in one event."""
+    """Whether stores are radix nodes: their sizes differ, and no store had several blocks."""
 
     def observe(self, size: int, blocks: int) -> bool:
-        """Learn from a store of ``blocks`` blocks; return whether earlier events would now be treated differently.
+        """Learn from a store of ``blocks`` blocks. Return whether kvbus would now treat earlier stores differently.
 
         Call it for every store of a batch before any of them is applied.
         """
@@ -111,16 +126,19 @@ class BlockSizeDetector(msgspec.Struct):
 
     @property
     def knows(self) -> bool:
-        """Whether any store has been learned from."""
+        """Whether the detector has learned from at least one store."""
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Return whether a single block of this size is a tail: it says nothing about the size of complete blocks."""
+        """Return whether a single block of this size is a tail.
+
+        A tail says nothing about the size of complete blocks.
+        """
         return size < (self.pinned or 0) or (self.numbered and size < self.size)
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += self.support <= YOUNG  # higher counts make no difference
+            self.support += self.support <= YOUNG  # a higher count would change nothing
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):
@@ -137,26 +155,27 @@ class BlockSizeDetector(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Tokens per block of the engine's own blocks; 0 while unknown, or if the blocks vary in size."""
+        """Number of tokens in the engine's blocks; 0 while it is unknown, and if the blocks differ in size."""
         return self.proven or (0 if self.variable else self.single)
 
     @property
     def base(self) -> int:
-        """Tokens per block on the output; 0 while unknown."""
+        """Number of tokens in the blocks that routers get; 0 while it is unknown."""
         if self.pinned is not None:
             return self.pinned
         return self.divisor if self.variable else self.size
 
     def is_native(self, size: int) -> bool:
-        """Return whether blocks of this size are sent unchanged."""
+        """Return whether kvbus sends blocks of this size unchanged."""
         own = self.size
         return size == own == (self.pinned or own)
 
     def treatment(self, size: int, blocks: int = 1, *, fine: bool = True) -> Treatment:
-        """Return the treatment of a store of ``blocks`` blocks of this size. Call after :meth:`observe`.
+        """Return the treatment of a store of ``blocks`` blocks of this size. Call :meth:`observe` for the store first.
 
-        ``fine`` says whether the store's medium has blocks of the group's own size. If it has none (a tier with larger
-        chunks), a larger block repeats nothing: it is cut into blocks of the output's size.
+        ``fine`` says whether the medium of the store also has blocks of the group's own size. If it has none, as a
+        memory tier with larger chunks, a larger block repeats no other block. kvbus then cuts it into blocks of the
+        output's size.
         """
         own = self.size
         pinned = self.pinned or own
@@ -170,27 +189,29 @@ class BlockSizeDetector(msgspec.Struct):
 
 
 class GroupSizes:
-    """The block sizes of one group. They are learned from one medium and apply to all media.
+    """The block sizes of one group. kvbus learns them from the stores on one medium, and applies them to all media.
 
     Args:
-        detector: learns the sizes.
-        medium: the medium they are learned from: the device, or the group's first medium until the device stores. Empty
-            until a store with tokens has come.
+        detector: the detector that learns the sizes.
+        medium: the medium whose stores the detector sees: the device, or the group's first medium until the device has
+            stored blocks. Empty until a store with tokens has come.
     """
 
     def __init__(self, detector: BlockSizeDetector, medium: str) -> None:
         self.detector = detector
         self.medium = medium
         self.fine = {medium}
-        """Media that have stored blocks of the group's own size. Only on these does a larger block repeat smaller
-        ones."""
+        """Media that have stored blocks of the group's own size.
+
+        Only on these media does a larger block repeat smaller ones.
+        """
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
-        """Return whether the sizes have to be learned again, starting with this store.
+        """Return whether a new detector has to learn the sizes, beginning with this store.
 
-        The device takes precedence over every other medium. Until the device stores, several blocks of a finer size
-        take precedence over coarser blocks. If the device confirms the known size, it becomes the medium without a
-        restart.
+        The device is preferred to every other medium. Until the device stores blocks, a store of several smaller blocks
+        is preferred to the known size. If the first store on the device has the known size, the detector goes on with
+        the device.
         """
         if not self.detector.knows:
             return medium != self.medium
@@ -206,15 +227,15 @@ class GroupSizes:
 
 
 class BlockSizes:
-    """The block sizes of one source.
+    """The block sizes of one source, for each group.
 
     Args:
-        pinned: the operator's block size.
-        index: the live blocks.
+        pinned: the block size that the operator has configured; None if there is none.
+        index: the live blocks of the source.
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
-        relearned: whether announced blocks would now be treated differently. The caller resets it.
+        relearned: whether kvbus would now treat announced blocks differently. The caller resets it.
     """
 
     def __init__(self, pinned: int | None, index: Index) -> None:
@@ -224,7 +245,7 @@ class BlockSizes:
         self.relearned = False
 
     def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
-        """Learn from a store. A store without tokens counts only until a store of its group with tokens comes."""
+        """Learn from a store. A store without tokens counts only until its group has a store with tokens."""
         sizes = self.groups.get(group)
         if sizes is not None and not tokens:
             return
@@ -241,23 +262,27 @@ class BlockSizes:
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
             table = self._index.tables.get((group, medium))
-            self.relearned |= table is not None and len(table.refs) > 0  # cut blocks repeat these ones
+            # sub-blocks of larger blocks repeat these blocks
+            self.relearned |= table is not None and len(table.refs) > 0
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
-        """Return the treatment of a chunk's blocks. A chunk without tokens is never cut: derived hashes need tokens."""
+        """Return the treatment of a chunk's blocks.
+
+        Blocks without tokens are never cut: derived hashes need the tokens.
+        """
         sizes = self.groups[key[0]]
         found = sizes.detector.treatment(chunk.block_size, len(chunk.hashes), fine=key[1] in sizes.fine)
         return Treatment.COARSE if found is Treatment.REBLOCK and chunk.hash_only else found
 
     def dump(self) -> list[Any]:
-        """Return plain data for a restart."""
+        """Return the block sizes as plain data, which a new process can load after a restart."""
         return [
             [group, structs.asdict(each.detector), each.medium, sorted(each.fine)]
             for group, each in self.groups.items()
         ]
 
     def load(self, data: list[Any]) -> None:
-        """Restore the result of :meth:`dump`."""
+        """Restore the block sizes from the result of :meth:`dump`."""
         for group, detector, medium, fine in data:
             sizes = self.groups[group] = GroupSizes(BlockSizeDetector(**detector), medium)
             sizes.fine.update(fine)

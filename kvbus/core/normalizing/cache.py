@@ -1,6 +1,7 @@
-"""One engine's cache as its stream describes it, and the events to send for the current batch.
+"""One engine's cache as its stream describes it, and the outgoing events of the current batch.
 
-Admission, stores, removals, clears and reblocking share one :class:`EngineCache`. It makes no decisions itself.
+The handlers of stores, removals, clears and reblocking share one :class:`EngineCache`. It holds data and counts, and
+makes no decisions.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Stream:
-    """Facts about the engine that the stream of one epoch has shown, except its blocks.
+    """The facts about an engine that the stream of one epoch has shown, except its blocks.
 
     Attributes:
-        integers: number of stores that named their blocks by integers.
-        byte_strings: number of stores that named their blocks by byte strings.
-        groups: groups with at least one store.
-        no_prefix: groups that announced themselves as sliding window, chunked local or mamba.
-        media: media that events have named.
+        integers: number of stores whose hashes are integers.
+        byte_strings: number of stores whose hashes are byte strings.
+        groups: the groups with at least one store.
+        no_prefix: the groups whose blocks no prefix can be matched with (sliding window, chunked local, mamba).
+        media: the media that events have named.
         sizes: the block sizes, by group.
-        clears_all_tiers: whether AllBlocksCleared applies to every tier.
-        presumed: whether kvbus took a clear for a clear of every tier, because no tier except the device had been
-            named. That clear ended the unknown beginning of the epoch.
+        clears_all_tiers: whether AllBlocksCleared applies to every memory tier, and not only to the device.
+        presumed: whether kvbus presumed that a clear applied to every tier, because events had named only the device.
+            kvbus then stopped reporting that earlier batches are missing.
     """
 
     def __init__(self, sizes: BlockSizes) -> None:
@@ -46,21 +47,22 @@ class Stream:
 
 
 class EngineCache:
-    """The cache of one source's engine.
+    """The cache of one source's engine, as kvbus knows it.
 
     Args:
         spec: the configuration of the source.
         stats: the counters of the source.
         index: the live blocks, as routers know them.
-        stream: the facts that the epoch's stream has shown.
+        stream: the facts that the stream of the current epoch has shown.
 
     Attributes:
-        copies: the counts of copies.
-        left_out: the blocks that routers do not know.
-        refused: medium and reason of each refused store. A clear of the medium removes the entry.
-        leaving: the events to send, in order. Removals wait in ``Removals`` until a store is sent.
+        copies: the numbers of copies of blocks.
+        left_out: the blocks in the engine's cache that routers do not get.
+        refused: medium and reason of each refused store. A clear of the medium removes them.
+        leaving: the events to send for the current batch, in order. ``Removals`` holds removals back until a store is
+            sent.
         cleared: for each clear in ``leaving``, a function that builds the equivalent removals.
-        names_cleared: whether some output needs removals in place of a clear.
+        names_cleared: whether some output sends removals in place of a clear.
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index, stream: Stream) -> None:
@@ -82,43 +84,50 @@ class EngineCache:
 
     @property
     def entries(self) -> int:
-        """Number of remembered blocks, live and suppressed."""
+        """Number of blocks that kvbus remembers for this source: live ones, and ones that routers do not get."""
         return self.index.blocks + len(self.left_out)
 
     @property
     def bytes(self) -> int:
-        """Approximate size of all these blocks in bytes."""
+        """Approximate memory that the remembered blocks of this source need, in bytes."""
         return self.index.bytes + self.left_out.bytes
 
     def begin_batch(self) -> None:
-        """Empty the lists of events to send."""
+        """Empty the lists of outgoing events, because the events of a new batch follow."""
         self.leaving, self.cleared = [], []
 
     def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
-        """Count a refused store: the engine holds blocks that the index does not."""
+        """Count a refused store. The engine holds its blocks, but the index does not."""
         self.stats.rejected[reason] += 1
         self.refused.add((medium, reason))
 
     def note(self, reason: Filtered, medium: str) -> None:
-        """Count a store without tokens that some or all routers do not get."""
+        """Count a store without tokens. All routers, or the routers that hash tokens, do not get its blocks."""
         self.stats.filtered[reason] += 1
         self.refused.add((medium, reason))
 
     def has_room(self, blocks: int, held: int) -> bool:
-        """Return whether this number of blocks and bytes may be added; if not, count the refusal."""
+        """Return whether the limits allow to add this many blocks, of ``held`` bytes in total.
+
+        If not, count the refusal.
+        """
         if self.entries + blocks <= self.spec.max_blocks and self.bytes + held <= self.spec.max_index_bytes:
             return True
         self.stats.rejected[Reason.INDEX_FULL] += 1
         return False
 
     def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
-        """Tell routers to forget all blocks. ``removals`` builds the equivalent removals, if an output needs them."""
+        """Append an AllBlocksCleared to the outgoing events.
+
+        ``removals`` is a function that builds the equivalent removals, for outputs that send removals in place of a
+        clear.
+        """
         self.leaving.append(AllBlocksCleared())
         if self.names_cleared:
             self.cleared.append(removals)
 
     def dump(self) -> dict[str, Any]:
-        """Return everything except the blocks as plain data."""
+        """Return everything except the blocks as plain data, which a new process can load after a restart."""
         stream = self.stream
         return {
             "granularity": stream.sizes.dump(),
@@ -133,7 +142,7 @@ class EngineCache:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`. The caller fills the index and the tails."""
+        """Restore the result of :meth:`dump`. The caller adds the blocks of the index and the tail blocks."""
         stream = self.stream
         stream.sizes.load(data["granularity"])
         for group, medium, block, copies in data["coarse"]:

@@ -1,7 +1,7 @@
-"""Apply AllBlocksCleared: decide which tiers it clears and which blocks stay.
+"""Apply AllBlocksCleared: decide which memory tiers it clears, and which blocks stay.
 
-SGLang clears every tier, vLLM only the device. The operator configures which tiers the engine clears, or the stream
-shows it.
+In SGLang, the event clears every tier. In vLLM, it clears only the device. Either the operator has configured which
+tiers the engine clears, or kvbus infers it from the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Clears:
-    """A source's handler of clears."""
+    """The handler of one source's AllBlocksCleared events."""
 
     def __init__(self, cache: EngineCache, removals: Removals) -> None:
         self._cache = cache
@@ -25,7 +25,10 @@ class Clears:
 
     @property
     def all_tiers(self) -> bool:
-        """Whether AllBlocksCleared clears every tier: the operator's choice, otherwise what the stream has shown."""
+        """Whether AllBlocksCleared clears every memory tier of the engine.
+
+        The operator's configuration decides. If it is ``auto``, the first event of the epoch decides.
+        """
         rule = self._cache.spec.clears
         return self._cache.stream.clears_all_tiers if rule == "auto" else rule == "all"
 
@@ -33,29 +36,33 @@ class Clears:
     def empty(self) -> bool:
         """Whether the engine holds no blocks after an AllBlocksCleared.
 
-        That is so if it clears every tier, or if the stream has never named a tier except the device.
+        That is so if the event clears every tier, or if the stream has never named a tier except the device.
         """
         return self.all_tiers or self._cache.media <= {DEVICE_MEDIUM}
 
     def take_for_empty(self) -> bool:
-        """End the unknown beginning of an epoch after a clear of all blocks; return whether the clear is certain."""
+        """Record that a clear has emptied the engine's cache. Missing earlier batches then do not matter any more.
+
+        Return whether it is certain that the cache is empty. It is not if another tier may exist that no event has
+        named yet.
+        """
         self._cache.stream.presumed = not self.all_tiers
         return self.all_tiers
 
     @property
     def tiers_unknown(self) -> bool:
-        """Whether the stream has named another tier since kvbus presumed that a clear was one of every tier.
+        """Whether the stream named another tier after kvbus had presumed that a clear emptied every tier.
 
-        It is then unknown which blocks that tier held at the clear.
+        Then kvbus does not know which blocks that tier held at the clear.
         """
         return self._cache.stream.presumed and not self.empty
 
     def apply(self, medium: str | None, *, second: bool) -> bool:
-        """Apply a clear of every tier (SGLang), of only the device pool (vLLM), or of one medium (ATOM).
+        """Apply a clear of every tier (SGLang), of only the device's pool (vLLM), or of the named medium (ATOM).
 
-        vLLM resets the blocks that its pool has moved to other tiers by a ``second`` clear in the same batch. If blocks
-        on other tiers stay live, kvbus sends removals in place of the clear: routers drop all blocks at an
-        AllBlocksCleared.
+        A ``second`` clear in the same batch is how vLLM resets the blocks that it has moved to other tiers. Routers
+        drop the blocks of all tiers at an AllBlocksCleared. So if blocks on other tiers stay live, kvbus sends removals
+        in place of it.
 
         Args:
             medium: the index key of the medium that the clear names; None if it names none.
@@ -80,7 +87,7 @@ class Clears:
         return emptied
 
     def _survivors(self, medium: str | None, *, second: bool) -> AbstractSet[str]:
-        """Return the media whose blocks survive a clear."""
+        """Return the media whose blocks stay live after a clear."""
         cache = self._cache
         media = cache.index.media_names | cache.left_out.media | {each for each, _ in cache.refused}
         if medium is not None:
@@ -88,7 +95,7 @@ class Clears:
         return {each for each in media if not self.all_tiers and (each == DEVICE_MEDIUM) == second}
 
     def _remove_all(self, media: AbstractSet[str]) -> None:
-        """Remove all blocks on these media one by one."""
+        """Remove all blocks on these media one by one, so that routers get removals and not a clear."""
         index = self._cache.index
         for key, table in index.tables_on(media):
             table.copies.clear()
@@ -97,17 +104,19 @@ class Clears:
         index.drop_empty(media)
 
     def _clear(self) -> None:
-        """Forget all blocks. Send routers a clear, unless the last event to send is a clear.
+        """Remove all blocks.
 
-        Some routers need removals in place of the clear (:mod:`kvbus.core.outputs.fitting`). These name the blocks that
-        routers held before the clear, so the index is kept for them.
+        Append an AllBlocksCleared to the outgoing events, unless their last one is an AllBlocksCleared.
+
+        Some routers need removals in place of the clear (:mod:`kvbus.core.outputs.fitting`). These removals name the
+        blocks that routers held before the clear, so kvbus keeps the old index until they are built.
         """
         cache = self._cache
         last = Index()
         if cache.names_cleared:
             self._removals.put_back()
             last = cache.index.given_up()
-        self._removals.drop()  # the clear covers these removals
+        self._removals.drop()  # the clear replaces these removals
         if not (cache.leaving and isinstance(cache.leaving[-1], AllBlocksCleared)):
             cache.clear_leaves(lambda: removals_of(last))
         cache.index.clear()

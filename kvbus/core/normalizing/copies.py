@@ -1,9 +1,9 @@
 """Count the physical copies of each block.
 
-vLLM stores a hash once for each physical copy, and removes it as often (``count``). Other engines remove a block only
-once, with its last copy (``last``), or announce a live block again although there is no new copy (``ignore``). The
-stream does not show what the engine does, so the operator configures it. A removal with ``remaining_copy_counts``
-overrides the configured rule.
+vLLM sends a store for each physical copy of a block, and a removal for each copy, too (``count``). Other engines send
+only one removal, when the last copy is gone (``last``), or store a live block again although there is no new copy
+(``ignore``). The stream does not show which rule holds, so the operator configures it. A removal with the field
+``remaining_copy_counts`` overrides the configured rule.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta
 
 
 class Copies:
-    """A source's counter of the copies of blocks beyond the first one.
+    """The counter of one source's copies of blocks, beyond the first copy of each.
 
     Args:
-        rule: the operator's choice.
+        rule: the rule that the operator has configured.
         stats: the counters of the source.
 
     Attributes:
-        counted: whether each store of a live block adds a copy and each removal takes one copy away.
+        counted: whether each store of a live block adds a copy, and each removal takes one copy away.
     """
 
     def __init__(self, rule: Duplicates, stats: SourceStats) -> None:
@@ -39,7 +39,7 @@ class Copies:
         self._stats = stats
 
     def store(self, table: Table, chunk: Chunk) -> None:
-        """Count a store's live blocks as further copies. At least one block must be live."""
+        """Count the live blocks of a store as further copies. At least one of its blocks must be live."""
         live = [block for block in chunk.hashes if block in table.blocks]
         for block in live:
             self.add(table, block, 1)
@@ -51,12 +51,12 @@ class Copies:
             self._stats.reannounced += 1
 
     def add(self, table: Table, block: Hash, copies: int) -> None:
-        """Add further copies of a live block."""
+        """Add ``copies`` further copies to a live block."""
         if self.counted and copies:
             table.copies[block] = table.copies.get(block, 0) + copies
 
     def take(self, table: Table, block: Hash) -> bool:
-        """Remove one copy of a live block; return whether the block stays live."""
+        """Take one copy away from a live block. Return whether the block stays live, because other copies remain."""
         further = table.copies.pop(block, 0)
         if not further or not self.counted:
             return False
@@ -65,7 +65,10 @@ class Copies:
         return True
 
     def leave(self, table: Table | None, block: Hash, left: int) -> bool:
-        """Set the copies of a block to the engine's own count (vllm#48933); return whether the block stays live."""
+        """Set the number of a block's copies to ``left``, the engine's own count. Return whether the block stays live.
+
+        The engine sends its own count in removals, as vllm#48933 proposes.
+        """
         if table is None or block not in table.blocks:
             return False
         table.copies.pop(block, None)
@@ -77,8 +80,11 @@ class Copies:
 
 
 def counts_left(event: BlockRemoved) -> list[int] | None:
-    """Return each block's remaining copies after a removal; None unless the engine gives a count for every block."""
-    said: Any = event.remaining_copy_counts  # a field of raw msgpack may be UNSET
+    """Return the number of copies that each block of a removal still has, by the engine's own count.
+
+    Return None unless the removal has a valid count for every block.
+    """
+    said: Any = event.remaining_copy_counts  # msgspec leaves a missing raw field UNSET
     if said is msgspec.UNSET:
         return None
     try:
@@ -89,7 +95,7 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
 
 def _collisions(table: Table, chunk: Chunk, live: list[Hash]) -> int:
-    """Return how many live blocks of a store are held with different tokens."""
+    """Return the number of live blocks of a store that the index holds with different tokens."""
     blocks = table.blocks
     doubtful = [block for block in live if blocks[block].tokens != chunk.tokens]
     if not doubtful or chunk.hash_only:

@@ -1,9 +1,9 @@
-"""Blocks that kvbus does not announce to routers, but remembers so that it recognizes their removals.
+"""Remember blocks that kvbus does not announce to routers, so that it recognizes the engine's removals of them.
 
-*Coarse* blocks repeat the blocks of a finer stream. kvbus remembers only the number of copies of each. *Tail blocks*
-are the ends of prompts that do not fill a block: vLLM announces them before the block is full, and removes them once it
-is full. kvbus keeps tail blocks with their tokens, because it has to announce them if the group's blocks turn out to be
-of their size.
+*Coarse* blocks are large blocks whose tokens the engine also announces in smaller blocks. kvbus remembers only the
+number of copies of each. *Tail blocks* are the ends of prompts that do not fill a block: vLLM announces them before the
+block is full, and removes them once it is full. kvbus remembers tail blocks with their tokens, because it has to
+announce them if it learns that the group's blocks have their size.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[TableKey, Chunk], Treatment]
-"""Function that returns the treatment of the blocks of a table's chunk."""
+"""Function that returns the treatment of a chunk's blocks, by the key of their table and the chunk."""
 
 _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
 
 class SuppressedBlocks:
-    """The blocks of one source that are in the engine's cache but not in the index.
+    """The blocks of one source that are in the engine's cache but not in the index of live blocks.
 
     Args:
-        stats: counts the suppressed blocks.
-        copies: decides whether each copy of a block needs its own removal.
+        stats: the counters of the source, which count these blocks.
+        copies: the counter of copies, which decides whether each copy of a block needs its own removal.
     """
 
     def __init__(self, stats: SourceStats, copies: Copies) -> None:
         self._stats = stats
         self._copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
-        """Number of copies, by table and hash. No table is empty."""
+        """For each table with coarse blocks, the number of copies of each coarse block, by hash."""
         self._coarse_blocks = 0
         self.tails = Index()
 
@@ -45,22 +45,22 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """Approximate size of these blocks in bytes."""
+        """Approximate memory that these blocks need, in bytes."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
     def media(self) -> set[str]:
-        """All media with a suppressed block."""
+        """All media on which the engine has a block that kvbus does not announce."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
-        """Return the number of blocks of a chunk that are not remembered yet."""
+        """Return the number of blocks of a chunk that are not remembered here yet."""
         tails = self.tails.tables.get(key)
         held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
         return sum(block not in held for block in chunk.hashes)
 
     def store(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
-        """Remember the blocks of a store."""
+        """Remember the blocks of a store that is not announced, as coarse blocks or as a tail block."""
         if treatment is Treatment.TAIL:
             self._store_tail(key, chunk.hashes[0], chunk, 0)
             return
@@ -69,13 +69,16 @@ class SuppressedBlocks:
             self.add_coarse(key, block, 1)
 
     def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
-        """Add a number of copies to a coarse block."""
+        """Remember ``copies`` copies of a coarse block, besides the copies that are remembered already."""
         table = self.coarse.setdefault(key, {})
         self._coarse_blocks += block not in table
         table[block] = table.get(block, 0) + copies
 
     def _store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
-        """Remember a tail with ``copies`` further copies. If the tail is known, count it as one further copy, too."""
+        """Remember a tail block with ``copies`` further copies.
+
+        If it is remembered already, this store is a further copy, too.
+        """
         self._stats.filtered[Filtered.TAIL] += 1
         table = self.tails.table(*key)
         if block in table.blocks:
@@ -87,11 +90,14 @@ class SuppressedBlocks:
     # -- removals --------------------------------------------------------------------------------------------------
 
     def coarse_with(self, medium: str, block: Hash) -> set[TableKey]:
-        """Return every table that has this coarse block on this medium."""
+        """Return the keys of the tables on this medium that have the coarse block."""
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
-        """Forget a coarse block, or one copy of it; return False if it is not remembered."""
+        """Remove one copy of a coarse block, or the block if copies are not counted.
+
+        Return whether the block was remembered.
+        """
         table = self.coarse.get(key, {})
         left = table.get(block)
         if left is None:
@@ -107,9 +113,9 @@ class SuppressedBlocks:
         return True
 
     def remove_tail(self, key: TableKey, block: Hash) -> bool:
-        """Forget a tail, or one copy of it; return False if it is not remembered.
+        """Remove one copy of a tail block, or the block if it has no other copy. Return whether the block was found.
 
-        If the removal names no group, remove the tail only if exactly one group has it.
+        If the engine's removal names no group, the block is found only if exactly one group has it.
         """
         table = self.tails.tables.get(key)
         if table is None or block not in table.blocks:
@@ -123,7 +129,7 @@ class SuppressedBlocks:
         return True
 
     def keep(self, media: AbstractSet[str]) -> None:
-        """Forget the blocks on all media except these."""
+        """Forget the blocks on all media that are not in ``media``."""
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
@@ -131,7 +137,10 @@ class SuppressedBlocks:
     # -- other block sizes -----------------------------------------------------------------------------------------
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Move the blocks that are not announced any more from the index to here. The caller recounts both."""
+        """Move the blocks of a table that are not announced any more out of the index.
+
+        The caller then counts all blocks again.
+        """
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key, chunk)
             if treatment not in _ANNOUNCED:
@@ -139,7 +148,10 @@ class SuppressedBlocks:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Move the tails that are now announced into the index. The caller recounts both."""
+        """Move the tail blocks that have to be announced now into the index.
+
+        The caller then counts all blocks again.
+        """
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):
                 treatment = treatment_of(key, chunk)

@@ -1,4 +1,4 @@
-"""The normalizer of one source. The package docstring describes the steps."""
+"""The normalizer of one source. The docstring of :mod:`kvbus.core.normalizing` describes its rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
 
 
 class Normalizer:
-    """A source's normalizer: makes events that routers can rely on, and keeps the index of live blocks.
+    """The normalizer of one source.
+
+    It makes events that routers can rely on, and keeps the index of the source's live blocks.
 
     Args:
         spec: the configuration of the source.
@@ -53,12 +55,12 @@ class Normalizer:
     # -- batch by batch --------------------------------------------------------------------------------------------
 
     def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
-        """Apply one batch; return the events to send.
+        """Apply one batch to the index, and return the events that routers get.
 
         Args:
-            batch: the decoded batch. Its rejects are not counted yet.
-            first_of_epoch: whether this batch has seq 0. An engine whose first event is AllBlocksCleared is SGLang: its
-                clear resets every tier. vLLM's clear resets only the GPU pool.
+            batch: the decoded batch. Its undecodable events (``rejects``) are not counted yet.
+            first_of_epoch: whether this batch has seq 0. If its first event is AllBlocksCleared, the engine is SGLang,
+                whose clears apply to every memory tier. vLLM's clears apply only to the GPU.
         """
         cache, sizes = self._cache, self._cache.stream.sizes
         cache.begin_batch()
@@ -83,7 +85,10 @@ class Normalizer:
         return cache.leaving
 
     def _clear(self, run: Iterable[Step], clears: int) -> int:
-        """Apply clears; return the number of clears without a medium in the batch so far."""
+        """Apply consecutive clears.
+
+        Return the number of clears without a medium in the batch so far, for the next call.
+        """
         for event in cast("Iterable[AllBlocksCleared]", run):
             whole = clears_all(event)
             self.emptied = self.clears.apply(None if whole else medium_key(event.medium), second=whole and clears > 0)
@@ -91,7 +96,10 @@ class Normalizer:
         return clears
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
-        """Remove the given blocks (group, medium, hash) with all their copies; return the events to send."""
+        """Remove blocks whose lifetime has ended, with all their copies. Return the removals to send.
+
+        ``blocks`` has the group, the medium and the hash of each block.
+        """
         self._cache.begin_batch()
         for group, medium, block in blocks:
             table = self.index.tables.get((group, medium))
@@ -103,11 +111,14 @@ class Normalizer:
         return self._cache.leaving
 
     def missed(self, reason: Reason) -> None:
-        """Count a batch that cannot be decoded. The live blocks stay."""
+        """Count a batch that cannot be decoded. The live blocks stay as they are."""
         self._admission.count_rejects([reason])
 
     def reset(self, *, same_epoch: bool = False) -> None:
-        """Forget the cache. In the same epoch, keep what the stream has shown about its engine."""
+        """Forget all blocks of the engine.
+
+        In the same epoch, keep the other facts that the stream has shown about the engine.
+        """
         stream, names_cleared = self._cache.stream, self.names_cleared
         stream.media |= self.index.media_names
         self.index.clear()
@@ -115,14 +126,17 @@ class Normalizer:
         self.names_cleared = names_cleared
 
     def announce(self) -> Iterable[AnyEvent]:
-        """Return the stores that rebuild the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
+        """Return the stores from which a reader without any block builds all live blocks of the source.
+
+        See :func:`kvbus.core.blocks.announce.announce`.
+        """
         return announce(self.index)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def names_cleared(self) -> bool:
-        """Whether some output needs removals in place of a clear."""
+        """Whether some output sends removals of single blocks in place of an AllBlocksCleared."""
         return self._cache.names_cleared
 
     @names_cleared.setter
@@ -131,96 +145,111 @@ class Normalizer:
 
     @property
     def cleared(self) -> list[Callable[[], Sequence[AnyEvent]]]:
-        """For each clear in the last batch, a function that builds the equivalent removals (:attr:`names_cleared`)."""
+        """For each AllBlocksCleared in the last batch's events, a function that builds the equivalent removals.
+
+        The list is empty unless some output sends removals in place of clears (:attr:`names_cleared`).
+        """
         return self._cache.cleared
 
     @property
     def block_size(self) -> int | None:
-        """Tokens per block of the first prefix-carrying group, once known."""
+        """Number of tokens in the blocks that routers get, of the first group with a known size.
+
+        Without such a group, it is the configured size; None if there is none.
+        """
         known = (sizes.detector.base for sizes in self._cache.stream.sizes.groups.values())
         return next((base for base in known if base), self.spec.block_size)
 
     @property
     def engine_block_size(self) -> int:
-        """Tokens per engine block in the first group; 0 while unknown, or if the blocks vary in size."""
+        """Number of tokens in the engine's blocks, of the first group with a known size.
+
+        It is 0 while every size is unknown, and if the blocks differ in size.
+        """
         known = (sizes.detector.size for sizes in self._cache.stream.sizes.groups.values())
         return next((size for size in known if size), 0)
 
     @property
     def only_without_prefix(self) -> bool:
-        """Whether groups have announced blocks and none of these groups carries prefixes."""
+        """Whether the engine has announced blocks, but only of groups whose blocks no prefix can be matched with."""
         stream = self._cache.stream
         return bool(stream.no_prefix) and stream.groups <= stream.no_prefix
 
     @property
     def first_group(self) -> int | None:
-        """The first prefix-carrying group of the epoch; None if groups have no number."""
+        """The first group of the epoch whose blocks kvbus sends; None if the engine does not number its groups."""
         return next(iter(self._cache.stream.sizes.groups), None)
 
     @property
     def known_groups(self) -> int:
-        """Number of groups with stores in this epoch, at most ``max_groups``."""
+        """Number of groups that have had stores in this epoch, up to the limit ``max_groups``."""
         return len(self._cache.stream.groups)
 
     @property
     def full(self) -> bool:
-        """Whether the index refused stores at its limit and no clear has come since.
+        """Whether the index refused stores because of a limit, and the engine has not cleared its cache since.
 
-        The index is then exact about the blocks it holds, but it is not complete.
+        The blocks in the index are then live, but other live blocks are missing.
         """
         return not self.refused.isdisjoint({Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS})
 
     @property
     def refused(self) -> set[str]:
-        """Reasons why stores were refused whose blocks the engine may still hold."""
+        """The reasons of refused stores whose blocks the engine may still hold."""
         return {reason for _, reason in self._cache.refused if reason != Filtered.HASH_ONLY}
 
     @property
     def hash_only(self) -> bool:
-        """Whether blocks with unknown tokens were stored and no clear has come since."""
+        """Whether the engine has stored blocks whose tokens are unknown, and has not cleared its cache since."""
         return any(reason == Filtered.HASH_ONLY for _, reason in self._cache.refused)
 
     @property
     def counts_copies(self) -> bool:
-        """Whether a live block stays until it has had as many removals as stores."""
+        """Whether a block stays live until it has had as many removals as stores."""
         return self._cache.copies.counted
 
     @property
     def entries(self) -> int:
-        """Number of remembered blocks (live and suppressed), at most ``max_blocks``."""
+        """Number of blocks that kvbus remembers for this source, up to the limit ``max_blocks``.
+
+        Live blocks count, and so do blocks that routers do not get.
+        """
         return self._cache.entries
 
     @property
     def index_bytes(self) -> int:
-        """Approximate size in bytes of all remembered blocks, at most ``max_index_bytes``."""
+        """Approximate memory in bytes that the remembered blocks need, up to the limit ``max_index_bytes``."""
         return self._cache.bytes
 
     # -- state across a restart ----------------------------------------------------------------------------------------
 
     @property
     def tails(self) -> Index:
-        """The suppressed tail blocks, as a separate index."""
+        """The tail blocks, which routers do not get, as a separate index."""
         return self._cache.left_out.tails
 
     @property
     def indexes(self) -> tuple[Index, Index]:
-        """The index of the live blocks and the index of the tails."""
+        """The index of the live blocks and the index of the tail blocks."""
         return self.index, self.tails
 
     def merge_overlays(self) -> None:
-        """Merge copy-on-write overlays back; see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        """Merge the copy-on-write overlays of both indexes, unless a snapshot still needs the frozen state.
+
+        See :meth:`kvbus.core.blocks.index.Table.merge_overlay`.
+        """
         for index in self.indexes:
             index.merge_overlays()
 
     def count(self) -> None:
-        """Count all blocks again, after the caller put in blocks without counting them."""
+        """Count all blocks of both indexes again. Call it after blocks were added without being counted."""
         for index in self.indexes:
             index.count()
 
     def dump(self) -> dict[str, Any]:
-        """Return everything except the blocks as plain data."""
+        """Return everything except the blocks as plain data, which a new process can load after a restart."""
         return self._cache.dump()
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`. The caller fills the index and the tails."""
+        """Restore the result of :meth:`dump`. The caller adds the blocks of both indexes."""
         self._cache.load(data)

@@ -1,12 +1,12 @@
-"""Cut the engine's blocks into sub-blocks of the output's size, and count the blocks that contain each sub-block.
+"""Cut the engine's blocks into sub-blocks of the output's block size, and count how many blocks contain each sub-block.
 
 A sub-block has a *derived hash*: ``blake2b(msgpack([parent, salt, tokens]), person="kvbus.block.v1")``. Its parent is
-the preceding sub-block. So equal prefixes get equal hashes on every kvbus and in every run, however the engine divides
-them into blocks. If the engine's hashes are integers, a derived hash has eight bytes, read as an unsigned 64-bit
-integer. If they are bytes, it has 32 bytes.
+the preceding sub-block. So equal prefixes get equal hashes on every kvbus and after every restart, no matter how the
+engine divides them into blocks. If the engine's hashes are integers, a derived hash has eight bytes, read as an
+unsigned 64-bit integer. If the engine's hashes are bytes, a derived hash has 32 bytes.
 
-Several engine blocks may contain the same sub-block (SGLang's radix nodes overlap). The sub-block is stored with the
-first of these blocks, and removed with the last one.
+Several blocks of the engine may contain the same sub-block (SGLang's radix nodes overlap). The sub-block is stored with
+the first of these blocks, and removed with the last one.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from kvbus.core.wire.tokens import divide
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 SubBlocks = dict[Hash, tuple[Hash | None, Chunk]]
-"""The parent and the chunk of each sub-block, by derived hash."""
+"""For each sub-block, by its derived hash: the hash of its parent, and the chunk that contains the sub-block."""
 
 
 class Reblocking:
-    """A source's reblocking: cuts blocks, and holds back the removals of sub-blocks during a batch.
+    """The handler of one source's sub-blocks: it cuts blocks, and holds removals of sub-blocks back during a batch.
 
-    The removal of a sub-block is sent at the end of the batch, unless a later event stores it again. That happens when
-    a radix node is split: it is removed, and stored again as two nodes. A router with a tree would lose all blocks
-    after a removed one.
+    kvbus sends the removal of a sub-block only at the end of the batch, and only if no later event of the batch stores
+    the sub-block again. A later store comes when the engine splits a radix node: it removes the node and stores two new
+    ones. In between, a router that keeps a tree would lose all descendants of a removed block.
 
     Attributes:
-        removed: sub-blocks whose removal has not been sent yet, by table.
+        removed: the sub-blocks whose removal is held back, by table.
     """
 
     def __init__(self, cache: EngineCache) -> None:
@@ -50,13 +50,16 @@ class Reblocking:
         self.removed: dict[TableKey, SubBlocks] = {}
 
     def cut(self, key: TableKey, chunk: Chunk) -> None:
-        """Give a chunk the derived hashes of its sub-blocks."""
+        """Cut the blocks of a chunk: give the chunk the derived hashes of its sub-blocks."""
         sizes = self._cache.stream.sizes.groups[key[0]]
         before = out_parent(self._cache.index, key[0], chunk.parent)
         chunk.reblock_into(derive_chunk(chunk, sizes.detector.base, before), before)
 
     def add(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
-        """Count the sub-blocks of blocks ``[a, b)``; return the positions of sub-blocks that routers do not have."""
+        """Count the sub-blocks of the chunk's blocks ``[a, b)`` as live.
+
+        Return the positions of those that routers lack.
+        """
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         new = []
@@ -69,7 +72,7 @@ class Reblocking:
         return new
 
     def remove(self, key: TableKey, chunk: Chunk, block: Hash) -> None:
-        """Remove the sub-blocks of a block, except sub-blocks that another live block contains."""
+        """Remove the sub-blocks of a removed block, except sub-blocks that another live block contains."""
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         first = chunk.hashes.index(block) * per_block
@@ -81,7 +84,7 @@ class Reblocking:
                 self.removed.setdefault(key, {})[name] = (derived[at - 1] if at else chunk.out_parent, chunk)
 
     def rebuild(self) -> None:
-        """Clear the routers and announce all blocks again, after the block sizes have changed."""
+        """Send a clear and announce all live blocks again, because kvbus has learned another block size."""
         cache, index, left_out = self._cache, self._cache.index, self._cache.left_out
         known = removals_of(index) if cache.names_cleared else []
         cache.clear_leaves(lambda: known)
@@ -104,7 +107,10 @@ class Reblocking:
 
 
 def derive_chunk(chunk: Chunk, base: int, parent: Hash | None) -> list[Hash]:
-    """Return the derived hashes of a chunk's sub-blocks. ``parent`` is the hash of the sub-block before them."""
+    """Return the derived hashes of a chunk's sub-blocks of ``base`` tokens.
+
+    ``parent`` is the hash of the sub-block before the first one; None at the beginning of a prompt.
+    """
     meta = chunk.meta
     keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
     as_bytes = isinstance(chunk.hashes[0], bytes)
@@ -122,7 +128,10 @@ def derive_chunk(chunk: Chunk, base: int, parent: Hash | None) -> list[Hash]:
 
 
 def derive(parent: Hash | None, tokens: Sequence[Any] | Raw, salt: bytes, *, as_bytes: bool) -> Hash:
-    """Return the hash of the sub-block after ``parent``. ``salt`` separates equal tokens (LoRA, cache salt)."""
+    """Return the derived hash of the sub-block after ``parent``.
+
+    ``salt`` distinguishes equal tokens whose cached values differ (other LoRA adapter, other cache salt).
+    """
     size = 32 if as_bytes else 8
     digest = blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
     return digest if as_bytes else int.from_bytes(digest, "big")

@@ -1,8 +1,9 @@
-"""Apply the removals of one source: drop blocks from the index at once, and send removals leaf first.
+"""Apply the removals of one source: remove blocks from the index immediately, and send removals to routers leaf first.
 
-A *run* is all removals up to the next store that is sent. A run is sent unchanged if each of its events removes the
-last copy of live blocks, in their stored spelling, children before parents. Otherwise kvbus sends the removed blocks in
-new events, children before parents: a router that keeps a tree (Dynamo) loses the descendants of a removed inner block.
+A *run* consists of all removals up to the next store that is sent. kvbus sends the events of a run unchanged if each of
+them removes the last copies of live blocks, names their medium and group as the stores did, and has children before
+parents. Otherwise kvbus sends the removed blocks in new events, children before parents: a router that keeps a tree
+(Dynamo) loses the descendants of a block that is removed before its children.
 """
 
 from __future__ import annotations
@@ -22,34 +23,38 @@ from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
 
 Gone = tuple[Hash, Hash | None]
-"""A removed block, and its parent."""
+"""The hash of a removed block, and the hash of its parent."""
 
 
 class Removals:
-    """A source's handler of removals: removes blocks from the cache, and queues removals for routers."""
+    """The handler of one source's removals: it removes blocks from the cache, and queues removals for routers."""
 
     def __init__(self, cache: EngineCache, reblocking: Reblocking) -> None:
         self._cache = cache
         self._reblocking = reblocking
 
-        # The current run.
+        # The removals since the last store that was sent (the current run).
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
-        """Blocks removed from the index, in removal order, by table. The tables are in the order of the events."""
+        """For each table, the blocks that the current run has removed from the index, in the order of their removal.
+
+        The tables have the order of the events.
+        """
         self._events: list[BlockRemoved] = []
         self._as_they_came = True
-        """Whether the run's events may be sent unchanged, provided that the order of their blocks is right."""
+        """Whether the events of the current run may be sent unchanged, unless one of them has a parent before its
+        child."""
 
         # The current batch.
         self._removed: dict[tuple[int | None, Hash], Chunk] = {}
-        """The chunk of each removed block, by group and hash."""
+        """The chunk of each block that the current batch has removed, by group and hash."""
         self._unknown: dict[int | None, int] = {}
-        """Number of removed blocks that were not known, by group."""
+        """For each group, the number of unknown blocks that removals of the current batch have named."""
 
     def remove(self, event: BlockRemoved) -> None:
-        """Apply one event."""
+        """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
         key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
         counts = counts_left(event)
-        said: Any = event  # fields of raw msgpack may be UNSET
+        said: Any = event  # msgspec leaves missing raw fields UNSET
         unchanged = said.locality is said.ownership is said.remaining_copy_counts is UNSET
         if key in self._cache.index.tables:
             self._gone.setdefault(key, {})
@@ -64,12 +69,16 @@ class Removals:
             self._as_they_came = False
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
-        """Remove one copy of a block without an event of the engine."""
+        """Remove one copy of a block for which the engine has sent no removal."""
         self._as_they_came = False
         self._take(key, block)
 
     def _take(self, key: TableKey, block: Hash) -> Chunk | None:
-        """Remove one copy of a block. Return its chunk if routers know the block by its own hash and it is gone."""
+        """Remove one copy of a block.
+
+        Return the chunk of the block if the last copy is gone and routers know the block by the engine's hash,
+        otherwise None.
+        """
         cache, group = self._cache, key[0]
         meant = self._meant(key, block)
         if meant is None:
@@ -94,7 +103,10 @@ class Removals:
         return chunk
 
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
-        """Return the table that a removal refers to; None if it names no group and several groups have the block."""
+        """Return the key of the table whose block a removal names.
+
+        Return None if the removal names no group and several groups have the block.
+        """
         group, medium = key
         if group is not None:
             return key
@@ -108,18 +120,18 @@ class Removals:
         return holders.pop() if len(holders) == 1 else None
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:
-        """Return the chunk of a block that this batch has removed."""
+        """Return the chunk of a block that the current batch has removed; None if the batch has not removed it."""
         return self._removed.get((group, block))
 
     # -- sending removals ----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send the removals of the run, except those of sub-blocks."""
+        """Append the queued removals to the outgoing events, except removals of sub-blocks."""
         if self._gone or not self._as_they_came:
             self._end_run({})
 
     def flush_all(self) -> None:
-        """Send all removals, including those of sub-blocks that were not stored again."""
+        """Append all queued removals to the outgoing events. Include sub-blocks that were not stored again."""
         if self._reblocking.removed:
             self._end_run(self._reblocking.removed)
             self._reblocking.removed = {}
@@ -127,12 +139,15 @@ class Removals:
             self.flush()
 
     def drop(self) -> None:
-        """Forget the unsent removals. Call it when a clear covers them."""
+        """Forget the queued removals, because routers get an AllBlocksCleared."""
         self._gone, self._events, self._as_they_came = {}, [], True
         self._reblocking.removed = {}
 
     def finish(self) -> None:
-        """End the batch: send the removals, and count unknown blocks. Only now are the left-out groups certain."""
+        """End the batch: append all queued removals to the outgoing events, and count the unknown blocks by reason.
+
+        The reason is certain only now, because the complete batch shows which groups kvbus leaves out.
+        """
         self.flush_all()
         for group, count in self._unknown.items():
             left_out = group in self._cache.stream.no_prefix
@@ -141,7 +156,10 @@ class Removals:
         self._removed.clear()
 
     def put_back(self) -> None:
-        """Put blocks with an unsent removal back into the index. The caller then discards the index."""
+        """Put the blocks of queued removals back into the index: routers still have them.
+
+        The caller then replaces the index, and builds removals from it.
+        """
         for key, gone in self._gone.items():
             self._cache.index.table(*key).blocks.update(gone)
         for key, names in self._reblocking.removed.items():
@@ -152,7 +170,7 @@ class Removals:
                 table.sub_blocks += 1
 
     def _end_run(self, sub_blocks: dict[TableKey, SubBlocks]) -> None:
-        """Send the removals of the run and of these sub-blocks, table by table."""
+        """Append the removals of the run and of ``sub_blocks`` to the outgoing events, table by table."""
         gone, events, as_they_came = self._gone, self._events, self._as_they_came
         self._gone, self._events, self._as_they_came = {}, [], True
         orders: dict[TableKey, list[Hash]] = {}
@@ -168,7 +186,10 @@ class Removals:
             self._leave(order, chunks)
 
     def _leave(self, order: list[Hash], chunks: dict[Hash, Chunk]) -> None:
-        """Send removals of one table's blocks in this order, one event for each run of blocks with the same fields."""
+        """Append removals of one table's blocks to the outgoing events, in the order ``order``.
+
+        Consecutive blocks with the same medium and group share an event of up to :data:`MAX_RUN` blocks.
+        """
         for (medium, group_idx, hash_only), run in groupby(order, lambda block: _spelling(chunks[block])):
             names = tuple(run)
             kind: type[BlockRemoved] = HashOnlyRemoved if hash_only else BlockRemoved
@@ -177,12 +198,12 @@ class Removals:
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
-    """Return the fields that a removal of blocks of this chunk carries."""
+    """Return the fields that a removal of this chunk's blocks needs: medium, group, whether tokens are unknown."""
     return chunk.meta.medium, chunk.meta.group_idx, chunk.hash_only
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
-    """Return whether an engine's removal has the fields that kvbus would give to a removal of this chunk's blocks."""
+    """Return whether an engine's removal has the same fields as kvbus's own removal of this chunk's blocks."""
     meta = chunk.meta
     return meta.medium == event.medium and meta.group_idx == event.group_idx and not chunk.hash_only
 
@@ -191,9 +212,10 @@ def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
 
 
 def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
-    """Return the hashes of removed blocks, children before parents, otherwise in their original order.
+    """Return the hashes of removed blocks with children before parents, otherwise in their original order.
 
-    Cycles (possible where hashes are not chained, SGLang before 0.5.8) are broken at the member named first.
+    Blocks may form a cycle if an engine's hashes do not include the parent (SGLang before 0.5.8). The member of the
+    cycle that comes first is then treated as its root.
     """
     members = {block for block, _ in gone}
     children: dict[Hash, list[Hash]] = {}
@@ -216,7 +238,7 @@ def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
 
 
 def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
-    """Return removed blocks with their parents."""
+    """Return the hash and the parent of each removed block."""
     pairs: list[Gone] = []
     last: Chunk | None = None
     at = 0
@@ -228,7 +250,10 @@ def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
 
 
 def _position(names: tuple[Hash, ...], block: Hash, before: int) -> int:
-    """Return the position of a block. Most engines remove a chunk block by block, from its end or from its root."""
+    """Return the position of a block in a chunk's hashes. First try the positions next to ``before``, the last result.
+
+    Most engines remove the blocks of a chunk one after another, from its end or from its root.
+    """
     for at in (before - 1, before + 1):
         if 0 <= at < len(names) and names[at] == block:
             return at

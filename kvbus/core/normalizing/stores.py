@@ -1,6 +1,6 @@
-"""Apply the stores of one source: new blocks, copies, orphans, blocks without tokens, and blocks to be cut.
+"""Apply the stores of one source: new blocks, copies, orphans, blocks without tokens, and blocks that have to be cut.
 
-A store without tokens says that vLLM has moved blocks to another medium. It names only their hashes
+vLLM sends a store without tokens when it has moved blocks to another medium. The store names only the blocks' hashes
 (:func:`tokens_elsewhere`).
 """
 
@@ -26,7 +26,7 @@ from kvbus.core.wire.tokens import divide, joined
 
 
 class StoreApplier:
-    """A source's handler of stores: adds blocks to the cache, and queues the stores of new blocks for routers."""
+    """The handler of one source's stores: it adds blocks to the index, and queues stores of new blocks for routers."""
 
     def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking) -> None:
         self._cache = cache
@@ -34,7 +34,7 @@ class StoreApplier:
         self._reblocking = reblocking
 
     def apply(self, steps: Sequence[Checked]) -> None:
-        """Apply consecutive stores of a batch."""
+        """Apply consecutive stores of a batch, parents before children."""
         for step in _parents_first(steps, self._cache.index):
             if step.chunk is not None:
                 self._place(step.key, step.chunk)
@@ -44,8 +44,8 @@ class StoreApplier:
     def _apply_without_tokens(self, step: Checked) -> None:
         """Apply a store without tokens.
 
-        Use the tokens that its blocks have on another medium. If there are none, apply it without tokens, provided that
-        it has a block size.
+        Use the tokens that its blocks have on another medium. If its blocks have no known tokens, apply the store
+        without tokens if it has a block size; otherwise count it.
         """
         cache, event, extras, (group, medium) = self._cache, step.event, step.extras, step.key
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
@@ -61,7 +61,7 @@ class StoreApplier:
             self._place(step.key, cache.index.chunk_of(run, own))
 
     def _place(self, key: TableKey, chunk: Chunk) -> None:
-        """Apply the blocks of one store, unless their size or their parent rules it out."""
+        """Apply the blocks of one store, unless its block size or its parent forbids it."""
         cache, (group, medium) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)
         if treatment is Treatment.REJECT:
@@ -91,7 +91,7 @@ class StoreApplier:
             cache.copies.add(table, block, further)
 
     def _leave_out(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
-        """Remember blocks that are not announced."""
+        """Remember the blocks of a store that kvbus does not announce to routers."""
         cache, medium = self._cache, key[1]
         if chunk.hash_only:
             cache.refused.add((medium, Filtered.TOKENLESS))
@@ -99,11 +99,11 @@ class StoreApplier:
         if not new or cache.has_room(new, chunk.memory):
             cache.left_out.store(key, chunk, treatment)
         elif treatment is Treatment.COARSE:
-            # a removal of this block may be taken for the removal of a fine block with the same hash
+            # without this block, kvbus may take its removal for the removal of a small block with the same hash
             cache.refused.add((medium, Reason.INDEX_FULL))
 
     def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:
-        """Return whether a store may be applied with its parent; if not, count the reason."""
+        """Return whether a store may be applied although its parent may be unknown. If not, count the reason."""
         cache, (group, medium), parent = self._cache, key, chunk.parent
         if parent is None:
             return True
@@ -114,19 +114,21 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # the parent may have been refused for any of these reasons
+                # any of these reasons may be why the parent is unknown
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
         elif holder.hashes[-1] == parent:
-            chunk.parent = holder.hashes[-1]  # the same object: a chain of single blocks keeps each hash once
+            chunk.parent = holder.hashes[-1]  # share the object, so that a chain of single blocks needs each hash once
         return True
 
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:
-        """Remove live blocks whose tokens were unknown until this store, so that they are announced again with tokens.
+        """Remove live blocks without known tokens if this store brings their tokens.
+
+        The caller then announces them with tokens.
 
         Returns:
-            For each block, the number of its copies, not counting the copy that the caller stores.
+            For each removed block, the number of its copies, without the copy that the caller stores.
         """
         copies: dict[Hash, int] = {}
         live = [] if chunk.hash_only else [block for block in chunk.hashes if block in table.blocks]
@@ -137,7 +139,7 @@ class StoreApplier:
         return copies
 
     def _announce(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        """Send the store of new blocks ``[a, b)``, after the removals before it."""
+        """Append the stores of the chunk's new blocks ``[a, b)`` to the outgoing events, after all queued removals."""
         if chunk.derived is None:
             stores = [store_of(self._cache.index, chunk, a, b)]
         else:
@@ -148,9 +150,10 @@ class StoreApplier:
 
 
 def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
-    """Yield consecutive stores. If a store's parent is not live and comes later, yield the parent's store first.
+    """Yield consecutive stores so that parents come before children.
 
-    The caller must apply each store before it asks for the next one.
+    If a store's parent is not live but is stored by a later one, the later store comes first. The caller must apply
+    each store before it asks for the next one.
     """
     first: dict[tuple[int | None, Hash], int] = {}
     taken: set[int] = set()
@@ -171,7 +174,7 @@ def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
 
 
 def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int]:
-    """Return the position of the first store of each block, by group and hash."""
+    """For each block, by group and hash, return the position of the first store that has it."""
     first: dict[tuple[int | None, Hash], int] = {}
     for at, step in enumerate(steps):
         for block in step.event.block_hashes:
@@ -183,14 +186,14 @@ def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int
 
 
 def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, removals: Removals) -> list[BlockStored]:
-    """Give a store without tokens the tokens that its blocks have on another medium.
+    """Give a store without tokens the tokens that its blocks have on another medium, and split it where necessary.
 
-    Adapter, salt and session are copied with the tokens: without them the blocks would belong to another prompt. Blocks
-    that do not follow each other become several stores, parents first. If a block is known only by its hash, the store
-    gets the block size and nothing else.
+    The adapter, the cache salt and the session are copied with the tokens: without them, the blocks would belong to
+    another prompt. Blocks that do not follow each other get separate stores, parents first. If a block's tokens are
+    unknown, set only the store's block size.
 
     Returns:
-        The stores; none unless all blocks are known with tokens and have the same block size.
+        The stores. The list is empty unless all blocks have known tokens and the same block size.
     """
     chunks: dict[Hash, Chunk] = {}
     for block in event.block_hashes:
@@ -215,7 +218,7 @@ def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, remova
 
 
 def _tokens(chunks: dict[Hash, Chunk]) -> list[bytes]:
-    """Return the tokens of each block."""
+    """Return the encoded tokens of each block, in the order of ``chunks``."""
     divided = {id(chunk): divide(chunk.tokens, chunk.block_size) for chunk in _distinct(chunks)}
     return [divided[id(chunk)][chunk.hashes.index(block)] for block, chunk in chunks.items()]
 
@@ -225,9 +228,9 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 
 
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
-    """Fill in missing fields of a store of consecutive blocks, from the same blocks on another medium."""
+    """Fill in the missing fields of a store of consecutive blocks, from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
-    sent: Any = run  # a field may be UNSET
+    sent: Any = run  # msgspec leaves missing raw fields UNSET
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
     if sent.cache_salt is UNSET and meta.cache_salt is not None:
@@ -241,7 +244,11 @@ def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
 
 
 def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
-    """Return the entries of these blocks in their chunks' lists; UNSET if no block has an entry."""
+    """Return the value of a list field with one entry per block, taken from the chunks that hold these blocks.
+
+    The field is ``lookahead_token_ids`` if ``lookahead`` is True, otherwise ``extra_keys``. Return UNSET if no block
+    has an entry.
+    """
     lists: dict[int, list[Any] | None] = {}
     for chunk in _distinct({block: chunks[block] for block in hashes}):
         raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
@@ -254,7 +261,7 @@ def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bo
 
 
 def _runs(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
-    """Split a store into one store for each run of blocks that follow each other, parents first."""
+    """Split a store into one store for each run of blocks that follow each other. Return them with parents first."""
     hashes = event.block_hashes
     starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
     if len(starts) == 1:
