@@ -1,1 +1,1 @@
-"""The state of a bus on disk: the blocks that routers hold, and the sequence numbers that may have been used."""
+"""The saved state of a bus: the blocks that routers hold, and the sequence numbers that the bus may have used."""

@@ -1,11 +1,15 @@
-"""The interface between a bus and the store of its state. :mod:`kvbus.state.sqlite` implements it.
+"""The interface between a bus and the store on disk that keeps the bus's state.
 
-A store holds three things. A checkpoint is the complete state of the relay at one moment, as slices. The log has the
-records since that moment, one frame for each burst of batches. The reservations say which sequence numbers may have
-been used.
+:mod:`kvbus.state.sqlite` implements it.
 
-A store keeps this promise: after :meth:`Store.append` or :meth:`Store.reserve` has returned, a SIGKILL loses nothing
-that it wrote. With ``state_sync: batch`` a power cut loses nothing either.
+A store holds three things:
+
+* The checkpoint: the complete state of the relay at one moment, in slices.
+* The log: the records of the relay since that moment, in one frame for each burst of batches.
+* The reservations: the sequence numbers that the bus may have used.
+
+A store keeps this promise: a SIGKILL loses nothing that :meth:`Store.append` or :meth:`Store.reserve` has written
+before it returned. With ``state_sync: batch`` a power cut loses nothing either.
 """
 
 from __future__ import annotations
@@ -16,22 +20,22 @@ from typing import Final, Protocol
 import msgspec
 
 MARGIN: Final = 1 << 32
-"""Number of seqs that are skipped if the reservations may be older than the batches that were sent."""
+"""Number of seqs that a stream skips if its reservation on disk may be older than the batches that it has sent."""
 
 MAX_SEQ: Final = 1 << 62
-"""Every sequence number is lower than this."""
+"""Upper limit of sequence numbers: each of them is lower."""
 
 
 class StoreError(Exception):
-    """The store cannot be read or written. The text says why and names the directory."""
+    """The store of the state cannot be read or written. The text names the directory and the reason."""
 
 
 class Stream(msgspec.Struct):
     """The reservation of one output stream.
 
     Attributes:
-        number: this number and higher ones were never used.
-        slots: for a merged stream, the highest slot that routers may know, plus 1.
+        number: the lowest seq that is not reserved. The stream has never used it or a higher seq.
+        slots: for a merged stream, one past the highest slot that routers may know.
     """
 
     number: int = 0
@@ -39,12 +43,12 @@ class Stream(msgspec.Struct):
 
 
 class Reserved(msgspec.Struct):
-    """The data that must survive a state which cannot be used.
+    """The data that the next process needs even if it cannot use the state.
 
     Attributes:
-        floor: a stream without a reservation begins at this number.
+        floor: the first seq of a stream that has no reservation.
         streams: the reservation of each stream, by the stream's name.
-        kept: small contents of other modules, by name: the slots of the workers, the engines found.
+        kept: small data of other modules, by name, such as the slots of the workers and the engines found by discovery.
     """
 
     floor: int = 0
@@ -53,36 +57,36 @@ class Reserved(msgspec.Struct):
 
     @property
     def highest(self) -> int:
-        """The lowest number such that neither it nor a higher one was used on any stream."""
+        """The lowest seq that is not reserved on any stream. No stream has used it or a higher seq."""
         return max([self.floor, *(stream.number for stream in self.streams.values())])
 
     def raise_to(self, number: int) -> None:
-        """Make every stream begin at this number or later, including streams that are not known yet."""
+        """Make every stream begin at ``number`` or later, including streams that are added later."""
         self.floor = max(self.floor, number)
         for stream in self.streams.values():
             stream.number = max(stream.number, number)
 
     def add_margin(self) -> None:
-        """Skip :data:`MARGIN` numbers on every stream, because newer reservations may have been lost."""
+        """Skip :data:`MARGIN` seqs on every stream, because the newest reservations may have been lost."""
         self.floor = self.highest + MARGIN
         for stream in self.streams.values():
             stream.number += MARGIN
 
 
 class Store(Protocol):
-    """The store of one bus. Every method may raise :class:`StoreError`.
+    """The store of one bus's state. Each method may raise :class:`StoreError`.
 
-    A store that could not be written has no state any more, and its next :meth:`checkpoint` begins a new one.
+    After a failed write, the store has no state any more. Its next :meth:`checkpoint` begins a new state.
 
     Attributes:
-        reserved: the reservations of earlier processes. The bus changes them and passes them to :meth:`reserve`.
-        older: whether the store may be older than the batches that were sent: it was not synced, and the machine was
-            started anew.
-        refused: number of files that could not be used and were moved aside.
-        keeps_state: whether the bus keeps its state in the store. False: only reservations.
-        checkpoint_after: minimum bytes of log after which a new checkpoint is due.
-        reserve_ahead: how many numbers are reserved at a time.
-        place: the directory, for log lines.
+        reserved: the reservations of earlier processes. The bus changes them, and passes them to :meth:`reserve`.
+        older: whether the state may be older than the batches that kvbus has sent. This is possible if commits did not
+            wait for the disk and the machine was restarted.
+        refused: number of files that could not be used, and that the store moved aside.
+        keeps_state: whether the bus keeps its state in the store. If it is False, the store has only the reservations.
+        checkpoint_after: size of the log in bytes after which a new checkpoint may begin.
+        reserve_ahead: number of seqs that are reserved together.
+        place: the directory of the store, for log lines.
     """
 
     reserved: Reserved
@@ -94,31 +98,32 @@ class Store(Protocol):
     place: str
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
-        """Read the state: first the checkpoint, then the log. Return False if there is none.
+        """Read the state: first the checkpoint, then the log. Return False if there is no state.
 
         Args:
-            names: the sources and outputs that the state must belong to.
-            feed: called with each slice of the checkpoint; it may raise ``StateError``.
-            apply: called with the records and payloads of each frame of the log; it may raise ``StateError``.
+            names: the names of the sources and outputs that the state must belong to.
+            feed: called with each slice of the checkpoint. It may raise ``StateError``.
+            apply: called with the records and the payloads of each frame of the log. It may raise ``StateError``.
 
         Raises:
-            StoreError: the state cannot be used. The store is now empty, and :attr:`reserved` is above every number
-                that may have been sent.
+            StoreError: the state cannot be used. The store is now empty, and :attr:`reserved` is above every seq that
+                the bus may have sent.
         """
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log."""
+        """Add a frame to the log: the encoded records of a burst, and their payloads."""
 
     def reserve(self, reserved: Reserved) -> None:
-        """Write the reservations, and replace the earlier ones."""
+        """Write the reservations. They replace the reservations on disk."""
 
     def checkpoint(self, names: Sequence[str], slices: Iterable[bytes], pause: Callable[[], bool]) -> Iterator[None]:
-        """Write a new checkpoint, which replaces the earlier one and the log up to now.
+        """Write a new checkpoint. It replaces the earlier checkpoint and the log up to now.
 
-        The store writes while the iterator is advanced. It yields whenever ``pause`` returns true, and frames may be
-        appended before it is advanced again. Until it ends, the earlier checkpoint and its log stay valid if the
-        ``names`` are the same. With other names there is no valid state until it ends.
+        The caller must advance the returned iterator, because the store writes only then. The iterator yields whenever
+        ``pause`` returns True. Between two steps, the caller may append frames to the log. Until the iterator ends, the
+        earlier checkpoint and its log remain valid if the ``names`` are the same. If the names are different, there is
+        no valid state until the iterator ends.
         """
 
     def close(self) -> None:
-        """Close the store and let another process use it."""
+        """Close the store, so that another process can use it."""

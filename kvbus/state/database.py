@@ -1,10 +1,11 @@
-"""The file of a state: ``state.db``, a SQLite database in the directory of the state.
+"""The file of a state: the SQLite database ``state.db`` in the directory of the state.
 
-The table ``head`` has one row: the reservations, and which checkpoint is valid. ``slices`` has the checkpoint, ``log``
-the frames after it. SQLite commits each burst as one transaction to its write-ahead log. With ``sync`` it waits for the
-disk. Without it a commit survives the process, but not a power cut.
+The table ``head`` has a single row: the reservations, and which checkpoint is valid. The table ``slices`` has the
+checkpoint, and the table ``log`` has the frames that follow the checkpoint. SQLite commits each burst as one
+transaction to its write-ahead log. With ``sync`` each commit waits for the disk. Without ``sync`` a commit survives a
+kill of the process, but not a power cut.
 
-SQLite does not compute checksums of pages, so each row has a CRC-32, and the numbers of rows have no gaps.
+SQLite computes no checksums of its pages. So each row has a CRC-32, and the numbers of rows have no gaps.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from kvbus.state.lock import NotAFileError, open_file
 
 NAME: Final = "state.db"
 FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
-"""The database and the files that SQLite keeps beside it."""
+"""Names of the database file and of the files that SQLite creates next to it."""
 
 VERSION: Final = 1
-"""Raise the version whenever the tables or the records change."""
+"""Version of the database's content. Raise it whenever the tables or the records change."""
 
 _APPLICATION: Final = 0x6B766273
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ROWS_AT_A_TIME: Final = 64
-"""Number of rows that are deleted in one transaction."""
+"""Maximum number of rows that one transaction deletes."""
 
 _TABLES: Final = (
     "CREATE TABLE head (id INTEGER PRIMARY KEY, crc INTEGER NOT NULL, content BLOB NOT NULL)",
@@ -47,7 +48,7 @@ _TABLES: Final = (
 
 
 class Head(msgspec.Struct):
-    """The row that says how to read the other rows.
+    """The row of the table ``head``, which tells how to read the other tables.
 
     Attributes:
         boot: id of the machine's boot during which the row was written.
@@ -55,10 +56,10 @@ class Head(msgspec.Struct):
         older: whether the state may lack batches that kvbus has sent. A complete checkpoint resets it.
         names: names of the sources and outputs that the state belongs to.
         first: number of the checkpoint's first slice; 0 if there is no valid checkpoint.
-        count: number of the checkpoint's slices.
+        count: number of slices in the checkpoint.
         start: number of the last frame of the log that the checkpoint includes.
         writes: how often this row was written.
-        reserved: the seqs reserved for each stream, and other data that outlives an unusable state.
+        reserved: the seqs reserved for each stream, and other data that remains if the state is unusable.
     """
 
     boot: bytes
@@ -73,11 +74,11 @@ class Head(msgspec.Struct):
 
 
 class DamagedError(Exception):
-    """The content of the database is not as kvbus wrote it."""
+    """The database is damaged: its content is not the content that kvbus wrote."""
 
 
 class NewerError(Exception):
-    """A newer kvbus has written the database."""
+    """The database was written by a newer version of kvbus, which this version cannot read."""
 
 
 FAULTS: Final = (
@@ -90,7 +91,7 @@ FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that a damaged file, a full disk and a missing disk raise."""
+"""The exceptions that can be raised if the database is damaged, or if the disk is full or missing."""
 
 _READING: Final = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
 _READ_ONLY: Final = "it cannot be written: it is read-only, or it belongs to another user"
@@ -104,11 +105,14 @@ _NOT_NOW: Final = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
-"""A message for each SQLite error that does not mean a damaged file."""
+"""Messages for the SQLite errors that do not mean a damaged file, by SQLite's error code."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether the error means a damaged file, not a problem of the disk or of another program."""
+    """Return whether an error means that the database is damaged.
+
+    An error of the disk, or of another program that uses the database, does not mean damage.
+    """
     if not isinstance(error, sqlite3.Error):
         return isinstance(error, NotAFileError) or not isinstance(error, OSError | NewerError)
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
@@ -118,7 +122,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether the disk is full, or a limit of file sizes or quotas is reached."""
+    """Return whether an error means that the disk is full, or that a quota or a limit of file sizes is reached."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     code = getattr(error, "sqlite_errorcode", 0)
@@ -126,7 +130,7 @@ def is_full(error: Exception) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """Return a readable message for an error of the database."""
+    """Return a message about an error of the database, for log lines."""
     if isinstance(error, sqlite3.Error):
         plain = _NOT_NOW.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         return f"{NAME}: {plain or error}"
@@ -138,7 +142,7 @@ def text_of(error: Exception) -> str:
 
 
 def boot_id() -> bytes:
-    """Return 16 bytes that change whenever the machine is started; zeros if they cannot be read."""
+    """Return 16 bytes that identify the current boot of the machine; zeros if the kernel does not provide them."""
     try:
         return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
     except (OSError, ValueError):
@@ -146,13 +150,13 @@ def boot_id() -> bytes:
 
 
 class Database:
-    """The database of one directory. It is closed until :meth:`open` or :meth:`create` is called.
+    """The SQLite database of one directory. It is closed until :meth:`open` or :meth:`create` is called.
 
-    Every method may raise one of :data:`FAULTS`.
+    Each method may raise one of :data:`FAULTS`.
 
     Args:
-        directory: the directory.
-        sync: whether to wait for the disk at each commit.
+        directory: the directory of the database.
+        sync: whether each commit waits for the disk.
     """
 
     def __init__(self, directory: Path, *, sync: bool = False) -> None:
@@ -161,12 +165,12 @@ class Database:
         self._sync = sync
         self._connection: sqlite3.Connection | None = None
         self.last = 0
-        """Number of the last frame of the log."""
+        """Number of the last frame in the log."""
         self.newest_slice = 0
 
     @property
     def files(self) -> list[Path]:
-        """The files of the database that exist."""
+        """The existing files of the database."""
         return [path for name in FILES if os.path.lexists(path := self._directory / name)]
 
     @property
@@ -175,13 +179,13 @@ class Database:
         return self._connection is not None
 
     def open(self) -> Head:
-        """Open the existing database, and read its head."""
+        """Open the existing database. Return its head."""
         for path in self.files:
-            # SQLite's error does not say why a file cannot be written.
+            # The error of os.open says why a file cannot be written. SQLite's error does not.
             fd = open_file(path, os.O_RDWR)
             try:
                 if self._sync:
-                    os.fsync(fd)  # an earlier process may have written without waiting for the disk
+                    os.fsync(fd)  # an earlier process may have written without sync
             finally:
                 os.close(fd)
         if not os.path.lexists(self._path):
@@ -213,7 +217,7 @@ class Database:
             path.unlink()
 
     def create(self, head: Head) -> None:
-        """Create an empty database, and delete any existing one."""
+        """Create an empty database with this head. An existing database is deleted."""
         self.delete()
         os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         self.last = self.newest_slice = 0
@@ -248,18 +252,18 @@ class Database:
             self._connection = None
 
     def run(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        """Run one statement."""
+        """Execute one SQL statement with these values. Return its cursor."""
         if self._connection is None:
             raise OSError("the database is closed")
         return self._connection.execute(statement, values)
 
     def number(self, query: str) -> int:
-        """Return the number that a query finds."""
+        """Return the result of a query that selects a single number."""
         (number,) = self.run(query).fetchone()
         return int(number)
 
     def slices(self, head: Head) -> Iterator[bytes]:
-        """Yield the slices of the valid checkpoint."""
+        """Yield the slices of the checkpoint that the head names, in order."""
         number = head.first - 1
         end = number + head.count
         query = "SELECT id, crc, body FROM slices WHERE id > ? AND id <= ? ORDER BY id"
@@ -272,7 +276,7 @@ class Database:
             raise DamagedError("the checkpoint has no end")
 
     def frames(self, head: Head) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames of the log after the checkpoint, as records and payloads."""
+        """Yield the frames of the log that follow the checkpoint. Each frame is a pair of records and payloads."""
         number = head.start
         for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):
             number += 1
@@ -283,30 +287,33 @@ class Database:
             raise DamagedError("the end of the log is missing")
 
     def write_head(self, head: Head) -> None:
-        """Write the head, and replace the earlier one."""
+        """Write the head. It replaces the head in the database."""
         head.writes += 1
         content = msgspec.msgpack.encode(head)
         self.run("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", crc32(content), content)
 
     def add_frame(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log."""
+        """Add a frame to the log: the encoded records of a burst, and their payloads."""
         number = self.last + 1
         self.run("INSERT INTO log VALUES (?, ?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body, payloads)
         self.last = number
 
     def add_slice(self, body: bytes) -> None:
-        """Add a slice to the checkpoint under construction."""
+        """Add a slice to the checkpoint that is being written."""
         number = self.newest_slice + 1
         self.run("INSERT INTO slices VALUES (?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body)
         self.newest_slice = number
 
     def delete_some(self, table: str, last: int) -> bool:
-        """Delete up to :data:`_ROWS_AT_A_TIME` rows with numbers up to ``last``. Return whether there were any."""
+        """Delete up to :data:`_ROWS_AT_A_TIME` rows whose number is at most ``last``.
+
+        Return whether any row was deleted.
+        """
         some = f"SELECT id FROM {table} WHERE id <= ? LIMIT {_ROWS_AT_A_TIME}"  # noqa: S608 - no name comes from outside
         return self.run(f"DELETE FROM {table} WHERE id IN ({some})", last).rowcount > 0  # noqa: S608
 
     def delete_state(self, head: Head) -> None:
-        """Delete the checkpoint and the log, and keep the reservations."""
+        """Delete the checkpoint and the log. The reservations remain."""
         head.first, head.start = 0, self.last
         self.run("BEGIN")
         self.run("DELETE FROM log")
@@ -316,15 +323,15 @@ class Database:
 
 
 class Contents(NamedTuple):
-    """Figures about a database, for people.
+    """Facts about a database, which ``kvbus state`` shows.
 
     Attributes:
         streams: number of streams with a reservation.
-        highest: the highest reserved number.
+        highest: the lowest seq that is not reserved on any stream.
         slices: number of slices in the checkpoint.
-        frames: number of frames in the log.
+        frames: number of frames in the log after the checkpoint.
         synced: whether every commit has waited for the disk.
-        this_boot: whether the database was written since the machine was started.
+        this_boot: whether kvbus has used the database since the machine was started.
     """
 
     streams: int
@@ -336,9 +343,9 @@ class Contents(NamedTuple):
 
 
 def contents(directory: Path) -> Contents:
-    """Return figures about the database of a directory. The directory may be read-only, and no file in it changes.
+    """Return facts about the database of a directory. Nothing in the directory is changed, so it may be read-only.
 
-    SQLite needs write access even to read a write-ahead log, so kvbus opens a copy.
+    SQLite needs write access even to read a database with a write-ahead log. So kvbus opens a temporary copy.
 
     Raises:
         OSError, sqlite3.Error, DamagedError, NewerError, msgspec.MsgspecError: the database cannot be read.

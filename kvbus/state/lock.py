@@ -1,9 +1,10 @@
-"""A lock that lets one process at a time use a directory. The lock file holds the name of the process that has it.
+"""The lock of a state directory, so that only one process at a time uses the directory.
 
-The kernel releases the lock when the process ends, even if it is killed, so a remaining file locks nobody out. The file
-is never deleted: a second process would then create and lock a new one.
+The lock file holds the name of the process that uses the directory. The kernel releases the lock when the process ends,
+even if it is killed, so a remaining lock file does not stop the next process. The file is never deleted. Otherwise a
+second process could create and lock a new file while the first process has locked the deleted file.
 
-The file begins with the mark of the store. kvbus overwrites it in place, which works even on a full disk.
+The file begins with the mark of the store. kvbus overwrites the mark in place, which works even if the disk is full.
 """
 
 from __future__ import annotations
@@ -27,27 +28,30 @@ from kvbus.common.errors import InUseError
 log = logging.getLogger("kvbus.state")
 
 HEAD_BYTES: Final = 64
-"""Bytes for the mark. The name of the process follows it."""
+"""Number of bytes at the beginning of the lock file that are for the mark. The name of the process follows them."""
 
 _MAGIC: Final = b"kvbus-mark-1\n\0\0\0"
 _MARK: Final = struct.Struct("=16sQQQQ")
 _CRC: Final = struct.Struct("=I")
 
 _MAX_HOLDER: Final = 1024
-"""Maximum length of the process's name, in bytes."""
+"""Maximum length in bytes of the process's name in the lock file."""
 
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A symbolic link may lead anywhere, and opening a FIFO may block for ever."""
+"""Flags with which every file is opened.
+
+They refuse symbolic links, which may lead anywhere. They prevent that the opening of a FIFO blocks for ever.
+"""
 
 
 class Mark(NamedTuple):
-    """The progress of the database before the newest batch was sent.
+    """The progress of the database when the newest batch was sent. It is stored in the lock file.
 
     Attributes:
-        writes: how often the head was written.
+        writes: how often the head of the database was written.
         last: number of the last frame of the log.
-        highest: this number and higher ones were never used on any stream.
-        given_up: whether the database could not be written, so that it has no state.
+        highest: the lowest seq that is not reserved on any stream.
+        given_up: whether a write to the database failed, so that the database has no valid state.
     """
 
     writes: int = 0
@@ -57,14 +61,16 @@ class Mark(NamedTuple):
 
 
 class NotAFileError(PermissionError):
-    """The path of a file is a link, a FIFO, a directory or a device."""
+    """The path is not a regular file but, for example, a symbolic link, a FIFO, a directory or a device."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EPERM, f"{path.name} is not a regular file")
 
 
 def open_file(path: Path, how: int) -> int:
-    """Open a regular file. If it is created, only its owner may read it.
+    """Open a regular file with the flags ``how``. Return the file descriptor.
+
+    If the file is created, only its owner can read it.
 
     Raises:
         NotAFileError: the path is not a regular file.
@@ -82,14 +88,14 @@ def open_file(path: Path, how: int) -> int:
 
 
 class DirectoryLock:
-    """A directory that one process at a time may use.
+    """The lock of one directory. It is acquired when the object is created.
 
     Args:
         directory: the directory, which must exist.
-        what: what the lock protects, in words.
+        what: a description of the directory for the error message.
 
     Raises:
-        InUseError: another process has the directory.
+        InUseError: another process has the lock.
         OSError: the lock file cannot be created or opened.
     """
 
@@ -107,7 +113,7 @@ class DirectoryLock:
     def _sign(self) -> None:
         command = " ".join(["kvbus", *sys.argv[1:]])
         myself = f"process {os.getpid()} on {socket.gethostname()} ({command})".encode(errors="replace")
-        with contextlib.suppress(OSError):  # on a full disk the other process gets no name
+        with contextlib.suppress(OSError):  # the name is only for error messages
             os.ftruncate(self._opened, HEAD_BYTES)
             os.pwrite(self._opened, myself[:_MAX_HOLDER], HEAD_BYTES)
 
@@ -119,26 +125,26 @@ class DirectoryLock:
 
     @property
     def is_new(self) -> bool:
-        """Whether no mark was ever written."""
+        """Whether the lock file has never had a mark."""
         return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
     def read_mark(self) -> Mark | None:
-        """Return the mark; None if it is missing or damaged."""
+        """Return the mark in the lock file; None if it is missing or damaged."""
         return _read_mark(self._opened)
 
     def write_mark(self, mark: Mark) -> None:
-        """Overwrite the mark."""
+        """Overwrite the mark in the lock file."""
         content = _MARK.pack(_MAGIC, *mark)
         content += _CRC.pack(crc32(content))
         if os.pwrite(self._opened, content, 0) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
-        """Wait until the mark is on the disk."""
+        """Wait until the lock file with its mark is on the disk."""
         os.fsync(self._opened)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock, if it is held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -146,10 +152,12 @@ class DirectoryLock:
 
 @contextlib.contextmanager
 def unused(directory: Path, what: str) -> Iterator[None]:
-    """Keep other processes from using a directory. Nothing is written, so the directory may be read-only.
+    """Prevent other processes from using a directory while the context is entered.
+
+    The directory may be read-only, because nothing is written.
 
     Raises:
-        InUseError: another process has the directory.
+        InUseError: another process has the directory's lock.
     """
     try:
         fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
@@ -164,7 +172,7 @@ def unused(directory: Path, what: str) -> Iterator[None]:
 
 
 def mark_in(directory: Path) -> Mark | None:
-    """Return the mark of a directory, which may be in use; None if the mark is missing or damaged."""
+    """Return the mark of a directory; None if the mark is missing or damaged. Another process may use the directory."""
     try:
         fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
     except OSError:

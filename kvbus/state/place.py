@@ -1,8 +1,8 @@
-"""The directory of the state: ``state_dir``, or with ``auto`` the first base that has enough room.
+"""Find and open the directory of a bus's state: ``state_dir``, or with ``auto`` a directory that kvbus chooses.
 
-With ``auto`` the directory is named after the address that the bus listens on. So the same bus finds it again, and two
-buses that run side by side have different directories. kvbus uses an existing directory again even if little room is
-left.
+With ``auto`` kvbus creates the directory in the first base directory that has enough room. The name of the directory
+depends on the address that the bus listens on. So a restarted bus finds its directory again, and two buses that run at
+the same time have different directories. kvbus uses an existing directory again even if the base has little room.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from kvbus.state.sqlite import NewerStateError, SqliteStore, reached
 log = logging.getLogger("kvbus.state")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Bytes that must be free for a new directory.
+"""Minimum free space in bytes of a base in which kvbus creates a new directory.
 
 The state of a million blocks needs that much while a new checkpoint replaces an old one.
 """
 
 TRIAL: Final = 64 * 1024
-"""Number of bytes that are written to test whether a directory can be written."""
+"""Number of bytes in the test file that shows whether a directory is writable."""
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
-"""Used as a base only if it exists."""
+"""A base directory for the state of a system service. It is used only if it exists."""
 
 LOST: Final = (
     "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
@@ -48,11 +48,11 @@ LOST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A directory in which ``auto`` creates the state's directory.
+    """A base directory, in which ``state_dir: auto`` creates the directory of the state.
 
     Attributes:
-        path: the directory.
-        shared: whether other machines may see it too, as with a home directory on NFS.
+        path: the base directory.
+        shared: whether other machines may see the base too, for example because it is a home directory on NFS.
     """
 
     path: Path
@@ -60,7 +60,10 @@ class Base:
 
 
 def default_directory() -> Path | None:
-    """Return a directory in memory: the user's runtime directory, else /dev/shm; None if neither can be written."""
+    """Return a directory in memory that this user can write: the user's runtime directory, or else ``/dev/shm``.
+
+    Return None if this user can write neither of them.
+    """
     for candidate in (os.environ.get("XDG_RUNTIME_DIR"), str(MEMORY)):
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
             return Path(candidate)
@@ -68,14 +71,14 @@ def default_directory() -> Path | None:
 
 
 def open_store(config: Config) -> SqliteStore | None:
-    """Find or create the directory of a configuration's state, lock it, and open the store in it.
+    """Find or create the directory of a bus's state, lock it, and open the store in it.
 
     Returns:
         The store; None if no directory can be used.
 
     Raises:
-        InUseError: another process keeps its state in the directory.
-        StateDirError: ``state_dir`` cannot be used.
+        InUseError: another process uses the directory.
+        StateDirError: the directory in ``state_dir`` cannot be used.
     """
     if config.state_dir is None:
         log.warning("state_dir is null, so %s", LOST)
@@ -110,9 +113,9 @@ def _opened(
 
 
 def _reservations_only(config: Config) -> SqliteStore | None:
-    """Open a store in memory for the seq reservations only.
+    """Open a store in a directory in memory, only for the seq reservations. Return None if that is not possible.
 
-    Numbers must not go back after a restart, even if no state is kept.
+    Even if a bus keeps no state, its seqs must not go back after a restart.
     """
     base = default_directory()
     if base is None:
@@ -132,20 +135,26 @@ def _reservations_only(config: Config) -> SqliteStore | None:
 
 
 def there(config: Config) -> Path | None:
-    """Return the existing directory that a start would use; None if there is none. Create nothing."""
+    """Return the existing directory of the bus's state, without creating one; None if there is none.
+
+    It is the directory that the bus would use if it were started now.
+    """
     if config.state_dir != "auto":
         return None if config.state_dir is None else Path(config.state_dir)
     return max(_candidates(config, make=False)[0], key=reached, default=None)
 
 
 def unusable(config: Config) -> list[str] | None:
-    """Return why ``auto`` finds no directory, or None if it finds one. Create nothing."""
+    """Return why ``state_dir: auto`` finds no directory; None if it finds one. Nothing is created."""
     there, free, problems = _candidates(config, make=False)
     return None if there or free else problems
 
 
 def unwritable(config: Config) -> str:
-    """Return why a ``state_dir`` that is a path cannot be written; empty if it can. The test file is deleted."""
+    """Return why the directory in ``state_dir`` cannot be written; an empty text if it can.
+
+    A temporary file is written to find out. Nothing is checked if ``state_dir`` is ``auto`` or null.
+    """
     if config.state_dir in {None, "auto"}:
         return ""
     path = Path(str(config.state_dir)).absolute()
@@ -164,7 +173,12 @@ def unwritable(config: Config) -> str:
 
 
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
-    """Return the existing directories, the directories that could be created, and the problems of the other bases."""
+    """Return the directories that ``state_dir: auto`` may use.
+
+    Returns:
+        The existing directories. Then the directories that do not exist but can be created. Then the reasons why
+        nothing can be created in each remaining base.
+    """
     problems: list[str] = []
     there: list[Path] = []
     free: list[Path] = []
@@ -194,7 +208,7 @@ def _automatic(config: Config) -> SqliteStore | None:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
             store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
-        except NewerStateError as error:  # do not use another directory: its numbering would differ
+        except NewerStateError as error:  # another directory would have another numbering
             raise _state_dir_error(path, error) from error
         except (OSError, StoreError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
@@ -206,10 +220,11 @@ def _automatic(config: Config) -> SqliteStore | None:
 
 
 def bases(env: Mapping[str, str]) -> Iterator[Base]:
-    """Yield the bases, best first.
+    """Yield the base directories, the best one first.
 
-    A directory that a service manager or an image created for state is first, because ``/dev/shm`` may be emptied with
-    the service. Memory is next: it is fast, and a reboot empties it together with the engine's cache. Disks are last.
+    A directory that a service manager or an image created for the state is the best, because ``/dev/shm`` may be
+    emptied when the service ends. Directories in memory are next. They are fast, and a reboot empties them together
+    with the engine's cache. Directories on disks are last.
     """
     if path := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
         yield Base(path)
@@ -225,17 +240,20 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
 
 
 def _absolute(text: str | None) -> Path | None:
-    """Return an absolute path. Return None for a relative path, which depends on the working directory."""
+    """Return the path if it is absolute.
+
+    Otherwise return None, because a relative path depends on the working directory.
+    """
     path = Path(text or "")
     return path if path.is_absolute() else None
 
 
 def name_of(config: Config, base: Base) -> str:
-    """Return the name of a configuration's directory.
+    """Return the name of the directory in which a bus with this configuration keeps its state.
 
-    It is a hash of the first address that the bus binds. Two buses cannot bind one address at once, and the address
-    stays the same when sources are added or removed. If a bus binds nothing, the hash is of all addresses that it
-    connects to.
+    It is a hash of the first address that the bus binds. No two buses can bind one address at the same time, and the
+    address does not change when sources are added or removed. If the bus binds no address, it is a hash of all
+    addresses that the bus connects to.
     """
     bound = [
         endpoint
@@ -257,10 +275,10 @@ def _absolute_endpoint(endpoint: str) -> str:
 
 
 def _check_room(directory: Path) -> None:
-    """Check that a base has enough room for a state.
+    """Raise an error if a base directory has too little free space for a state.
 
     Raises:
-        OSError: the base does not exist, or has too little room.
+        OSError: the base does not exist, or has too little free space.
     """
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
@@ -269,10 +287,12 @@ def _check_room(directory: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Check that only this user can use a directory. Any user may write to some bases, and a link may lead anywhere.
+    """Raise an error if other users can use a directory.
+
+    Any user may create directories in some bases, such as ``/dev/shm``, and a symbolic link may lead anywhere.
 
     Raises:
-        OSError: it belongs to another user, is open to others, or is not a directory.
+        OSError: the directory belongs to another user, is open to other users, or is not a directory.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,10 +1,10 @@
-"""Seq reservations: the numbering of an output stream never goes back, even if the process is killed.
+"""Seq reservations, so that the numbering of an output stream never goes back, even if the process is killed.
 
-kvbus writes a number to the store *before* it uses the numbers below it, a few thousand at a time. After a kill the
-numbering continues at that number. After a graceful shutdown it continues exactly where it stopped.
+Before kvbus uses a seq, the store has a higher number on disk. kvbus reserves a few thousand seqs together. After a
+kill the numbering continues at the reserved number. After a graceful shutdown it continues exactly where it stopped.
 
-The reservation of a merged stream also says how many sources the stream ever carried. So if a source is removed while
-kvbus is down, kvbus can clear it for routers at the next start.
+The reservation of a merged stream also has the number of slots that the stream has ever had. So if a source is removed
+while kvbus is down, kvbus can clear the source's blocks at routers after the next start.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvbus.state.contract import Reserved, Store, StoreError, Stream
 log = logging.getLogger("kvbus.state")
 
 StreamKey = tuple[int, int]
-"""A stream: its output's number in the configuration, and its slot (0 on a merged output)."""
+"""The key of a stream: the number of its output in the configuration, and its slot (0 on a merged output)."""
 
 
 class SeqReservations:
-    """The reservations of all outgoing streams, by output and slot.
+    """The seq reservations of all output streams.
 
     Args:
-        store: the store that keeps the reservations; None: they end with the process.
-        failed: called with each error of the store. The store has then lost the state, too.
+        store: the store that keeps the reservations. None: they are lost when the process ends.
+        failed: called with each error of the store. After such an error, the store has lost the state too.
     """
 
     def __init__(self, store: Store | None, failed: Callable[[StoreError], None] = lambda _: None) -> None:
@@ -34,7 +34,7 @@ class SeqReservations:
         self._alone = Reserved()
         self._names: dict[StreamKey, str] = {}
         self._used: dict[StreamKey, int] = {}
-        """Upper limits: this process may use numbers below them."""
+        """For each stream, the lowest seq that this process has not reserved."""
         self._failed = False
 
     @property
@@ -45,13 +45,15 @@ class SeqReservations:
         return self._reserved.streams[self._names[output, slot]]
 
     def add(self, output: int, slot: int, name: str, least: int = 0) -> None:
-        """Add a stream, unless it exists. The same name finds the same reservation in every process.
+        """Add a stream, unless it was added before.
+
+        A stream with the same name has the same reservation in every process.
 
         Args:
-            output: the output's number in the configuration.
-            slot: the stream's slot.
-            name: the key of the reservation.
-            least: the minimum first number of a stream that has no reservation yet.
+            output: the number of the output in the configuration.
+            slot: the slot of the stream.
+            name: the name of the stream in the store.
+            least: the minimum first seq of a stream that has no reservation yet.
         """
         if (output, slot) not in self._names:
             self._names[output, slot] = name
@@ -59,7 +61,10 @@ class SeqReservations:
             reserved.streams.setdefault(name, Stream(max(least, reserved.floor)))
 
     def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
-        """Remove an output's streams, which no longer have subscribers, and keep the numbers where they stopped."""
+        """Remove the streams of an output that has no subscribers any more.
+
+        They will continue exactly at ``next_seqs``.
+        """
         keys = [key for key in self._names if key[0] == output]
         for key in keys:
             if key in next_seqs:
@@ -71,38 +76,48 @@ class SeqReservations:
             self._write()
 
     def forget(self, output: int, slot: int) -> None:
-        """Remove a stream and its reservation."""
+        """Remove a stream together with its reservation."""
         self._used.pop((output, slot), None)
         self._reserved.streams.pop(self._names.pop((output, slot)), None)
         self._write()
 
     def first(self, output: int, slot: int) -> int:
-        """Return the first number of a stream: 0, or one above all numbers that an earlier process may have used."""
+        """Return the first seq of a stream in this process.
+
+        It is above all seqs that an earlier process may have used, or 0 if there was none.
+        """
         return self._stream(output, slot).number if (output, slot) in self._names else 0
 
     def skip(self, to: int, output: int) -> None:
-        """Make every stream of an output begin at ``to`` or later. Nothing is written until a number is used."""
+        """Make every stream of an output begin at the seq ``to`` or later.
+
+        The store is not written until a seq is used.
+        """
         for key in self._names:
             if key[0] == output:
                 stream = self._stream(*key)
                 stream.number = max(stream.number, to)
 
     def level(self) -> None:
-        """Make every stream begin at the highest number of any stream.
+        """Make every stream begin at the highest reserved number of all streams.
 
-        A router that is assigned another stream than before drops numbers below the ones that it has seen.
+        A router may be assigned to another stream than before. It drops seqs that are below the last seq that it has
+        seen.
         """
         self._reserved.raise_to(self._reserved.highest)
 
     def use(self, output: int, slot: int, seq: int) -> None:
-        """Reserve ``seq`` and numbers after it, unless it is reserved. Call this before ``seq`` is sent."""
+        """Make sure that ``seq`` is reserved, and reserve further seqs with it if it is not.
+
+        Call this before ``seq`` is sent.
+        """
         if seq >= self._used.get((output, slot), 0):
             ahead = 0 if self._store is None else self._store.reserve_ahead
             self._used[output, slot] = self._stream(output, slot).number = seq + max(1, ahead)
             self._write()
 
     def slots(self, output: int) -> int:
-        """Return the number of slots that a merged output has ever had."""
+        """Return the number of slots that the stream of a merged output has ever had."""
         return self._stream(output, 0).slots if (output, 0) in self._names else 0
 
     def widen(self, output: int, slots: int) -> None:
@@ -113,21 +128,21 @@ class SeqReservations:
             self._write()
 
     def kept(self, name: str) -> bytes | None:
-        """Return the content that :meth:`keep` has stored under a name."""
+        """Return the data that :meth:`keep` has stored under this name; None if there is none."""
         return self._reserved.kept.get(name)
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store a small content for the next process."""
+        """Store small data of another module under a name, for the next process."""
         if self._reserved.kept.get(name) != content:
             self._reserved.kept[name] = content
             self._write()
 
     def close(self, next_seqs: Mapping[StreamKey, int]) -> None:
-        """Write the numbers at which the streams stop. The next process begins with them.
+        """Write the next seq of each stream, so that the next process continues exactly there.
 
         Args:
-            next_seqs: next number by stream. A stream that is not in it keeps its reservation. A stream that was never
-                added here is ignored.
+            next_seqs: the next seq, by stream. A stream that it lacks keeps its reservation. A stream that was never
+                added is ignored.
         """
         keys = next_seqs.keys() & self._names.keys()
         for key in keys:

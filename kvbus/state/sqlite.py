@@ -1,11 +1,11 @@
-"""The store of a bus in SQLite: a database in the directory of the state, and a mark in its lock file.
+"""The store of a bus's state in SQLite: a database in the directory of the state, and a mark in the lock file.
 
-SQLite silently drops the end of a damaged write-ahead log. So the *mark* in the lock file records the database's
-progress. kvbus overwrites the mark in place after each commit, before it sends anything. A database with fewer writes
-than its mark says lacks commits.
+If SQLite's write-ahead log is damaged, SQLite silently drops its end. To notice this, kvbus writes the progress of the
+database into the lock file: the *mark*. It overwrites the mark after each commit, before it sends anything. If the
+database has fewer writes than the mark, it has lost commits.
 
-The mark also has the highest reservation. If the database cannot be used, kvbus moves it aside and begins an empty one,
-in which every stream begins above that number.
+The mark also has the highest reserved number. If the database cannot be used, kvbus moves it aside and begins an empty
+database, in which every stream begins above that number.
 """
 
 from __future__ import annotations
@@ -38,35 +38,37 @@ CHECKPOINT_AFTER: Final = 128 * 1024 * 1024
 RESERVE_AHEAD: Final = 4096
 
 UNKNOWN: Final = 1 << 48
-"""First number if nothing says which numbers were used. Ten million batches a second take a year to reach it.
+"""Lowest first seq of a stream if kvbus cannot find out which seqs it has used.
 
-The time is added, in microseconds, so that numbers still rise if the database is damaged again.
+At ten million batches a second, a stream reaches this number only after a year. kvbus adds the current time in
+microseconds, so that seqs rise even if the database is damaged again.
 """
 
 _OLD: Final = "kvbus-*.seq"
-"""Files in which kvbus kept its reservations before there was a database."""
+"""Pattern of the files in which older versions of kvbus kept the reservations."""
 
 _REFUSED: Final = ".refused-"
 
 
 class NewerStateError(StoreError):
-    """A newer kvbus has written the state. The state is not changed."""
+    """The state was written by a newer version of kvbus. kvbus leaves it unchanged."""
 
 
 class SqliteStore:
-    """The store in one directory. See :class:`kvbus.state.contract.Store`.
+    """The store of a bus's state in one directory. See :class:`kvbus.state.contract.Store`.
 
     Args:
         directory: the directory, which must exist.
-        lock: its lock. The store releases it.
-        sync: whether to wait for the disk at each commit.
-        keeps_state: False: only reservations are kept, and an existing state is deleted.
-        old_directory: the directory in which kvbus kept its reservations before there was a database.
-        boot: identifies the boot of the machine; None: ask the kernel.
+        lock: the lock of the directory. The store releases it when it is closed.
+        sync: whether each commit waits for the disk.
+        keeps_state: whether the store keeps the state. False: an existing state is deleted, and only reservations are
+            kept.
+        old_directory: the directory in which older versions of kvbus kept the reservations.
+        boot: the id of the machine's boot. None: read it from the kernel.
 
     Raises:
-        NewerStateError: a newer kvbus has written the state.
-        StoreError: the database cannot be opened, and it is not damaged.
+        NewerStateError: a newer version of kvbus has written the state.
+        StoreError: the database cannot be opened, although it is not damaged.
     """
 
     def __init__(
@@ -113,21 +115,24 @@ class SqliteStore:
         return Head(self._boot, self._sync, reserved=self.reserved)
 
     def _create(self) -> None:
-        """Create an empty database with the reservations."""
+        """Create an empty database with only the reservations."""
         self._head = self._new_head()
         self.database.create(self._head)
         self._write_mark()
 
     def _begin_first(self, old_directory: Path) -> None:
-        """Create the first database of a directory."""
+        """Create the first database of a directory.
+
+        If files of an older version of kvbus are there, continue above the seqs that it may have used.
+        """
         if any(old_directory.glob(_OLD)):
             self.reserved.floor = _unknown()
             log.info("%s is of an older kvbus: the numbering goes on above %d", old_directory, self.reserved.floor)
         self._create()
-        self._lock.sync()  # even without sync, a power cut must not lose the fact that there was a store
+        self._lock.sync()  # after a power cut, the lock file must show that there was a store
 
     def _go_on_empty(self, mark: Mark) -> None:
-        """Continue after a process that could not write the database: keep the reservations, without a state."""
+        """Create an empty database after an earlier process could not write its database. Keep the reservations."""
         try:
             self.reserved = self.database.open().reserved
         except NewerError:
@@ -160,7 +165,10 @@ class SqliteStore:
             self._write_mark()
 
     def _refuse(self, why: str) -> None:
-        """Move the database aside, and begin an empty one with numbers above all numbers that were sent."""
+        """Move the database aside.
+
+        Create an empty database in which every stream begins above all seqs that kvbus has sent.
+        """
         self.database.close()
         self._skip_ahead()
         self.older = False
@@ -168,13 +176,13 @@ class SqliteStore:
         self._create()
 
     def _skip_ahead(self) -> None:
-        """Raise every reservation above all numbers that may have been used."""
+        """Raise the reservation of every stream above all seqs that kvbus may have used."""
         mark = self._lock.read_mark()
         known = mark is not None and mark.highest < MAX_SEQ - MARGIN
         self.reserved.raise_to(mark.highest + MARGIN if mark is not None and known else _unknown())
 
     def _move_aside(self, why: str) -> int:
-        """Rename the database's files, so that people can look at them. Return the number of files."""
+        """Rename the files of the database, so that people can examine them. Return the number of files."""
         stamp = time.strftime("%Y%m%dT%H%M%S")
         existing = self.database.files
         if existing:
@@ -182,7 +190,7 @@ class SqliteStore:
             log.error(text, self.place, why, _REFUSED, stamp)
         else:
             log.error("the state in %s is missing: beginning empty, the numbering skips ahead", self.place)
-        delete_refused(self._directory)  # keep only one refused database: more would fill the disk
+        delete_refused(self._directory)  # more than one refused database could fill the disk
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
         return len(existing)
@@ -277,10 +285,10 @@ class SqliteStore:
         self._lock.write_mark(Mark(self._head.writes, self.database.last, self.reserved.highest, given_up))
 
     def _fail(self, error: Exception) -> None:
-        """Give up the state, because a part of it could not be written. Free the disk space, and keep the reservations.
+        """Drop the state after a failed write, to free its disk space. Keep the reservations.
 
         Raises:
-            StoreError: always.
+            StoreError: always, with the error of the write.
         """
         self.database.close()
         try:
@@ -294,7 +302,7 @@ class SqliteStore:
         raise self._error(error) from error
 
     def _abandon(self) -> None:
-        """Keep the next process from using the database, because it lacks everything that is sent from now on."""
+        """Prevent the next process from using the database, which lacks everything that is sent from now on."""
         try:
             self.database.close()
             self._write_mark(given_up=True)
@@ -306,10 +314,10 @@ class SqliteStore:
                 log.error(text, self.place, error)  # noqa: TRY400
 
     def wipe(self) -> list[str]:
-        """Delete the state with all content of prompts, and keep the reservations.
+        """Delete the state, which may hold content of prompts, from the database file. Keep the reservations.
 
         Returns:
-            The files that cannot be deleted, with the reason.
+            The files that cannot be deleted, each with the reason.
 
         Raises:
             StoreError: the database cannot be written.
@@ -339,13 +347,19 @@ def _unknown() -> int:
 
 
 def reached(directory: Path) -> int:
-    """Return the number above every seq used in a directory, from its mark; 0 without one. It may be in use."""
+    """Return the lowest seq that was not reserved in a directory, according to its mark; 0 if there is no mark.
+
+    Another process may use the directory.
+    """
     mark = mark_in(directory)
     return 0 if mark is None else mark.highest
 
 
 def files(directory: Path) -> dict[str, int]:
-    """Return the sizes of the files in a directory that hold state, by name, including the files moved aside."""
+    """Return the sizes in bytes of the state's files in a directory, by name.
+
+    Files that were moved aside are included.
+    """
     return {
         path.name: path.lstat().st_size
         for path in sorted(directory.iterdir())
@@ -354,7 +368,7 @@ def files(directory: Path) -> dict[str, int]:
 
 
 def delete_refused(directory: Path) -> list[str]:
-    """Delete the files that were moved aside. Return the files that could not be deleted, with the reason."""
+    """Delete the files that were moved aside. Return the files that cannot be deleted, each with the reason."""
     left = []
     for name in files(directory):
         if name not in FILES:

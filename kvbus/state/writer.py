@@ -1,8 +1,8 @@
-"""Keep the relay's state in a store, so that routers do not notice a restart of kvbus (``state_dir``).
+"""Keep the relay's state in a store on disk, so that routers do not notice a restart of kvbus (setting ``state_dir``).
 
-kvbus writes the records of a burst before it sends anything that follows from them. So the next process knows
-everything that a killed process has sent. When the log has grown, a new checkpoint is written in slices, while batches
-are handled between the slices. If the store cannot be written, kvbus continues without state and tries again later.
+kvbus writes the records of a burst before it sends any batch that depends on them. So the next process knows everything
+that a killed process has sent. If the log has grown too large, kvbus writes a new checkpoint in slices, and handles
+batches between the slices. If the store cannot be written, kvbus continues without a state, and tries again later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvbus.state.contract import Store, StoreError
 log = logging.getLogger("kvbus.state")
 
 SLICE_SECONDS: Final = 0.003
-"""Maximum time of one slice of a checkpoint, before traffic is handled again."""
+"""Maximum time in seconds for which kvbus writes a checkpoint before it handles batches again."""
 
 RETRY_SECONDS: Final = 60.0
-"""Seconds between a failed write of the state and the next try."""
+"""Seconds after a failed write of the state until kvbus tries again."""
 
 
 class StoppedError(Exception):
-    """The process was asked to end while it was reading its state."""
+    """The process was asked to end while it was loading its state."""
 
 
 class StateWriter:
@@ -34,8 +34,8 @@ class StateWriter:
 
     Args:
         store: the store of the state.
-        clock: seconds, for pauses.
-        stopped: whether the process was asked to end; called while the state is read.
+        clock: returns seconds since an arbitrary time, to measure durations.
+        stopped: returns whether the process was asked to end. It is called while the state is loaded.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], stopped: Callable[[], bool] = lambda: False) -> None:
@@ -47,9 +47,9 @@ class StateWriter:
         self._steps: Iterator[None] | None = None
         self._until = 0.0
         self._renamed = False
-        """Whether the checkpoint under construction is the first one for these sources.
+        """Whether the checkpoint that is being written is the first for changed sources.
 
-        Until it is complete, the state on disk is of other sources.
+        Until it is complete, the state on disk belongs to other sources and cannot be used.
         """
         self._whole = False
         self._distrusted = False
@@ -57,25 +57,26 @@ class StateWriter:
         self._log_bytes = self._checkpoint_bytes = self._written = 0
         self._again = 0.0
         self.failure = ""
-        """The error of the last write; empty since a complete checkpoint."""
+        """The error of the last failed write; empty if a checkpoint has been completed since."""
         self.failed = False
-        """Whether the store could not be written. kvbus then continues without state until the next try."""
+        """Whether the last write to the store failed. kvbus then continues without a state until it tries again."""
 
     @property
     def refused(self) -> int:
-        """Number of files that could not be used and were moved aside."""
+        """Number of files that could not be used, and that the store moved aside."""
         return self._store.refused
 
     @property
     def may_be_older(self) -> bool:
-        """Whether the state may be older than the batches that were sent."""
+        """Whether the state on disk may be older than the batches that kvbus has sent."""
         return self._store.older
 
     def load(self, relay: Relay, names: Sequence[str], now: float) -> bool:
-        """Load the state into a new relay. Return False if there is none.
+        """Load the state from the store into a new relay. Return False if there is no state.
 
         Raises:
-            StoreError: the state cannot be used, and the relay holds a part of it: create a new relay.
+            StoreError: the state cannot be used. The relay may have a part of it, so the caller must create a new
+                relay.
             StoppedError: the process was asked to end.
         """
         self._names = list(names)
@@ -116,25 +117,25 @@ class StateWriter:
             raise StoppedError
 
     def distrust(self) -> None:
-        """Write the loaded state as a new checkpoint, because the relay has changed it."""
+        """Make :meth:`begin` write a new checkpoint, because kvbus has changed the loaded state without records."""
         self._distrusted = True
 
     def begin(self, relay: Relay) -> None:
-        """Start keeping the state of this relay."""
+        """Start to write the state of this relay to the store."""
         self._relay = relay
-        if self.failed:  # a reservation could not be written, and work() tries again
+        if self.failed:  # writing a reservation has failed, and work() tries again
             return
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:
-                self._store.reserve(self._store.reserved)  # records the boot of the machine, and whether commits wait
+                self._store.reserve(self._store.reserved)  # writes the boot id, and whether commits wait for the disk
             else:
                 self._begin_checkpoint(whole=True)
         except StoreError as error:
             self.fail(error)
 
     def flush(self) -> None:
-        """Write the relay's records. Call this before anything that follows from them is sent."""
+        """Write the relay's new records to the store. Call this before anything is sent that depends on them."""
         records = None if self._relay is None else self._relay.records
         if records is None or not records.heads:
             return
@@ -147,10 +148,13 @@ class StateWriter:
             self.fail(error)
 
     def work(self) -> None:
-        """Work for up to :data:`SLICE_SECONDS`: continue a checkpoint, or begin one if it is due.
+        """Continue the checkpoint that is being written, or begin one if it is due.
 
-        A checkpoint is due if the log is larger than ``checkpoint_after``, and than four times the last checkpoint.
-        None begins while batches wait to be handled, because it would count them as delivered.
+        Return after about :data:`SLICE_SECONDS`.
+
+        A checkpoint is due if the log is larger than ``checkpoint_after`` and larger than four times the last
+        checkpoint. No checkpoint begins while batches wait to be handled, because the checkpoint would contain them as
+        delivered.
         """
         relay = self._relay
         if relay is None or (relay.backlog and self._steps is None):
@@ -173,17 +177,17 @@ class StateWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is under construction, and :meth:`work` has more to do.
+        """Whether a checkpoint is being written, so that :meth:`work` has more to do.
 
-        Large indexes stay frozen until it ends.
+        Large indexes remain frozen until the checkpoint is complete.
         """
         return self._steps is not None
 
     def _begin_checkpoint(self, *, whole: bool = False) -> None:
-        """Begin a checkpoint of the relay as it is now.
+        """Begin to write a checkpoint of the relay's current state.
 
         Args:
-            whole: write the complete checkpoint at once, because there is no earlier state.
+            whole: write the complete checkpoint without pauses, because there is no earlier state.
         """
         if self._relay is None:
             return
@@ -212,7 +216,10 @@ class StateWriter:
             self._checkpoint_bytes = self._written
 
     def fail(self, error: StoreError) -> None:
-        """Continue without state, and try again later. The finding ``state_not_written`` reports the error."""
+        """Continue without a state after a failed write, and try again after :data:`RETRY_SECONDS`.
+
+        The finding ``state_not_written`` shows the error to the operator.
+        """
         self.failed = True
         self.failure = str(error)
         self._again = self._clock() + RETRY_SECONDS
@@ -222,9 +229,11 @@ class StateWriter:
             self._relay.keep_records(keep=False)
 
     def rename(self, names: Sequence[str]) -> None:
-        """Begin a new checkpoint for changed sources. No batches may be waiting.
+        """Begin a checkpoint under the names of changed sources.
 
-        If kvbus is killed before the checkpoint is complete, the next process begins without state.
+        The relay must have no batches that wait to be handled.
+
+        If kvbus is killed before the checkpoint is complete, the next process begins without a state.
         """
         self._names = list(names)
         if self.failed:
@@ -236,7 +245,10 @@ class StateWriter:
             self.fail(error)
 
     def close(self) -> None:
-        """Write the last records. Finish the checkpoint if there would be no state without it."""
+        """Write the last records.
+
+        If there is no valid state without the checkpoint that is being written, complete it.
+        """
         before = self.failure
         self.flush()
         while self._renamed and self.busy:
