@@ -1,5 +1,5 @@
-"""Small modules that the packages around the core share.
+"""Small modules that all packages except the core may import.
 
-They contain errors with exit codes, log lines, the ending of tasks, counters of the front, and keys and paths that were
-removed. The package imports only the standard library. Every package but the core may import it.
+They contain errors with exit codes, logging, functions that end tasks, counters of the proxies in front of an engine's
+API, and the names that kvbus has removed. The package imports only the standard library.
 """

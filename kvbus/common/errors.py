@@ -1,7 +1,7 @@
-"""The errors that kvbus raises on purpose, each with its exit code.
+"""The errors that kvbus raises on purpose, each with the exit code of the command that it ends.
 
-The codes from 64 to 78 are those of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not
-restart) from a busy port (try again) without reading the log.
+The codes from 64 to 78 are the codes of ``sysexits.h``. A supervisor can distinguish a bad configuration, after which
+it must not restart kvbus, from an occupied port, after which it may restart kvbus, without reading the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands. If a signal ends a command, its exit code is 128 plus the signal's number."""
+    """The exit codes of all commands.
+
+    If a signal ends a command, its exit code is 128 plus the number of the signal.
+    """
 
     OK = 0
     FOUND = 1
@@ -36,29 +39,29 @@ EXIT_MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.CONFIG: "kvbus cannot use a configuration or a file",
     ExitCode.INTERRUPTED: "Ctrl-C, before there was a result",
 }
-"""The meaning of each exit code, for every command."""
+"""The meaning of each exit code, for the help text of every command."""
 
 
 class KvbusError(Exception):
-    """The base of every error that kvbus raises on purpose. Its text is for the person who runs kvbus."""
+    """The base class of all errors that kvbus raises on purpose. The text is for the person who runs kvbus."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
 
 MAX_VALUE: Final = 200
-"""Number of characters of a bad value that are shown."""
+"""Maximum number of characters of a bad value that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a configuration.
+    """One problem of a configuration, with all parts of its error message.
 
     Attributes:
         key: the location, such as ``outputs[0].layout``, ``KVBUS_HTPP`` or ``kvbus.yaml``.
-        wrong: what is wrong, and what is allowed.
-        value: the bad value as text; None for a missing key.
-        example: a valid setting, as a line of the file.
-        origin: the value's source, such as ``kvbus.yaml line 12``.
+        wrong: a description of the problem, and the allowed values.
+        value: the bad value as text; None if the key is missing.
+        example: a valid setting, as a line of the configuration file.
+        origin: the place from which the value comes, such as ``kvbus.yaml line 12``.
     """
 
     key: str
@@ -81,7 +84,7 @@ class Problem:
 
 
 class ConfigError(KvbusError):
-    """kvbus refuses a configuration. The error lists all of its problems."""
+    """The configuration cannot be used. The error lists all problems of the configuration."""
 
     exit_code = ExitCode.CONFIG
 
@@ -102,19 +105,23 @@ class FileError(KvbusError):
 
 
 def os_reason(error: OSError) -> str:
-    """Return the system's text of an error, without the address that a library adds to it."""
+    """Return the operating system's text for an error.
+
+    asyncio and other libraries add the address to their own text. It is left out, because kvbus's message names it
+    already.
+    """
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
     return error.strerror or str(error)
 
 
 class BindError(KvbusError):
-    """kvbus cannot bind an endpoint or address, or cannot connect to it.
+    """kvbus cannot bind an address, or cannot connect to it.
 
     Args:
-        endpoint: the endpoint, or ``http ADDRESS``.
+        endpoint: the ZeroMQ endpoint, or ``http ADDRESS``.
         reason: the reason, such as the operating system's error text.
-        verb: the action that failed, for the message.
+        verb: the action that failed, such as ``listen on``, for the message.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -126,16 +133,18 @@ class BindError(KvbusError):
         super().__init__(f"cannot {verb} {endpoint}: {reason}")
 
     def about(self, key: str, remedy: str) -> BindError:
-        """Return this error with the configuration key that it concerns, and a remedy."""
+        """Return a copy of this error that also names the key in the configuration and a remedy."""
         return BindError(self.endpoint, f"{self.reason} [{key}]: {remedy}", verb=self.verb)
 
 
 class InUseError(KvbusError):
-    """Another process uses a resource that only one process may use. Trying again helps once that process has ended.
+    """Another process uses a resource that only one process at a time can use.
+
+    kvbus can use it after that process has ended.
 
     Args:
-        what: the resource, such as a directory.
-        holder: the process that uses it, in words.
+        what: a description of the resource, such as a directory.
+        holder: a description of the process that uses the resource.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -145,19 +154,19 @@ class InUseError(KvbusError):
 
 
 class UnsupportedError(KvbusError):
-    """A library under kvbus is too old.
+    """A library that kvbus uses is too old.
 
-    The exit code is that of a bad configuration, because a restart does not help.
+    The exit code is the code of a bad configuration, because a restart does not help.
     """
 
     exit_code = ExitCode.CONFIG
 
 
 class StateDirError(KvbusError):
-    """kvbus cannot use ``state_dir``, for example because it is a file."""
+    """kvbus cannot use the path in ``state_dir``, for example because it is a file."""
 
     exit_code = ExitCode.CONFIG
 
     def __init__(self, directory: object, reason: str) -> None:
-        """Create the error for a directory and a reason."""
+        """Create the error for the path in ``state_dir`` and a reason."""
         super().__init__(f"state_dir {directory}: {reason}")

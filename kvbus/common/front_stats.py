@@ -1,4 +1,4 @@
-"""Counters of the proxies in front of the engine's API: plain values, read at a scrape."""
+"""Counters of the proxies in front of an engine's API. They are plain integers, which a scrape of the metrics reads."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import Counter
 
 
 class FrontStats:
-    """Connections and requests of the HTTP proxy.
+    """Counters of the connections and requests of the HTTP proxy in front of an engine's API.
 
     Args:
-        limit: maximum number of connections at a time.
+        limit: maximum number of open connections.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.http_connections = 0
-        """Number of open connections."""
+        """Number of open connections of clients."""
         self.http_closed: Counter[str] = Counter()
-        """Number of connections that kvbus closed, by reason: too_many, slow."""
+        """Number of connections that kvbus closed, by reason: ``too_many`` or ``slow``."""
         self.requests: Counter[str] = Counter()
-        """Number of requests by outcome."""
+        """Number of requests, by outcome."""
 
 
 class CallStats:
-    """Calls of the gRPC proxy.
+    """Counters of the calls of the gRPC proxy in front of an engine's API.
 
     Args:
-        limit: maximum number of calls at a time.
+        limit: maximum number of calls that are open at the same time.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.open = 0
-        """Number of calls under way."""
+        """Number of calls that have not ended yet."""
         self.calls: Counter[str] = Counter()
-        """Number of calls by outcome."""
+        """Number of calls, by outcome."""

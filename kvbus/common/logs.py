@@ -1,8 +1,9 @@
-"""Logging: JSON lines on stderr, text on a terminal, and a rate limit for repeated lines.
+"""Logging to stderr as JSON lines, or as text on a terminal, with a limit for repeated lines.
 
-The rate limit is per message template, source and output. ``log.warning("gap at %s", label, extra={"source": label})``
-appears a few times per window for each source. The first line of a later window says how many lines were suppressed. No
-line contains a token, a hash or a topic.
+The limit applies to lines with the same message template that are about the same source or output. For example, for
+each source ``log.warning("gap at %s", label, extra={"source": label})`` writes at most :data:`BURST` lines in
+:data:`WINDOW_S` seconds. The first line after that time has the number of suppressed lines. No line contains a token, a
+hash or a topic.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ LogFormat = Literal["auto", "json", "text"]
 BURST: Final = 5
 WINDOW_S: Final = 10.0
 _MAX_TEMPLATES: Final = 8192
-"""Maximum number of pairs of template and subject that are remembered: two for each rank that a source may have."""
-_SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
-"""Fields of a record that are part of the limit's key.
+"""Maximum number of pairs of a message template and a subject that the rate limit remembers.
 
-So lines of one source, output or reader do not suppress the lines of another.
+It is two for each rank that a source may have.
+"""
+_SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
+"""Extra fields of a log record that name the subject of the line, such as the source.
+
+The limit for repeated lines applies to each subject separately. So lines about one source, output or reader do not
+suppress lines about another subject.
 """
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
@@ -48,16 +53,16 @@ def setup(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> logging.Handler:
-    """Send all logging to one handler. A second call replaces the handler of the first.
+    """Send all log records to a new handler at the root logger. Remove the handler of an earlier call.
 
     Args:
-        level: lowest level to write: debug, info, warning or error.
-        log_format: ``auto`` is text on a terminal, else JSON lines.
-        stream: where to write, stderr by default.
-        clock: clock of the rate limit, in seconds.
+        level: the lowest level to write: debug, info, warning or error.
+        log_format: ``json``, ``text``, or ``auto``, which means text on a terminal and JSON lines otherwise.
+        stream: the stream to write to. None: stderr.
+        clock: returns seconds, for the limit of repeated lines.
 
     Returns:
-        The handler, installed at the root logger.
+        The new handler.
     """
     stream = sys.stderr if stream is None else stream
     terminal = stream.isatty()
@@ -78,14 +83,14 @@ def setup(
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler that `setup` installs. `setup` finds an earlier one by this class."""
+    """The handler that ``setup`` installs. ``setup`` recognizes its earlier handler by this class."""
 
 
 class RateLimit(logging.Filter):
-    """A filter that limits lines of one message template and subject to a few per window.
+    """A filter that limits the number of lines with the same message template and the same subject.
 
-    The first line of a later window says how many lines were suppressed. Debug lines always pass, because a user who
-    turns them on wants all of them.
+    At most ``burst`` of these lines are written in ``window`` seconds. The first line after that time has the number of
+    suppressed lines. Debug lines are never suppressed, because a user who enables them wants to see all of them.
     """
 
     def __init__(
@@ -96,12 +101,15 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # (logger, template, subjects) -> start of its window, lines in it. Limited in size: the oldest entries are
-        # dropped.
+        # The start of the window and the number of lines in it, by logger, template and subjects. The size of the
+        # dictionary is limited: the entry that was unused for longest is dropped.
         self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record. Set ``record.suppressed`` on the first one after suppressed ones."""
+        """Return whether to write a log record.
+
+        If records like this one were suppressed before, set ``record.suppressed`` to their number.
+        """
         if record.levelno <= logging.DEBUG:
             return True
         key = (record.name, str(record.msg), *(getattr(record, name, None) for name in _SUBJECTS))
@@ -129,10 +137,10 @@ def _plain(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """The format of JSON lines: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
+    """The format of log records as JSON lines: ``ts``, ``level``, ``logger``, ``message``, and all extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
+        """Return the JSON line of one log record."""
         moment = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -147,14 +155,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The format for people: time, level, message, ``key=value``, with control characters escaped."""
+    """The format of log records for people: time, level, message, and the record's extra fields as ``key=value``.
+
+    Control characters are escaped.
+    """
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record."""
+        """Return the text line of one log record."""
         moment = datetime.fromtimestamp(record.created, UTC).astimezone()
         level = f"{record.levelname:<7}"
         if self._colour:

@@ -1,7 +1,7 @@
-"""Names that kvbus no longer has, and what to use instead.
+"""The names that kvbus has removed, and what to use instead of them.
 
-For a removed name kvbus prints its sentence instead of "unknown key" or "no such command". A name that still exists is
-never looked up here. Each text follows "gone: ".
+If a user gives a removed name, kvbus shows its sentence instead of "unknown key" or "no such command". A name that
+still exists is never looked up here. kvbus writes "gone: " before each sentence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEYS: Final[Mapping[str, str]] = {
 }
 """Removed keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``.
 
-A path below ``sources[].discover`` begins with the kind.
+For a key below ``sources[].discover``, the path begins with the kind of discovery, such as ``dns.family``.
 """
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -43,28 +43,29 @@ COMMANDS: Final[Mapping[str, str]] = {
     "sim --reset-every": "use --restart-every, which empties the cache too",
     "sim --tenants": "use `kvbus play` with a capture of an engine that has them",
 }
-"""Removed commands such as ``log``, and removed options such as ``query --hashes``."""
+"""Removed commands, such as ``log``, and removed options with their command, such as ``query --analytics``."""
 
 PATHS: Final[Mapping[str, str]] = {
     "/query": "use `kvbus index`, which answers POST /query",
     "/openapi.json": "use `kvbus index`, which describes its questions at /openapi.json",
 }
-"""Removed paths of the HTTP port."""
+"""Removed paths of the HTTP port, such as ``/query``."""
 
 
 def gone(instead: str) -> str:
-    """Return the sentence about a removed name, such as "gone: use X"."""
+    """Return the error message for a removed name, such as "gone: use X"."""
     return f"gone: {instead}"
 
 
 def removed_key(path: Iterable[str | int]) -> str | None:
-    """Return the sentence about a removed key; None for every other path."""
+    """Return the error message for a removed key of the configuration; None if no such key was removed."""
     names = [piece for piece in path if isinstance(piece, str)]
-    instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")  # or in the wrong section
+    # A key in the wrong section has another path, so the last name is looked up too.
+    instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")
     return None if instead is None else gone(instead)
 
 
 def removed_command(words: str) -> str | None:
-    """Return the sentence about a removed command or option; None for every other one."""
+    """Return the error message for a removed command or option; None if no such name was removed."""
     instead = COMMANDS.get(words)
     return None if instead is None else gone(instead)

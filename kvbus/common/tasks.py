@@ -1,4 +1,4 @@
-"""End asyncio tasks reliably, and close resources within a time limit."""
+"""Functions that end asyncio tasks reliably, and that close resources within a time limit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 AGAIN: Final = 5.0
-"""Seconds that a task may take to clean up before it is cancelled again."""
+"""Seconds after which a task that has not ended is cancelled again."""
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks, and wait until each of them has ended, whether normally or with an error.
+    """Cancel tasks, and wait until each of them has ended. Errors of the tasks are ignored.
 
-    A cancellation can be lost. Before Python 3.12 ``asyncio.wait_for`` drops it if its awaited result arrives in the
-    same iteration of the loop (python/cpython#86296), and dnspython and nats-py use it. Such a task continues, so it is
-    cancelled again after :data:`AGAIN`.
+    A cancellation can be lost. Before Python 3.12, ``asyncio.wait_for`` drops the cancellation if the awaited result
+    arrives in the same iteration of the event loop (python/cpython#86296). dnspython and nats-py use
+    ``asyncio.wait_for``. The task then continues to run, so it is cancelled again every :data:`AGAIN` seconds.
 
-    If the calling task is cancelled while it waits, the tasks are cancelled again at once. Its CancelledError is raised
-    only after they have ended.
+    If the calling task is cancelled while it waits here, the tasks are cancelled again immediately. The CancelledError
+    of the calling task is raised only after the tasks have ended.
     """
     every = {task for task in tasks if task is not None}
     left, cancelled = every, None
@@ -32,20 +32,20 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         left = {task for task in left if not task.done()}
     for task in every:
         if not task.cancelled():
-            task.exception()  # mark the exception as retrieved, or asyncio logs it
+            task.exception()  # otherwise asyncio logs the exception as never retrieved
     if cancelled is not None:
         raise cancelled
 
 
 _closing: Final[set[asyncio.Task[Any]]] = set()
-"""Tasks that still close something. The event loop holds only weak references to tasks."""
+"""Tasks that are closing something. They are kept here because the event loop holds only weak references to tasks."""
 
 
 async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Wait up to ``seconds`` for work that closes something.
+    """Wait for work that closes something, but not longer than ``seconds``.
 
-    The work continues after that time, and if the caller is cancelled. Its errors are dropped, because nothing uses the
-    closed object.
+    The work continues in the background after that time, and if the caller is cancelled. Its errors are ignored,
+    because nothing uses the closed object any more.
     """
     task = asyncio.ensure_future(work)
     _closing.add(task)
@@ -60,9 +60,9 @@ async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> Non
 
 
 def report_out_of_memory(error: Exception) -> None:
-    """Pass a MemoryError on to the event loop, whose handler ends the process.
+    """Pass a MemoryError to the exception handler of the event loop, which ends the process. Ignore any other error.
 
-    Code that survives other errors calls this.
+    Code that catches all errors and continues must call this.
     """
     if isinstance(error, MemoryError):
         asyncio.get_running_loop().call_exception_handler({"message": "out of memory", "exception": error})
