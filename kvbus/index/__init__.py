@@ -1,4 +1,5 @@
-"""``kvbus index``: a process that follows buses, engines or a log, and answers which worker holds which prefix.
+"""``kvbus index``: a process that finds the workers whose engines hold the blocks of a prompt.
 
-In: streams, through :mod:`kvbus.client`, as routers read them. Out: answers over HTTP.
+It follows the streams of buses or engines, or a log. It reads the streams through :mod:`kvbus.client`, as routers read
+them. It answers questions about prompts over HTTP.
 """

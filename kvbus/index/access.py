@@ -1,4 +1,7 @@
-"""Access to an index: for programs on this machine, and for callers with a bearer token. The files may change."""
+"""Access to the HTTP port of an index: for programs on the same machine, and for callers with a bearer token.
+
+The files with the tokens and the TLS certificate may change while the index runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from kvbus.transport.tls_files import TlsFileError
 log = logging.getLogger("kvbus.index")
 
 RELOAD_SECONDS: Final = 10.0
-"""Seconds between two checks of the files."""
+"""Seconds after which the index reads the files with the tokens and the certificate again."""
 
 _HOW: Final = {
     HttpRefusal.PEER: "only loopback may ask, or a bearer token of --tokens-file: ask on the index's own host",
@@ -33,15 +36,17 @@ _HOW: Final = {
 
 
 class IndexAccess:
-    """The access rule for questions. It is the bus's rule for token ids, because questions contain users' prompts.
+    """The rule about which requests may ask the index a question.
+
+    It is the rule by which a bus protects token ids, because a question contains a user's prompt.
 
     Args:
-        tokens_file: the bearer tokens, one a line, as for the bus; None: no token is accepted.
-        certificate: the port's certificate; None: no TLS.
-        key: its private key.
+        tokens_file: a file with one bearer token per line, as for a bus. None: no token is accepted.
+        certificate: the file with the TLS certificate of the HTTP port. None: the port has no TLS.
+        key: the file with the private key of the certificate.
 
     Raises:
-        ConfigError: a file cannot be used.
+        ConfigError: one of the files cannot be used.
     """
 
     def __init__(
@@ -56,12 +61,15 @@ class IndexAccess:
             raise ConfigError(problems)
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the TLS context of new connections; None without TLS."""
+        """Return the TLS context for new connections; None if the port has no TLS."""
         tls = self._rule.credentials.tls
         return None if tls is None else tls.context
 
     def read(self) -> list[Problem]:
-        """Read the files again, and return their problems. The former content of an unusable file stays in force."""
+        """Read the files again. Return the problems of files that cannot be used.
+
+        The former content of such a file remains in effect.
+        """
         problems = []
         tokens, tls = self._rule.credentials.tokens, self._rule.credentials.tls
         if self._tokens_file is not None:
@@ -78,7 +86,7 @@ class IndexAccess:
         return problems
 
     async def follow(self) -> None:
-        """Read the files again every :data:`RELOAD_SECONDS`. Log each problem once."""
+        """Read the files again every :data:`RELOAD_SECONDS`, for ever. A problem is logged when it is first found."""
         logged: list[str] = []
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
@@ -89,6 +97,6 @@ class IndexAccess:
             logged = found
 
     def refusal(self, request: web.Request) -> str | None:
-        """Return why a request is refused; None if it is allowed."""
+        """Return the reason why a request is refused; None if it is allowed."""
         caller = self._rule.caller(request, content=True)
         return None if isinstance(caller, Caller) else _HOW[caller]

@@ -1,7 +1,8 @@
-"""Check that the workers of a model have the same hashes for the same prompts.
+"""Check that all workers of a model compute the same hashes for the same prompts.
 
-If they differ, a router that looks up one worker's hashes at another worker finds nothing, and its operator has no
-other sign of that. vLLM's hashes differ if the engines do not have the same PYTHONHASHSEED.
+A router may search for the hashes of one worker at another worker. If the workers compute different hashes, the router
+finds nothing, and its operator does not notice the reason. In vLLM, hashes are different if the engines do not have the
+same PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from kvbus.core.types import Hash
 from kvbus.daemon.source_log import log_changes
 
 SAMPLE: Final = 1000
-"""Number of blocks of each worker that are compared: its oldest ones, as all workers' prompts often begin with them."""
+"""Number of blocks of each worker that are compared.
+
+They are the worker's oldest blocks, because the prompts of all workers often begin with the same blocks.
+"""
 
 Named = Mapping[Worker, Mapping[bytes, Hash]]
-"""The hashes of blocks, by worker and place."""
+"""The hashes of blocks, by worker and by a digest of the prompt up to the end of the block."""
 
 
 class Agreement:
-    """The last comparison of all workers.
+    """The result of the last comparison of the workers' hashes.
 
     Attributes:
-        shared: by worker, number of compared blocks whose prompt another worker of the model holds too.
-        differing: by worker, number of these blocks whose hash is different at the other worker.
+        shared: by worker, the number of compared blocks whose prompt another worker of the same model holds too.
+        differing: by worker, the number of these blocks for which the other worker has a different hash.
     """
 
     def __init__(self) -> None:
@@ -38,9 +42,10 @@ class Agreement:
         self._reported: dict[tuple[Worker, Worker], Findings] = {}
 
     def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
-        """Compare the hash of each block with the hash at the first worker that holds the block's prompt.
+        """Compare the hashes of all workers of a model for the same prompts.
 
-        Log when two workers begin to differ, and when they agree again.
+        Each block is compared with the block of the first worker in ``named`` that holds the same prompt. Log when two
+        workers begin to have different hashes, and when they have the same hashes again.
         """
         first: dict[tuple[str, bytes], tuple[Worker, Hash]] = {}
         pairs: Counter[tuple[Worker, Worker]] = Counter()

@@ -1,4 +1,4 @@
-"""A bus, read over HTTP: the streams of one of its outputs, and the condition of its sources."""
+"""A bus that the index reads over HTTP: the streams of one of its outputs, and the states of its sources."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ log = logging.getLogger("kvbus.index")
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between two requests for ``/sources``."""
+"""Seconds between two requests for the path ``/sources`` of a bus."""
 
 _ANSWER_SECONDS: Final = 10.0
 
 
 class UnusableError(KvbusError):
-    """A bus has no output that the index can read."""
+    """The bus has no output that the index can read."""
 
     exit_code = ExitCode.CONFIG
 
 
 class Output(msgspec.Struct):
-    """The keys of an output that the index needs, from the bus's configuration in ``/overview``."""
+    """The settings of an output that the index needs, from the bus's answer to a request for ``/overview``."""
 
     name: str
     type: str
@@ -59,7 +59,7 @@ class _Overview(msgspec.Struct):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One entry of the bus's ``/sources``."""
+    """A source of the bus: one entry of the answer to ``/sources``."""
 
     name: str
     rank: int
@@ -70,7 +70,10 @@ class Source(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream of the output, as a subscriber needs it."""
+    """The address of a stream: what a subscriber needs to read it.
+
+    ``by_topic`` says whether several streams share the endpoint and are distinguished by their topics.
+    """
 
     endpoint: str
     replay_endpoint: str | None
@@ -78,22 +81,22 @@ class Stream:
 
 
 class Bus:
-    """A bus that the index follows.
+    """A bus whose configuration and sources the index reads over HTTP.
 
     Args:
-        url: the URL of its HTTP port.
-        login: the token, and the certificate authorities for the connection.
-        wanted: the name of the output to read; None for the first one that the index can read.
+        url: the URL of the bus's HTTP port.
+        login: the bearer token and the certificate authorities for the connection.
+        wanted: the name of the output to read. None: the first output that the index can read.
         curve: whether the index has CURVE keys.
 
     Attributes:
-        worker: the bus's ``worker`` key.
-        model: the bus's ``model`` key; empty if it has none.
-        answers: whether the last request was answered.
-        asked: set after the first request, whether it was answered or not.
-        reached: whether a request was ever answered.
-        sources: the sources of the last answer.
-        streams: the streams to follow, by name.
+        worker: the value of the bus's setting ``worker``.
+        model: the value of the bus's setting ``model``; empty if it is not set.
+        answers: whether the bus answered the last request.
+        asked: set after the first request, even if the bus did not answer it.
+        reached: whether the bus has ever answered a request.
+        sources: the sources in the bus's last answer.
+        streams: the streams of the output that the index should follow, by name.
     """
 
     def __init__(self, url: str, login: Login, wanted: str | None = None, *, curve: bool = False) -> None:
@@ -109,11 +112,11 @@ class Bus:
         self._login: Final = login
         self._wanted: Final = wanted
         self._config: _Config | None = None
-        """The bus's configuration; None until it is read, and after an unanswered request."""
+        """The configuration of the bus. It is None until it has been read, and after a request without an answer."""
         self._by_worker: dict[tuple[str, int | None], Source] = {}
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Ask the bus every second, and call ``changed`` after each attempt.
+        """Read the bus's sources every :data:`POLL_SECONDS`, for ever. Call ``changed`` after each attempt.
 
         Raises:
             UnusableError: the bus has no output that the index can read.
@@ -127,13 +130,16 @@ class Bus:
                     if self.answers or not self.asked.is_set():
                         log.warning("the bus does not answer, so the state of its sources is unknown: %s", error)
                     self.answers = False
-                    self._config = None  # its configuration may have changed when it answers again
+                    self._config = None  # the configuration may change until the bus answers again
                 changed()
                 self.asked.set()
                 await asyncio.sleep(POLL_SECONDS)
 
     def source_of(self, worker: Worker) -> Source | None:
-        """Return the source of a worker; None if the worker is of another bus, or its bus does not list the source."""
+        """Return the source that a worker of the index belongs to.
+
+        Return None if the worker belongs to another bus, or if this bus does not list the source.
+        """
         return self._by_worker.get((worker.name, None)) or self._by_worker.get((worker.name, worker.rank))
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
@@ -148,7 +154,7 @@ class Bus:
         self._take(output, self._config)
 
     def _take(self, output: Output, config: _Config) -> None:
-        """Set the streams of the output, and the source of each worker."""
+        """Store the streams of the output, and which source each worker belongs to."""
         endpoint = as_seen_from(output.endpoint, self.url)
         replay = None if output.replay_endpoint is None else as_seen_from(output.replay_endpoint, self.url)
         if output.layout == "merged":
@@ -168,16 +174,16 @@ class Bus:
         self._by_worker = {(names[source.slot], None): source for source in self.sources}
 
     def stream_of(self, source: Source) -> str:
-        """Return the name of the stream that carries a source."""
+        """Return the name of the stream that carries the batches of a source."""
         own = f"{self.url} {source.name}"
         return own if own in self.streams else self.url
 
 
 def readable_output(outputs: list[Output], wanted: str | None, url: str, *, curve: bool) -> Output:
-    """Return the output to read.
+    """Return the output of a bus that the index reads: the output named ``wanted``, or the first that it can read.
 
     Raises:
-        UnusableError: the index can read none of them.
+        UnusableError: the index cannot read the wanted output, or any output if none is named.
     """
     why = []
     for output in outputs:
@@ -194,7 +200,7 @@ def readable_output(outputs: list[Output], wanted: str | None, url: str, *, curv
 
 
 def _unreadable(output: Output, *, curve: bool) -> str | None:
-    """Return why the index cannot read an output; None if it can."""
+    """Return the reason why the index cannot read an output; None if it can read the output."""
     if output.type != "zmq":
         return f"is of type {output.type}, and the index reads zmq"
     if not output.bind:
@@ -207,7 +213,10 @@ def _unreadable(output: Output, *, curve: bool) -> str | None:
 
 
 def as_seen_from(endpoint: str, url: str) -> str:
-    """Return an endpoint of the bus, with the URL's host instead of a wildcard."""
+    """Return an endpoint of the bus as the index can reach it.
+
+    If the endpoint is a wildcard address, it gets the host of the bus's URL.
+    """
     address = parse_endpoint(endpoint)
     if address.is_ipc or not address.is_wildcard:
         return endpoint
@@ -216,7 +225,7 @@ def as_seen_from(endpoint: str, url: str) -> str:
 
 
 def _topic(output: Output, config: _Config, source: Source) -> str:
-    """Return the topic of a source's stream; empty if it is the engine's own topic."""
+    """Return the topic of a source's stream; an empty text if the stream keeps the topic of the engine."""
     if output.topic is None:
         return ""
     name = source.name.removesuffix(f"/{source.rank}")
@@ -225,10 +234,10 @@ def _topic(output: Output, config: _Config, source: Source) -> str:
 
 
 def _decoded(raw: bytes, form: type[T]) -> T:
-    """Decode an answer of the bus.
+    """Decode a JSON answer of the bus into an object of the type ``form``.
 
     Raises:
-        ValueError: the answer does not have the form ``form``.
+        ValueError: the answer does not match the type.
     """
     try:
         return msgspec.json.decode(raw, type=form)

@@ -1,4 +1,4 @@
-"""Follow engines, buses and logs, and answer how much of a prompt each worker holds."""
+"""Follow the streams of engines, buses and logs, and find how much of a prompt each worker holds."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from kvbus.parts.log_router import LogRouter
 log = logging.getLogger("kvbus.index")
 
 _COMPARE_EVERY: Final = 10
-"""Number of rounds of `_watch` between two comparisons of hashes."""
+"""Number of rounds of ``_watch`` after which the hashes of the workers are compared."""
 
 _WATCH_SECONDS: Final = 1.0
-"""Seconds between two checks for streams that have no token ids or have failed."""
+"""Seconds between two rounds of ``_watch``, which looks for failed streams and for streams without token ids."""
 
 
 class Standing(msgspec.Struct):
@@ -44,7 +44,7 @@ class Standing(msgspec.Struct):
 
     Attributes:
         state: ``live``, or the reason why the source may hold other blocks than the index knows.
-        partial: whether the source holds blocks that the index cannot know of.
+        partial: whether the source holds blocks that the index cannot learn about.
     """
 
     source: str
@@ -62,8 +62,8 @@ class Standing(msgspec.Struct):
 class Held(msgspec.Struct):
     """The part of a prompt that one source holds.
 
-    ``blocks`` is the number of the prompt's leading blocks that it holds, up to the first missing block. ``tiers`` is
-    the number of these blocks on each medium.
+    ``blocks`` is the number of the prompt's leading blocks that the source holds, up to the first block that it lacks.
+    ``tiers`` is the number of these blocks on each medium.
     """
 
     source: str
@@ -78,13 +78,13 @@ class Held(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """The answer to one question: the sources that hold a part of the prompt, the longest prefix first."""
+    """The answer to one question: the sources that hold a part of the prompt, with the longest part first."""
 
     matches: list[Held]
 
 
 class Answer(msgspec.Struct):
-    """One result for each question, and the sources that may hold more than was found."""
+    """The answer to a request: one result for each question, and the sources about which the index may lack blocks."""
 
     results: list[Result]
     incomplete: list[Standing]
@@ -94,13 +94,13 @@ class Follower:
     """Follow the engines, buses and logs of an index, and find the sources that hold a prompt's prefix.
 
     Args:
-        streams: engines, or single outputs of buses, by name.
+        streams: streams of engines, or of single outputs of buses, by name.
         buses: buses whose outputs and sources are read over HTTP.
-        logs: logs.
+        logs: readers of logs.
         copies: whether to count copies of a block; True for streams of engines, False for streams of buses.
-        curve: keys for the streams and the outputs of buses.
+        curve: CURVE keys for the streams and for the outputs of the buses.
         timing: timeouts of the subscribers.
-        once: whether to read each stream's replay once, without its live stream.
+        once: whether to read only the replay of each stream, once, without the live stream.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Follower:
         self._timing: Final = timing
         self._once: Final = once
         self.silent: Final[set[str]] = set()
-        """The streams that did not answer their replay request."""
+        """Names of the streams that did not answer their replay request."""
         self._buses: Final = buses
         self._logs: Final = logs
         self._streams: Final = PrefixRouter(
@@ -129,16 +129,16 @@ class Follower:
         )
         self._outputs: Final = PrefixRouter(keep_unreachable=True, on_update=self._note)
         self._followed: Final[dict[str, Stream]] = {}
-        """The streams of buses that are followed, by name."""
+        """The streams of buses that the index currently follows, by name."""
         self._tokenless: Final[set[str]] = set()
-        """The streams without token ids that were logged."""
+        """Names of the streams about which the index has logged that they have no token ids."""
         self.agreement: Final = Agreement()
         self._tasks: Final[list[asyncio.Task[None]]] = []
         self._stack: Final = AsyncExitStack()
         self._settling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start following.
+        """Start to follow the streams, buses and logs.
 
         Raises:
             ValueError: an endpoint is malformed.
@@ -149,16 +149,18 @@ class Follower:
         self._settling = asyncio.create_task(self._settled())
 
     async def close(self) -> None:
-        """Stop following."""
+        """Stop following the streams, buses and logs."""
         await end_tasks([*self._tasks, self._settling])
         await self._stack.aclose()
 
     async def complete(self) -> None:
-        """Wait until every bus was asked once, and every stream's state is complete or known to be unavailable.
+        """Wait until the index has asked every bus once and has read the state of every stream.
+
+        A stream whose state is known to be unavailable is not waited for.
 
         Raises:
             KvbusError: a bus has no output that the index can read.
-            RouterError: following a stream has failed.
+            RouterError: the index can no longer follow a stream.
         """
         assert self._settling is not None  # noqa: S101 - it is open
         failing = asyncio.ensure_future(self.failed())
@@ -171,12 +173,12 @@ class Follower:
             await end_tasks([failing])
 
     async def failed(self) -> None:
-        """Wait until a stream, a bus or a log cannot be followed any more, and raise the error."""
+        """Wait until the index can no longer follow a stream, a bus or a log. Raise the error."""
         await asyncio.gather(*self._tasks, self._watch())
 
     @property
     def awaited(self) -> str:
-        """What the index waits for before it is ready; empty if it is ready."""
+        """The reason why the index is not ready yet, in words; empty if it is ready."""
         if self._settling is None or not self._settling.done():
             return "reading the streams"
         if self._buses and not any(bus.reached for bus in self._buses):
@@ -186,11 +188,11 @@ class Follower:
     # -- answers
 
     def answer(self, queries: Sequence[Query]) -> Answer:
-        """Answer questions.
+        """Answer the questions of one request.
 
         Raises:
-            ValueError: a question's hashes are malformed; the text names the question.
-            RouterError: following a stream has failed.
+            ValueError: the hashes of a question are malformed. The text names the question.
+            RouterError: the index can no longer follow a stream.
         """
         standings = self._standings()
         results = []
@@ -204,7 +206,7 @@ class Follower:
         return Answer(results, [each for each in standings.values() if not each.complete])
 
     def blocks(self) -> list[tuple[Worker, Standing, dict[str, int]]]:
-        """Count the blocks of each source by medium."""
+        """Return each source as its worker, its condition and its number of blocks on each medium."""
         standings = self._standings()
         counts = {worker: media for router in self._routers for worker, media in router.blocks().items()}
         known = [(worker, standing, counts.pop(worker, {})) for worker, standing in standings.items()]
@@ -227,7 +229,10 @@ class Follower:
         return found
 
     def _standings(self) -> dict[Worker, Standing]:
-        """Return the condition of every known worker, from its stream and from its bus."""
+        """Return the condition of each known worker.
+
+        It combines the facts from the worker's stream and from its bus.
+        """
         found: dict[Worker, Standing] = {}
         direct: list[PrefixRouter | LogRouter] = [self._streams, *self._logs]
         for router in direct:
@@ -245,7 +250,7 @@ class Follower:
             for source in bus.sources:
                 workers = [each for each in heard if bus.source_of(each) is source]
                 if bus.curve and not workers:
-                    continue  # the index's key may have no right to the source
+                    continue  # the index's CURVE key may lack the right
                 status = statuses.get(bus.stream_of(source), Status())
                 state = _state(status, known=bool(workers))
                 if state == "live":
@@ -261,10 +266,10 @@ class Follower:
     # -- streams
 
     def _subscriber(self, stream: Stream) -> Subscriber:
-        """Return the subscriber of a stream.
+        """Return a new subscriber that reads the stream.
 
         Raises:
-            ValueError: only the replay is to be read, and the stream has none.
+            ValueError: only the replay should be read (``once``), and the stream has no replay endpoint.
         """
         if not self._once:
             return Subscriber(
@@ -283,7 +288,7 @@ class Follower:
             self.silent.add(name)
 
     def _look_at_buses(self) -> None:
-        """Follow the streams that the buses have now, and stop following all others."""
+        """Follow the streams that the buses list now. Stop following streams that they do not list any more."""
         wanted = {name: stream for bus in self._buses for name, stream in bus.streams.items()}
         for name, stream in list(self._followed.items()):
             if wanted.get(name) != stream:
@@ -301,7 +306,10 @@ class Follower:
             await router.settled()
 
     async def _watch(self) -> None:
-        """Log streams without token ids, and workers with different hashes. Raise the error of a failed stream."""
+        """Check the streams every :data:`_WATCH_SECONDS`, and raise the error of a stream that has failed.
+
+        Log streams without token ids, and workers that have different hashes for the same prompts.
+        """
         for look in itertools.count():
             await asyncio.sleep(_WATCH_SECONDS)
             if not look % _COMPARE_EVERY:
@@ -313,15 +321,15 @@ class Follower:
                     if status.tokenless and name not in blocks | self._tokenless:
                         self._tokenless.add(name)
                         log.error("%s announces blocks without token ids, so no question finds them", name)
-                router.matches_by_hash([])  # raises the router's error if it has failed
+                router.matches_by_hash([])  # raises an error if the router has failed
 
 
 def _state(status: Status, *, known: bool) -> str:
-    """Return the state of a stream.
+    """Return the state of a stream, for the condition of its workers.
 
     Args:
-        status: the stream's status.
-        known: whether the index has had a block of the stream.
+        status: the status of the stream.
+        known: whether the index knows blocks of the stream.
     """
     if status.unreachable:
         return "unreachable"
@@ -329,7 +337,7 @@ def _state(status: Status, *, known: bool) -> str:
 
 
 def _unknown(worker: Worker) -> Standing:
-    """Return the condition of a worker that its bus does not list."""
+    """Return the condition of a worker whose source is not listed by its bus."""
     return Standing(worker.name, worker.rank or 0, worker.name, "unknown", partial=False)
 
 

@@ -1,4 +1,4 @@
-"""The body of ``POST /query``: its form, its limits, and how block hashes in it are read."""
+"""Questions to the index: the body of a ``POST /query`` request, its limits, and how its block hashes are read."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ import msgspec
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash
 
 MAX_BODY_BYTES: Final = 1024 * 1024
-"""Maximum size of a request's body."""
+"""Maximum size of a request's body, in bytes."""
 
 MAX_QUERIES: Final = 256
 """Maximum number of questions in a request."""
 
 MAX_ITEMS: Final = 131_072
-"""Maximum number of token ids and hashes in a request."""
+"""Maximum number of token ids and hashes in all questions of a request together."""
 
 MAX_HASHES: Final = 16_384
 """Maximum number of hashes in a question."""
 
 MSGPACK: Final = "application/msgpack"
-"""Content type of a body in msgpack. A body of any other content type is read as JSON."""
+"""Content type of a request whose body is msgpack. A body with any other content type is read as JSON."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 class Query(msgspec.Struct, forbid_unknown_fields=True):
-    """One question about a prompt, by its ``tokens``, or by the ``hashes`` of its blocks from the first one on.
+    """One question: which sources hold the blocks of a prompt?
 
-    ``tokens`` are ids, or bytes (base64 in JSON) with little-endian integers of 32 bits.
+    The prompt is given by its ``tokens``, or by the ``hashes`` of its blocks from the first block on. ``tokens`` are
+    token ids, or bytes (base64 in JSON) that contain token ids as little-endian integers of 32 bits.
     """
 
     tokens: list[TokenId] | bytes | None = None
@@ -41,18 +42,24 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def items(self) -> int:
-        """Number of token ids or hashes in the question."""
+        """Number of token ids or hashes in this question."""
         return len(self.tokens) // 4 if isinstance(self.tokens, bytes) else len(self.tokens or self.hashes or ())
 
 
 class Request(Query, forbid_unknown_fields=True):
-    """One question, or a list of questions in ``queries`` without any other field."""
+    """The body of a request: one question, or several questions in ``queries``.
+
+    With ``queries``, no other field is allowed.
+    """
 
     queries: list[Query] | None = None
 
 
 class RefusedError(Exception):
-    """A request that is refused: the HTTP status, the outcome for the metrics, and the reason in a sentence."""
+    """A request is refused.
+
+    ``status`` is the HTTP status, and ``outcome`` the label for the metrics. The text gives the reason in a sentence.
+    """
 
     def __init__(self, status: int, outcome: str, text: str) -> None:
         super().__init__(text)
@@ -65,7 +72,7 @@ _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
 
 
 def read(body: bytes, *, msgpack: bool = False) -> Sequence[Query]:
-    """Return the questions of a body.
+    """Parse the body of a request. Return its questions.
 
     Raises:
         RefusedError: the body is malformed, or exceeds a limit.
@@ -116,12 +123,13 @@ _is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").full
 
 
 def readings(hashes: Sequence[int | str]) -> list[list[Hash]]:
-    """Return the possible readings of a question's hashes: as integers of 64 bits, as hexadecimal bytes, or both.
+    """Parse the hashes of a question. Return each possible interpretation of them as a list of hashes.
 
-    If every text consists of decimal digits, both readings are possible.
+    The hashes may be integers of 64 bits, or bytes in hexadecimal. If every text consists of decimal digits, both
+    interpretations are possible.
 
     Raises:
-        ValueError: an entry is neither, or the entries have no reading in common.
+        ValueError: an entry is neither an integer nor hexadecimal, or there is no interpretation that fits all entries.
     """
     if not hashes:
         return []

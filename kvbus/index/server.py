@@ -1,4 +1,4 @@
-"""The HTTP port of an index, on aiohttp: questions, a look-up page, probes and metrics."""
+"""The HTTP server of an index, based on aiohttp: questions, a look-up page, probes and metrics."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request
 log = logging.getLogger("kvbus.index")
 
 MAX_ANSWERING: Final = 16
-"""Maximum number of requests for /query that are read or answered at a time. Further ones get 429."""
+"""Maximum number of requests for ``/query`` that are read or answered at the same time. Further requests get 429."""
 
 BODY_SECONDS: Final = 10.0
-"""Seconds that a client has to send its body."""
+"""Maximum time in seconds in which a client must send the body of its request."""
 
 _END_SECONDS: Final = 0.5
-"""Seconds that unfinished answers have when the process ends."""
+"""Maximum time in seconds for which unfinished answers continue when the process ends."""
 
 
 class ConnectionCounts:
-    """The number of open connections, and of those that the server closed, by reason."""
+    """Counters of HTTP connections: the open connections, and the connections that the server has closed, by reason."""
 
     def __init__(self) -> None:
         self.http_connections = 0
@@ -44,13 +44,13 @@ class ConnectionCounts:
 
 
 OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "forbidden", "gone")
-"""Labels of the counter of questions."""
+"""Values of the label ``outcome`` of the metric ``kvbus_index_questions_total``."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Problem(TypedDict):
-    """The reason why a request was not answered, in a sentence."""
+    """The JSON body of an answer with an HTTP error. ``error`` gives the reason in a sentence."""
 
     error: str
 
@@ -59,8 +59,8 @@ class IndexServer:
     """The HTTP server of an index.
 
     Args:
-        follower: answers the questions.
-        access: the access rule.
+        follower: follows the streams, and answers the questions.
+        access: the rule about which requests may ask a question.
     """
 
     def __init__(self, follower: Follower, access: IndexAccess) -> None:
@@ -90,7 +90,7 @@ class IndexServer:
         )
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and return the address.
+        """Start to listen on a host and port. Return the address in use.
 
         Raises:
             BindError: the address cannot be bound.
@@ -98,12 +98,12 @@ class IndexServer:
         return await self._connections.listen("http", host, port)
 
     async def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and close all connections."""
         await self._connections.close()
 
     @web.middleware
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stop counting the client's time while its request is answered."""
+        """Pause the timeout of the client's connection while the server answers the request."""
         with self._connections.answering(request.transport):
             return await handler(request)
 
@@ -156,7 +156,7 @@ class IndexServer:
 
 @web.middleware
 async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with a JSON problem instead of aiohttp's text, for example if the path does not exist."""
+    """Answer an HTTP error with a JSON body instead of aiohttp's text, for example if the path does not exist."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -179,14 +179,14 @@ async def _openapi(_request: web.Request) -> web.Response:
 
 
 class _Readings(Collector):
-    """The metrics of an index, read at each scrape."""
+    """The collector of the index's metrics. It reads their values at each scrape."""
 
     def __init__(self, follower: Follower, questions: Counter[str]) -> None:
         self._follower: Final = follower
         self._questions: Final = questions
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics."""
+        """Yield all metrics of the index with their current values."""
         labels = ["source", "rank", "worker"]
         blocks = GaugeMetricFamily(
             "kvbus_index_blocks", "Blocks of a source in the index, by medium.", labels=[*labels, "medium"]
@@ -226,7 +226,7 @@ class _Readings(Collector):
 
 @functools.cache
 def document() -> bytes:
-    """Return the OpenAPI document of the port."""
+    """Return the OpenAPI document that describes the HTTP port, as JSON."""
     types: tuple[Any, ...] = (Request, Answer, Problem)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     request, answer, refusal = schemas
