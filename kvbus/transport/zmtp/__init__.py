@@ -1,10 +1,10 @@
 """kvbus's own implementation of ZMTP 3.0 and 3.1, for the ports where routers and engines connect.
 
-In: bytes from peers. Out: complete messages, subscriptions and a named reason for each end of a connection, to the
-handler of a role; and bytes to each single peer. kvbus counts and bounds every byte of a peer before it keeps the byte.
-A peer that exceeds a bound is disconnected.
+In: bytes from peers. Out: complete messages, subscriptions and the reason for each end of a connection, as calls of a
+handler; and bytes to each peer. kvbus counts and limits every byte of a peer before it keeps the byte. A peer that
+exceeds a limit is disconnected.
 
-Who calls whom, from a socket to a handler and back:
+Which object calls which, from a socket to a handler and back:
 
     Listener, Dialler (endpoint)       accept or dial; count half-open connections and peers, within Settings
             │ start(socket)
@@ -18,14 +18,15 @@ Who calls whom, from a socket to a handler and back:
     Null (mechanism), Client, Server (curve)    the handshake after the greetings
 
     Peer ── opened, subscribed, cancelled, received, drained, closed ──▶ PeerHandler (the role: live, replay, sources)
-    PeerHandler ── write, pause, resume, limit, close ──▶ Peer
+    PeerHandler ── write, pause, resume, close ──▶ Peer
 
-``wire`` encodes and decodes bytes. ``reasons`` names every end of a connection. ``addresses`` turns endpoints into
-sockets. ``tcp`` reads the kernel's state of a connection.
+``wire`` encodes and decodes bytes. ``reasons`` lists the reasons for the end of a connection. ``addresses`` creates
+sockets from endpoints. ``tcp`` reads the kernel's state of a connection.
 
-Each message is encoded once for all peers (``wire.encode_message``). With CURVE, ``Peer.write`` seals it for each peer.
-Slow peers: asyncio's high and low water marks set ``Peer.writable`` and call ``drained``, and the handlers decide what
-to send next. Flooding peers: kvbus decodes 32 events of a peer per iteration of the loop, and TCP slows the peer down.
+Each message is encoded once for all peers (``wire.encode_message``). With CURVE, ``Peer.write`` encrypts it for each
+peer. If a peer reads slowly, the high-water and low-water marks of asyncio set ``Peer.writable`` and call ``drained``,
+and the handler decides what to send next. If a peer sends too much, kvbus decodes only 32 of its events in each
+iteration of the event loop, and TCP slows the peer down.
 
-``kvbus.transport.dialling`` also uses a ``Protocol``: it dials once, to find out why a connection fails.
+``kvbus.transport.dialling`` also uses a ``Protocol``. It dials once, to find the reason for a failing connection.
 """

@@ -1,4 +1,4 @@
-"""Convert endpoints to sockets and addresses, and format the addresses of peers."""
+"""Create sockets for endpoints, and format the addresses of peers as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import tcp
 
 BACKLOG: Final = 1_024
-"""Maximum number of connections that the kernel queues for accept: after a restart all routers connect at once."""
+"""Maximum number of connections that the kernel queues for accept. After a restart of kvbus all routers connect at
+once.
+"""
 
 _SIOCGIFADDR: Final = 0x8915
 _IFREQ: Final = struct.Struct("16s24s")
@@ -25,7 +27,7 @@ _TCP: Final = "tcp://"
 
 
 def split_tcp(endpoint: str) -> tuple[str, int]:
-    """Split ``tcp://host:port``.
+    """Split an endpoint ``tcp://host:port`` into host and port.
 
     Raises:
         ValueError: the endpoint has another form, or the port is above 65535.
@@ -37,7 +39,10 @@ def split_tcp(endpoint: str) -> tuple[str, int]:
 
 
 def ipc_address(endpoint: str) -> str | None:
-    """Return the Unix socket address of an ``ipc://`` endpoint, else None. ``@name`` is an abstract address."""
+    """Return the Unix socket address of an ``ipc://`` endpoint; None for another endpoint.
+
+    ``ipc://@name`` means an address in Linux's abstract namespace, without a file.
+    """
     if not endpoint.startswith(_IPC):
         return None
     path = endpoint.removeprefix(_IPC)
@@ -46,14 +51,20 @@ def ipc_address(endpoint: str) -> str | None:
 
 @dataclass(slots=True)
 class Bound:
-    """A listening socket. For a Unix socket, ``file`` is its path and the file's device and inode."""
+    """A listening socket and its endpoint.
+
+    Attributes:
+        socket: the listening socket.
+        endpoint: the endpoint, with the real port.
+        file: the path of a Unix socket, and the device and inode of its file; None for a socket without a file.
+    """
 
     socket: socket.socket
     endpoint: str
     file: tuple[str, tuple[int, int]] | None = None
 
     def close(self) -> None:
-        """Stop listening. Delete the file of a Unix socket, unless another process has replaced it."""
+        """Stop listening. Delete the file of a Unix socket, unless another process has replaced the file."""
         self.socket.close()
         if self.file is not None:
             path, identity = self.file
@@ -63,7 +74,7 @@ class Bound:
 
 
 def bind(endpoint: str) -> Bound:
-    """Bind an endpoint and listen.
+    """Bind an endpoint, listen, and return the listening socket.
 
     Raises:
         BindError: the endpoint is in use, malformed, or not an address of this machine.
@@ -93,9 +104,9 @@ def _bind_tcp(endpoint: str) -> Bound:
 
 
 def _local(host: str, port: int) -> tuple[int, tuple[object, ...]]:
-    """Return the family and address of a numeric host or a network interface. Like libzmq, it looks up no host names.
+    """Return the family and address of a numeric host or a network interface. Like libzmq, look up no host name.
 
-    Unlike in libzmq, ``localhost`` is the loopback address and not the name of an interface.
+    Unlike in libzmq, ``localhost`` means the loopback address and not the name of an interface.
     """
     if host == "localhost":
         host = "127.0.0.1"
@@ -107,7 +118,11 @@ def _local(host: str, port: int) -> tuple[int, tuple[object, ...]]:
 
 
 def _interface(name: str) -> str:
-    """Return the IPv4 address of a network interface. Raise OSError (ENODEV) if there is none."""
+    """Return the IPv4 address of a network interface.
+
+    Raises:
+        OSError: the machine has no interface with this name and an IPv4 address (ENODEV).
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, _IFREQ.pack(name.encode(), b""))
@@ -136,7 +151,7 @@ def _bind_ipc(endpoint: str, path: str) -> Bound:
     abstract = path.startswith("\0")
     if not abstract:
         with contextlib.suppress(FileNotFoundError):
-            # like libzmq, delete the socket file of a killed process, but never a file of another kind
+            # as libzmq does, delete the socket file that a killed process has left, but never a file of another kind
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)  # noqa: PTH108 - a path as the endpoint has it
     listening = _listen(socket.AF_UNIX, path)
@@ -149,7 +164,10 @@ def _file_identity(path: str) -> tuple[int, int]:
 
 
 def peer_address(connected: socket.socket) -> str:
-    """Return the display form of a peer's address: ``10.0.0.7:40132``, ``[fd00::7]:40132``, ``unix`` or ``gone``."""
+    """Return the peer's address as text: ``10.0.0.7:40132``, ``[fd00::7]:40132``, or ``unix`` for a Unix socket.
+
+    The result is ``gone`` if the connection has ended.
+    """
     if connected.family == socket.AF_UNIX:
         return "unix"
     try:

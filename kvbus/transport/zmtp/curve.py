@@ -1,4 +1,4 @@
-"""CURVE: each side proves that it owns its public key, and each connection uses new transient keys.
+"""CURVE for kvbus's own ZMTP: each side proves that it owns its key, and each connection has new transient keys.
 
 The side that dials is the client. It knows the server's public key, and sends HELLO with a transient key. The server
 answers WELCOME with its own transient key and a cookie. The client sends INITIATE with the cookie, its public key, and
@@ -7,8 +7,8 @@ the handshake. The server uses its transient key and its cookie for one connecti
 handshake cannot be replayed.
 
 After the handshake each frame is encrypted in a separate MESSAGE. libzmq 4.3.5 sends MESSAGE as a message frame, but
-RFC 37 calls it a command. kvbus reads both forms and sends libzmq's. The flags of the inner frame are encrypted with
-its body.
+RFC 37 calls it a command. kvbus reads both forms and sends libzmq's form. The flags of the inner frame are encrypted
+with its body.
 
 Source: https://rfc.zeromq.org/spec/26/, https://rfc.zeromq.org/spec/25/.
 """
@@ -39,12 +39,12 @@ INITIATE: Final = b"INITIATE"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 8
 BOX_BYTES: Final = 16
-"""Bytes that encryption adds to a text."""
+"""Number of bytes that encryption adds to a plain text."""
 
 CLIENT: Final = b"CurveZMQMESSAGEC"
-"""The first bytes of the nonce in messages of the side that dials."""
+"""The first bytes of the nonce of each encrypted message from the side that has dialled."""
 SERVER: Final = b"CurveZMQMESSAGES"
-"""The first bytes of the nonce in messages of the side that accepts."""
+"""The first bytes of the nonce of each encrypted message from the side that has accepted the connection."""
 
 _LONG_NONCE: Final = 16
 _VERSION: Final = b"\1\0" + bytes(72)
@@ -56,14 +56,14 @@ _WELCOME_BYTES: Final = _LONG_NONCE + KEY_BYTES + _COOKIE_BYTES + BOX_BYTES
 _INITIATE_BYTES: Final = _COOKIE_BYTES + NONCE_BYTES + KEY_BYTES + _LONG_NONCE + _VOUCH_BYTES + BOX_BYTES
 _READY_BYTES: Final = NONCE_BYTES + BOX_BYTES
 
-# the first bytes of each command's nonce in the handshake
+# the first bytes of the nonce of each command in the handshake
 _OF_HELLO: Final = b"CurveZMQHELLO---"
 _OF_WELCOME: Final = b"WELCOME-"
 _OF_INITIATE: Final = b"CurveZMQINITIATE"
 _OF_VOUCH: Final = b"VOUCH---"
 _OF_READY: Final = b"CurveZMQREADY---"
 
-# a MESSAGE, and the flags of its inner frame
+# the name of the MESSAGE command, the length of its head, and the flags of the frame that is encrypted in it
 _NAME: Final = b"\x07MESSAGE"
 _HEAD: Final = len(_NAME) + NONCE_BYTES
 _SEALED_COMMAND: Final = 2
@@ -72,13 +72,13 @@ _KINDS: Final = {0: b"\0", MORE: b"\1", COMMAND: b"\2"}
 
 @dataclass(slots=True)
 class ServerKeys:
-    """The keys of an endpoint that accepts.
+    """The CURVE keys of an endpoint that accepts connections.
 
     Attributes:
-        public: our public key, 32 raw bytes.
-        secret: our secret key, 32 raw bytes.
-        clients: public keys of the peers that may connect.
-        private: our secret key as a PyNaCl object.
+        public: kvbus's public key, 32 raw bytes.
+        secret: kvbus's secret key, 32 raw bytes.
+        clients: public keys of the peers that may connect, 32 raw bytes each.
+        private: kvbus's secret key as a PyNaCl object.
     """
 
     public: bytes
@@ -90,11 +90,16 @@ class ServerKeys:
         self.private = PrivateKey(self.secret)
 
     def mechanism(self, role: Role) -> Server:
-        """Return the mechanism of one connection."""
+        """Return kvbus's side of the handshake of one accepted connection."""
         return Server(self, role)
 
     def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
-        """Replace the allow-list, and disconnect every peer whose key is no longer on it."""
+        """Replace the allow-list, and disconnect every peer whose key is not on the new list.
+
+        Args:
+            clients: public keys of the peers that may connect, 32 raw bytes each.
+            peers: the connected peers.
+        """
         self.clients = clients
         for peer in list(peers):
             if peer.key not in clients:
@@ -103,12 +108,12 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """The keys of an endpoint that dials.
+    """The CURVE keys of an endpoint that dials.
 
     Attributes:
-        public: our public key, 32 raw bytes.
-        secret: our secret key, 32 raw bytes.
-        server: the peer's public key, 32 raw bytes.
+        public: kvbus's public key, 32 raw bytes.
+        secret: kvbus's secret key, 32 raw bytes.
+        server: public key of the peer that kvbus dials, 32 raw bytes.
     """
 
     public: bytes
@@ -116,16 +121,16 @@ class ClientKeys:
     server: bytes
 
     def mechanism(self, role: Role) -> Client:
-        """Return the mechanism of one connection."""
+        """Return kvbus's side of the handshake of one dialled connection."""
         return Client(self, role)
 
 
 class Server:
-    """The accepting side of one handshake.
+    """kvbus's side of the CURVE handshake of a connection that kvbus has accepted.
 
     Args:
-        keys: the endpoint's keys.
-        role: our role.
+        keys: kvbus's keys and the allow-list.
+        role: kvbus's role.
     """
 
     name = b"CURVE"
@@ -139,18 +144,18 @@ class Server:
         self._keys = keys
         self._role = role
 
-        # Needed until INITIATE: the peer's transient key and last nonce, our transient key, and the cookie.
+        # Needed until INITIATE: the peer's transient key and last nonce, kvbus's transient key, and the cookie.
         self._client = b""
         self._received = 0
         self._transient: PrivateKey | None = None
         self._cookie = b""
 
     def start(self) -> bytes:
-        """Return no bytes: the client sends HELLO first."""
+        """Return no bytes, because the client sends the first command, HELLO."""
         return b""
 
     def receive(self, data: bytes) -> bytes:
-        """Process HELLO and return WELCOME, or process INITIATE and return READY."""
+        """Process the client's HELLO and return a WELCOME, or process its INITIATE and return a READY."""
         try:
             return self._hello(data) if self.expected == HELLO else self._initiate(data)
         except CryptoError:
@@ -186,7 +191,8 @@ class Server:
         plain = box.decrypt(sealed, _OF_INITIATE + nonce)
         owner, vouch_nonce, vouch, properties = _split(plain, KEY_BYTES, _LONG_NONCE, _VOUCH_BYTES)
 
-        # the vouch proves that the owner of the peer's secret key made this transient key, for a server with our key
+        # The vouch proves that the owner of the peer's secret key made this transient key for a server with kvbus's
+        # public key.
         vouched = Box(transient, PublicKey(owner)).decrypt(vouch, _OF_VOUCH + vouch_nonce)
         if not hmac.compare_digest(vouched, self._client + self._keys.public):
             raise ProtocolError(Reason.CURVE, "a vouch for another connection")
@@ -200,11 +206,11 @@ class Server:
 
 
 class Client:
-    """The dialling side of one handshake.
+    """kvbus's side of the CURVE handshake of a connection that kvbus has dialled.
 
     Args:
-        keys: the endpoint's keys.
-        role: our role.
+        keys: kvbus's keys and the peer's public key.
+        role: kvbus's role.
     """
 
     name = b"CURVE"
@@ -221,16 +227,18 @@ class Client:
         self._public = transient.public_key.encode()
         self._transient: PrivateKey | None = transient
         self._box = Box(transient, PublicKey(keys.server))
-        """Encrypts for the server: first with its permanent key, after WELCOME with its transient key."""
+        """Encrypts the handshake for the server: until WELCOME for its permanent key, and then for its transient
+        key.
+        """
 
     def start(self) -> bytes:
-        """Return HELLO."""
+        """Return a HELLO, the first command of the handshake."""
         nonce = (1).to_bytes(NONCE_BYTES, "big")
         signed = _encrypt(self._box, _SIGNED, _OF_HELLO + nonce)
         return wire.command(HELLO, _VERSION + self._public + nonce + signed)
 
     def receive(self, data: bytes) -> bytes:
-        """Process WELCOME and return INITIATE, or process READY and return no bytes."""
+        """Process the server's WELCOME and return an INITIATE, or process its READY and return no bytes."""
         try:
             return self._welcome(data) if self.expected == WELCOME else self._ready(data)
         except CryptoError:
@@ -264,17 +272,17 @@ class Client:
 
 
 class Session:
-    """The encryption of one connection after the handshake, in both directions.
+    """The encryption of one connection after its handshake, in both directions.
 
     Args:
         box: encrypts and decrypts with a key made from the transient keys of both sides.
-        accepting: True for the side that accepted the connection.
-        sent: the number of our last nonce in the handshake.
-        received: the number of the peer's last nonce.
+        accepting: True if kvbus has accepted the connection, False if it has dialled.
+        sent: number of kvbus's last nonce in the handshake.
+        received: number of the peer's last nonce in the handshake.
     """
 
     overhead = _HEAD + BOX_BYTES + 1
-    """Bytes that sealing adds to the body of a frame."""
+    """Number of bytes by which encryption makes the body of a frame longer."""
 
     def __init__(self, box: Box, *, accepting: bool, sent: int, received: int) -> None:
         self._box = box
@@ -283,7 +291,7 @@ class Session:
         self._received = received
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypt complete encoded frames, each in a MESSAGE."""
+        """Encrypt complete encoded frames, each in a separate MESSAGE."""
         sealed: list[bytes] = []
         position, end = 0, len(data)
         while position < end:
@@ -297,10 +305,10 @@ class Session:
         return b"".join(sealed)
 
     def unseal(self, frame: Frame) -> Frame:
-        """Return the frame inside a MESSAGE.
+        """Decrypt a MESSAGE, and return the frame that was encrypted in it.
 
         Raises:
-            ProtocolError: the frame is not a MESSAGE, is forged, or was received before.
+            ProtocolError: the received frame is not a MESSAGE, is forged, or was received before.
         """
         body = frame.body
         if frame.more or len(body) < self.overhead or not body.startswith(_NAME):
@@ -325,7 +333,7 @@ def _encrypt(box: Box, plain: bytes, nonce: bytes) -> bytes:
 
 
 def _split(data: bytes, *sizes: int) -> list[bytes]:
-    """Split data into parts of these sizes; the last item is the remaining bytes."""
+    """Split data into parts of these sizes. The last item of the result is the remaining bytes."""
     parts = []
     position = 0
     for size in sizes:

@@ -1,7 +1,7 @@
-"""Endpoints: a listener accepts connections, and a dialler keeps one connection up. Both bound the cost of their peers.
+"""Endpoints of kvbus's own ZMTP: a listener accepts connections, and a dialler keeps up one connection.
 
-An endpoint owns the connections in their handshake and the connected peers. It never blocks, and a listener never stops
-accepting for good.
+An endpoint owns its connections, during and after their handshakes, and limits the memory that they need. It never
+blocks the event loop, and a listener never stops accepting connections for ever.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from kvbus.transport.zmtp.protocol import DEFAULT, Limits, Protocol
 from kvbus.transport.zmtp.reasons import Reason
 
 CHECK: Final = 5.0
-"""Seconds between two checks for peers that are gone."""
+"""Seconds between two checks for peers whose kernel no longer acknowledges data."""
 
 ACCEPTS: Final = 16
-"""Maximum number of connections accepted in one iteration of the event loop."""
+"""Maximum number of connections that a listener accepts in one iteration of the event loop."""
 
 REST: Final = 0.1
-"""Seconds until a listener accepts again after the system had no resources for a connection."""
+"""Seconds until a listener accepts again after the operating system had no resources for another connection."""
 
 RESERVE: Final = 64
-"""Number of file descriptors, at most a quarter of all, reserved for HTTP probes, engines and state files."""
+"""Number of file descriptors that routers cannot use, so that HTTP probes, engines and state files can always get one.
+
+It is at most a quarter of all descriptors of the process.
+"""
 
 FIRST: Final = 0.1
 """Maximum seconds before the second attempt to dial. Each further wait is twice as long, up to :data:`LONGEST`."""
@@ -43,20 +46,23 @@ LONGEST: Final = 2.0
 """Maximum seconds between two attempts to dial, so that kvbus reconnects to a restarted router within two seconds."""
 
 CONNECT_TIMEOUT: Final = 5.0
-"""Maximum seconds for a connection to one address."""
+"""Maximum seconds for connecting to one address."""
 
 _SCRATCH: Final = 16 * 1024
-"""Maximum bytes of one read."""
+"""Maximum bytes that kvbus reads from a connection with one system call."""
 
 _NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Refused = Callable[[str, str, str], None]
-"""Called for each connection that does not become a peer, with reason, address, and the rule that the peer broke."""
+"""Called for each connection that does not become a peer.
+
+Its arguments are the reason, the address, and a description of the violation (empty if the peer broke no rule).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The operating system's functions that an endpoint uses besides its sockets. A simulation replaces them.
+    """The functions of the operating system that an endpoint needs besides its sockets. A simulation replaces them.
 
     Attributes:
         bind: binds an endpoint and listens.
@@ -72,21 +78,21 @@ SYSTEM: Final = System()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds and times of one endpoint.
+    """The limits and timeouts of one endpoint.
 
     Attributes:
-        limits: bounds for the data that kvbus keeps for one peer.
-        publisher_limits: the same bounds for a peer that publishes, if the role is EITHER.
+        limits: limits for the data that kvbus keeps for one peer.
+        publisher_limits: the same limits for a peer that publishes, if the role is EITHER.
         max_peers: maximum number of connected peers.
-        max_publishers: maximum number of publishing peers in addition to ``max_peers``, if the role is EITHER. So
-            subscribers cannot take the room of publishers.
-        max_half_open: maximum number of connections in their handshake. Above it the oldest one is closed, so that
-            silent peers cannot keep other peers out.
+        max_publishers: maximum number of publishing peers in addition to ``max_peers``, if the role is EITHER. So many
+            subscribers cannot keep publishers out.
+        max_half_open: maximum number of connections in their handshake. For a further connection the oldest one is
+            closed, so that silent peers cannot keep other peers out.
         handshake_timeout: maximum seconds for a handshake.
-        high_water: number of bytes queued here for a peer above which the peer is not ``writable``.
+        high_water: number of bytes queued in kvbus for a peer above which the peer is not ``writable``.
         low_water: number of queued bytes at which the peer is ``writable`` again.
         unsent_bytes: maximum number of unsent bytes that the kernel queues for a peer; 0 for the kernel's default.
-        gone_after: seconds without a due acknowledgement from the peer's kernel after which the peer is gone.
+        gone_after: seconds without an expected acknowledgement from the peer's kernel after which the peer is gone.
         system: the operating system's functions.
     """
 
@@ -110,11 +116,11 @@ class Endpoint:
     """The connections of one endpoint, in the running event loop.
 
     Args:
-        role: the endpoint's role.
-        handler: receives the events of peers.
-        settings: bounds and times.
-        refused: called for each connection that does not become a peer.
-        mechanism: makes each connection's security mechanism; None for NULL.
+        role: kvbus's role at the endpoint.
+        handler: receives the events of the peers.
+        settings: limits and timeouts.
+        refused: called for each connection that does not become a peer; None for no call.
+        mechanism: creates the security mechanism of each connection; None for NULL.
     """
 
     def __init__(
@@ -129,9 +135,9 @@ class Endpoint:
         self.handler = handler
         self.settings = settings
         self.scratch = memoryview(bytearray(_SCRATCH))
-        """The buffer that all connections read into."""
+        """The buffer into which all connections of the endpoint read."""
         self.peers: dict[int, Peer] = {}
-        """The connected peers, by :attr:`Peer.id`."""
+        """The peers whose handshake has succeeded, by :attr:`Peer.id`."""
         self._role = role
         self._mechanism = mechanism
         self._half_open: dict[Peer, asyncio.TimerHandle] = {}
@@ -146,7 +152,14 @@ class Endpoint:
         return len(self._half_open)
 
     def start(self, connected: socket.socket, *, accepting: bool) -> Peer | None:
-        """Start a handshake on a connected socket and return the peer; None if there is no room for another peer."""
+        """Start the handshake on a connected socket, and return the peer.
+
+        Return None and close the socket if the endpoint has its maximum number of peers.
+
+        Args:
+            connected: the connected socket.
+            accepting: True if kvbus has accepted the connection, False if it has dialled.
+        """
         settings, address = self.settings, addresses.peer_address(connected)
         if self._closed or len(self.peers) >= settings.max_peers + settings.max_publishers:
             self.refuse(Reason.TOO_MANY_PEERS, address)
@@ -157,7 +170,7 @@ class Endpoint:
             self._half_open.pop(oldest).cancel()
             oldest.close(Reason.HALF_OPEN)
         if settings.unsent_bytes and connected.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # the peer may be gone already
+            with contextlib.suppress(OSError):  # the peer may have disconnected already
                 tcp.limit_unsent(connected, settings.unsent_bytes)
         zmtp = Protocol(
             self._role,
@@ -177,18 +190,24 @@ class Endpoint:
     async def _start(self, peer: Peer, connected: socket.socket) -> None:
         try:
             await self.loop.connect_accepted_socket(lambda: peer, connected)
-        except OSError as error:  # the connection was closed meanwhile
+        except OSError as error:  # the connection has ended in the meantime
             connected.close()
             if not peer.over.done():
                 peer.connection_lost(error)
 
     def refuse(self, reason: str, address: str, detail: str = "") -> None:
-        """Report a connection that does not become a peer."""
+        """Report to ``refused`` that a connection does not become a peer.
+
+        Args:
+            reason: the reason.
+            address: the peer's address.
+            detail: a description of the violation; empty if the peer broke no rule.
+        """
         if self._refused is not None and not self._closed:
             self._refused(reason, address, detail)
 
     def admit(self, socket_type: bytes) -> bool:
-        """Return whether there is room for a peer of this socket type."""
+        """Return whether the endpoint has room for another peer of this socket type."""
         settings = self.settings
         if self._role is not Role.EITHER:
             return len(self.peers) < settings.max_peers
@@ -197,7 +216,7 @@ class Endpoint:
         return same < (settings.max_publishers if publishes else settings.max_peers)
 
     def opened(self, peer: Peer) -> None:
-        """Add the peer of a finished handshake."""
+        """Add a peer whose handshake has succeeded, and report it to the handler."""
         self._half_open.pop(peer).cancel()
         self.peers[peer.id] = peer
         if self._check is None:
@@ -205,7 +224,10 @@ class Endpoint:
         self.handler.opened(peer)
 
     def lost(self, peer: Peer, reason: str) -> None:
-        """Remove an ended connection, and tell the handler or report a refusal."""
+        """Remove a connection that has ended.
+
+        Tell the handler about the end of a peer. If the handshake had not ended, report a refused connection.
+        """
         if peer.is_open:
             del self.peers[peer.id]
             self.handler.closed(peer, reason)
@@ -216,7 +238,7 @@ class Endpoint:
         self.refuse(reason, peer.address, peer.detail)
 
     def _look(self) -> None:
-        """Close the connections of peers that are gone."""
+        """Close the connections of the peers whose kernel no longer acknowledges data."""
         self._check = None
         for peer in list(self.peers.values()):
             if peer.silent_for(self.settings.gone_after):
@@ -225,7 +247,7 @@ class Endpoint:
             self._check = self.loop.call_later(min(CHECK, self.settings.gone_after), self._look)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all connections and accept no new ones. Queued bytes are sent for up to ``linger`` seconds.
+        """Close all connections and accept no further ones. Queued bytes are sent for up to ``linger`` seconds.
 
         :meth:`~kvbus.transport.zmtp.peer.PeerHandler.closed` is called for each peer.
         """
@@ -240,15 +262,16 @@ class Endpoint:
 
 
 class Listener(Endpoint):
-    """Accept peers on one endpoint, until :meth:`close`.
+    """A bound endpoint, which accepts peers until :meth:`close`.
 
     Args:
-        endpoint: ``tcp://host:port`` (``*`` for every address, or the name of a network interface), or ``ipc://path``.
+        endpoint: ``tcp://host:port`` or ``ipc://path``. The host may be ``*`` for every address, or the name of a
+            network interface.
         role: PUB, SUB, EITHER or ROUTER.
-        handler: receives the events of peers.
-        settings: bounds and times.
-        refused: called for each connection that does not become a peer.
-        mechanism: makes each connection's security mechanism; None for NULL.
+        handler: receives the events of the peers.
+        settings: limits and timeouts.
+        refused: called for each connection that does not become a peer; None for no call.
+        mechanism: creates the security mechanism of each connection; None for NULL.
 
     Raises:
         BindError: the endpoint is in use, malformed, or not an address of this machine.
@@ -272,7 +295,7 @@ class Listener(Endpoint):
 
     @property
     def endpoint(self) -> str:
-        """The endpoint, with the real port if the system chose one."""
+        """The bound endpoint, with the real port if the system chose one."""
         return self._bound.endpoint
 
     def _listen(self) -> None:
@@ -287,8 +310,8 @@ class Listener(Endpoint):
                 return
             except OSError as error:
                 if error.errno not in _NONE_LEFT:
-                    continue  # this connection is closed already
-                # the listening socket stays readable: without a pause the loop would spin
+                    continue  # only the accepted connection has failed
+                # the listening socket stays readable, so without a pause the event loop would try again all the time
                 self.loop.remove_reader(self._bound.socket.fileno())
                 self._again = self.loop.call_later(REST, self._listen)
                 self.refuse(Reason.NO_DESCRIPTOR, "")
@@ -302,13 +325,13 @@ class Listener(Endpoint):
             return
         try:
             addresses.prepare(connected)
-        except OSError:  # the connection is closed already
+        except OSError:  # the peer has disconnected already
             connected.close()
         else:
             self.start(connected, accepting=True)
 
     def close(self, linger: float = 0.0) -> None:
-        """Stop listening, so that the address is free at once, and close as :meth:`Endpoint.close` does."""
+        """Stop listening, which frees the address at once, and close all connections as :meth:`Endpoint.close` does."""
         if self._closed:
             return
         if self._again is not None:
@@ -320,21 +343,24 @@ class Listener(Endpoint):
 
 
 def _descriptors() -> int:
-    """Return the lowest file descriptor number that is refused: the system always assigns the lowest free number."""
+    """Return the number of the first file descriptor that a listener refuses for a connection.
+
+    The system always assigns the lowest free number, so a high number means that few descriptors are free.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit - min(RESERVE, limit // 4)
 
 
 class Dialler(Endpoint):
-    """Keep a connection to one endpoint until :meth:`close`, for a router that binds its SUB.
+    """An endpoint that keeps up a connection to one router until :meth:`close`, for a router that binds its SUB.
 
     Args:
-        endpoint: ``tcp://host:port`` or ``ipc://path``. A name is looked up at every attempt.
+        endpoint: ``tcp://host:port`` or ``ipc://path``. kvbus looks up the host name at every attempt.
         role: PUB.
         handler: receives the events of the peer.
-        settings: bounds and times.
-        refused: called for each connection that does not become a peer.
-        mechanism: makes each connection's security mechanism; None for NULL.
+        settings: limits and timeouts.
+        refused: called for each connection that does not become a peer; None for no call.
+        mechanism: creates the security mechanism of each connection; None for NULL.
 
     Raises:
         BindError: the endpoint is malformed.
@@ -374,7 +400,7 @@ class Dialler(Endpoint):
             wait = min(2 * wait, LONGEST)
 
     async def _dial(self) -> socket.socket | None:
-        """Connect to the first address that accepts, and return the socket; None if no address accepts."""
+        """Connect to the endpoint's first address that accepts, and return the socket; None if all addresses fail."""
         for family, address in await self._resolve():
             connected = socket.socket(family, socket.SOCK_STREAM)
             try:

@@ -1,7 +1,9 @@
-"""Roles define which socket types may talk to each other. Security mechanisms run the handshake after the greetings.
+"""Roles and security mechanisms of a ZMTP connection.
 
-This module has NULL. CURVE is in :mod:`~kvbus.transport.zmtp.curve`, which needs PyNaCl. CURVE also seals every frame
-after the handshake. NULL seals no frames, so without CURVE the bytes of a message are the same for every peer.
+A role defines which socket types may exchange messages. A security mechanism does the handshake after the greetings.
+This module contains the mechanism NULL. CURVE is in :mod:`~kvbus.transport.zmtp.curve`, which needs PyNaCl. CURVE also
+encrypts ("seals") every frame after the handshake. NULL does not, so without CURVE the bytes of a message are the same
+for every peer.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ SUBSCRIBERS: Final = frozenset({b"SUB", b"XSUB"})
 
 
 class Role(Enum):
-    """The socket type of an endpoint, and the socket types that its peers may have.
+    """The socket type of one of kvbus's endpoints, and the socket types that its peers may have.
 
-    PUB reads subscriptions as an XPUB does, but announces itself as "PUB". Engines' sockets are PUBs, so a router's SUB
-    accepts that name, whatever its library is. No peer treats PUB and XPUB differently.
+    A PUB endpoint reads subscriptions as an XPUB does, but announces itself as "PUB". Engines have PUB sockets, so
+    every router's SUB accepts this type, with any ZeroMQ library. No peer treats PUB and XPUB differently.
     """
 
     PUB = (b"PUB", SUBSCRIBERS)
     SUB = (b"SUB", PUBLISHERS)
     EITHER = (b"", SUBSCRIBERS | PUBLISHERS)
-    """A PUB for subscribers and a SUB for publishers. The socket type in the peer's READY decides."""
+    """Acts as a PUB for a peer that subscribes, and as a SUB for a peer that publishes.
+
+    The socket type in the peer's READY decides.
+    """
     ROUTER = (b"ROUTER", frozenset({b"DEALER", b"REQ"}))
     DEALER = (b"DEALER", frozenset({b"ROUTER", b"REP", b"DEALER"}))
 
@@ -36,48 +41,48 @@ class Role(Enum):
         self.peers = peers
 
     def towards(self, socket_type: bytes) -> Role:
-        """Return the role of this endpoint for a peer of this socket type."""
+        """Return the role that the endpoint has for a peer of this socket type. It differs only for EITHER."""
         if self is not Role.EITHER:
             return self
         return Role.SUB if socket_type in PUBLISHERS else Role.PUB
 
 
 class Sealing(Protocol):
-    """The encryption of frames after the handshake of a mechanism."""
+    """The encryption of the frames of one connection after the handshake of its mechanism."""
 
     overhead: int
-    """Bytes that sealing adds to the body of a frame."""
+    """Number of bytes by which encryption makes the body of a frame longer."""
 
     def seal(self, data: bytes) -> bytes:
-        """Seal complete encoded frames. Call this in the order in which the frames are sent."""
+        """Encrypt complete encoded frames. Call this in the order in which the frames are sent."""
 
     def unseal(self, frame: Frame) -> Frame:
-        """Return the frame inside a sealed one.
+        """Decrypt a received frame, and return the frame that was encrypted in it.
 
         Raises:
-            ProtocolError: the sealed frame is forged, or was received before.
+            ProtocolError: the received frame is forged, or was received before.
         """
 
 
 class Mechanism(Protocol):
-    """One side of a handshake."""
+    """kvbus's side of the handshake of one connection."""
 
     name: bytes
-    """Name of the mechanism in the greeting."""
+    """The mechanism's name in the greeting."""
     expected: bytes
-    """The command that the peer must send next."""
+    """The name of the command that the peer must send next."""
     peer: dict[bytes, bytes] | None
-    """The peer's properties; None until the handshake is over."""
+    """The peer's properties; None until the handshake has succeeded."""
     peer_key: bytes
     """The public key that the peer has proven to own; empty without CURVE."""
     sealing: Sealing | None
-    """Seals every frame after the handshake; None if frames are sent unsealed."""
+    """Encrypts and decrypts every frame after the handshake; None without encryption."""
 
     def start(self) -> bytes:
-        """Return the bytes to send before the peer's first command."""
+        """Return the bytes that kvbus sends before the peer's first command."""
 
     def receive(self, data: bytes) -> bytes:
-        """Process the data of the expected command, and return the bytes to send.
+        """Process the data of the peer's command :attr:`expected`, and return the bytes to send as an answer.
 
         Raises:
             ProtocolError: the handshake has failed.
@@ -85,20 +90,20 @@ class Mechanism(Protocol):
 
 
 MechanismFactory = Callable[[Role], Mechanism]
-"""Creates the mechanism of one connection."""
+"""Creates the security mechanism of one connection, for kvbus's role."""
 
 
 def ready_properties(role: Role) -> bytes:
-    """Encode the properties of our READY."""
+    """Encode the properties that kvbus sends in its READY."""
     return wire.encode_metadata({b"Socket-Type": role.socket_type})
 
 
 class Null:
-    """No security: both sides send READY with their properties, the dialling side first.
+    """The mechanism without security: both sides send a READY with their properties, the dialling side first.
 
     Args:
-        role: our role.
-        accepting: True for the side that accepted the connection.
+        role: kvbus's role.
+        accepting: True if kvbus has accepted the connection, False if it has dialled.
     """
 
     name = b"NULL"
@@ -112,11 +117,11 @@ class Null:
         self.peer: dict[bytes, bytes] | None = None
 
     def start(self) -> bytes:
-        """Return our READY if we dialled."""
+        """Return kvbus's READY if kvbus has dialled, or no bytes if it has accepted the connection."""
         return b"" if self._accepting else self._ready()
 
     def receive(self, data: bytes) -> bytes:
-        """Process the peer's READY; return our READY if we accepted the connection."""
+        """Process the peer's READY; return kvbus's READY if kvbus has accepted the connection."""
         self.peer = wire.parse_metadata(data)
         self._role = self._role.towards(self.peer.get(b"socket-type", b""))
         return self._ready() if self._accepting else b""

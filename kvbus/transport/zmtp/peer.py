@@ -1,7 +1,7 @@
-"""A peer: one connection on the event loop, from its first byte to its end.
+"""A peer: one ZMTP connection on the event loop, from its first byte to its end.
 
-A peer reads a limited amount per iteration, feeds the protocol, and calls the handler of its role. The handler writes
-to the peer, pauses it and closes it.
+In each iteration of the event loop a peer reads a limited number of bytes, decodes them, and calls a handler. The
+handler can write to the peer, pause it and close it.
 """
 
 from __future__ import annotations
@@ -21,41 +21,46 @@ if TYPE_CHECKING:
     from kvbus.transport.zmtp.endpoint import Endpoint
 
 EVENTS: Final = 32
-"""Maximum number of events decoded per connection in one iteration of the event loop."""
+"""Maximum number of events that kvbus decodes of one connection in one iteration of the event loop."""
 
 MAX_UNREAD_PONGS: Final = 16 * 1024
-"""Maximum bytes of PONGs that wait for a peer. A correct peer waits for a PONG before it sends many more PINGs."""
+"""Maximum bytes of PONGs that a peer has not read. A correct peer waits for a PONG before it sends many further
+PINGs.
+"""
 
 WAITING: Final = frozenset({Reason.CURVE, Reason.KEY})
-"""Reasons that are not answered by an ERROR. libzmq would dial again at once, ten times a second, so kvbus keeps the
-refused connection open until the handshake timeout."""
+"""Reasons after which kvbus keeps a refused connection open, without an answer, until the handshake timeout.
+
+If kvbus closed the connection, libzmq would dial again ten times a second.
+"""
 
 _IDS: Final = itertools.count(1)
 
 
 class PeerHandler(Protocol):
-    """The callbacks of a role for the events of its peers. No method may block.
+    """The callbacks for the events of the peers of an endpoint. No callback may block.
 
-    If a method raises an exception, it is passed to the event loop's exception handler, and the peer is disconnected.
+    If a callback raises an exception, the exception is passed to the event loop's exception handler, and the peer is
+    disconnected.
     """
 
     def opened(self, peer: Peer) -> None:
         """Handle a new peer, before its first message or subscription."""
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Handle a new subscription; :attr:`Peer.topics` has it already. A repeated subscription is not reported."""
+        """Handle a new subscription, which is already in :attr:`Peer.topics`. Repetitions are not reported."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Handle the end of a subscription; :attr:`Peer.topics` has it no longer."""
+        """Handle the end of a subscription, which is no longer in :attr:`Peer.topics`."""
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Handle a complete message (roles ROUTER and SUB)."""
+        """Handle a complete message from the peer. Only endpoints with the role ROUTER or SUB receive messages."""
 
     def drained(self, peer: Peer) -> None:
-        """Handle that the peer is writable again."""
+        """Handle that the peer is writable again, so that the handler can continue to send."""
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Handle the end of a peer. Called once per peer, in a later iteration of the loop than :meth:`Peer.close`.
+        """Handle the end of a peer. Called once for each peer, in a later iteration than :meth:`Peer.close`.
 
         Args:
             peer: the peer.
@@ -64,32 +69,34 @@ class PeerHandler(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. The handler learns of it after the handshake.
+    """One ZMTP connection on the event loop. The handler gets the peer after the handshake.
 
     Args:
         endpoint: the endpoint that accepted or dialled the connection.
         connected: the connected socket.
-        address: the peer's address, ``10.0.0.7:40132`` or ``unix``.
+        address: the peer's address, such as ``10.0.0.7:40132``, or ``unix``.
         zmtp: the protocol object that decodes the received bytes.
 
     Attributes:
         id: a number that is unique in the process and is never reused.
-        is_open: whether the handshake has succeeded; it stays True after the end of the connection.
+        is_open: whether the handshake has succeeded. It stays True after the end of the connection.
         since: the event loop's time at the end of the handshake.
         opened_at: the Unix time in seconds at the end of the handshake.
         socket_type: the peer's socket type, such as ``b"SUB"``.
-        identity: the routing id that the peer has announced; often empty, and not unique.
+        identity: the routing id that the peer has announced. It is often empty, and not unique.
         version: the ZMTP version of this connection, major and minor.
         key: the public key that the peer has proven to own; empty without CURVE.
-        topics: the topics that the peer has subscribed to (role PUB).
-        writable: False after :attr:`waiting_bytes` exceeds the high-water mark, until it falls to the low-water mark.
-        written_bytes: number of bytes passed to :meth:`write` so far, after rewriting and sealing.
-        unsent_bytes: number of bytes that the kernel had not accepted at :meth:`close`; None before, and if the
-            connection broke.
-        rewrite: replaces the data given to :meth:`write` by the data for this peer; None to send it unchanged.
-        reason: why the connection ends or has ended; None while it is up.
-        detail: a description of the rule that the peer broke; empty if it broke none.
-        over: done when the connection has ended.
+        topics: the topics that the peer has subscribed to, if kvbus's role is PUB.
+        writable: False after :attr:`waiting_bytes` has exceeded the high-water mark, until it falls to the low-water
+            mark.
+        written_bytes: number of bytes passed to :meth:`write` so far, counted after rewriting and encryption.
+        unsent_bytes: number of bytes that the kernel had not accepted when :meth:`close` was called; None before that,
+            and if the connection broke.
+        rewrite: returns the bytes to send to this peer in place of the bytes given to :meth:`write`; None to send them
+            unchanged.
+        reason: the reason for the end of the connection; None while the connection is up.
+        detail: a description of the rule that the peer broke; empty if it broke no rule.
+        over: a future that is done when the connection has ended.
     """
 
     def __init__(self, endpoint: Endpoint, connected: socket.socket, address: str, zmtp: protocol.Protocol) -> None:
@@ -115,37 +122,39 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._acknowledged = 0
 
-        # Reading: the scheduled decoding of the next iteration, and whether the handler has paused the peer.
+        # For reading: the decoding that is scheduled for the next iteration, and whether the handler has paused the
+        # peer.
         self._later: asyncio.Handle | None = None
         self._paused = False
 
-        # PONG bytes since the kernel last accepted a PONG, and the stream position after the first of these PONGs.
+        # The bytes of PONGs written since the kernel last accepted a PONG, and the value of written_bytes after the
+        # first of them.
         self._pong_bytes = 0
         self._pongs_until = 0
 
-    # -- for handlers --------------------------------------------------------------------------------------------------
+    # -- called by handlers --------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
-        """Whether the connection ends or has ended. Then :meth:`write` does nothing."""
+        """Whether the connection is being closed or has ended. :meth:`write` then does nothing."""
         return self.reason is not None
 
     @property
     def waiting_bytes(self) -> int:
-        """Number of bytes from :meth:`write` that the kernel has not accepted yet."""
+        """Number of bytes given to :meth:`write` that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def unread_bytes(self) -> int:
-        """Number of bytes for the peer that wait here, or in the kernel without an acknowledgement."""
+        """Number of bytes for the peer that its kernel has not acknowledged, including bytes that wait in kvbus."""
         return self.waiting_bytes + self._endpoint.settings.system.queued_bytes(self._socket)
 
     @property
     def acknowledged_bytes(self) -> int:
         """Number of bytes that the peer's kernel has acknowledged so far. The number never falls.
 
-        A Unix socket has no acknowledgements. There it is the number of bytes that the kernel has accepted: the kernel
-        accepts bytes only while the peer reads.
+        A Unix socket has no acknowledgements. For it, this is the number of bytes that kvbus's kernel has accepted. The
+        kernel accepts bytes only while the peer reads.
         """
         missing = self.waiting_bytes if self._local else self.unread_bytes
         self._acknowledged = max(self._acknowledged, self.written_bytes - missing)
@@ -153,7 +162,7 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether received bytes wait to be decoded, here or in the kernel."""
+        """Whether received bytes wait to be decoded, in kvbus or in the kernel."""
         return not self.closed and (self._later is not None or tcp.has_unread(self._socket))
 
     def silent_for(self, seconds: float) -> bool:
@@ -166,7 +175,11 @@ class Peer(asyncio.BufferedProtocol):
         return tcp.gone(tcp.silence(self._socket), seconds)
 
     def write(self, data: bytes) -> None:
-        """Send complete encoded messages. Join all messages of one iteration of the loop: the cost is per call."""
+        """Queue complete encoded messages for the peer.
+
+        Join all messages of one iteration of the event loop in one call, because the cost depends on the number of
+        calls.
+        """
         if self._transport is None or self.closed:
             return
         if self.rewrite is not None:
@@ -177,12 +190,12 @@ class Peer(asyncio.BufferedProtocol):
         self._transport.write(data)
 
     def pause(self) -> None:
-        """Stop reading from the peer. Received bytes are kept, and TCP slows the peer down."""
+        """Stop reading from the peer. TCP then makes the peer wait, and no received byte is lost."""
         self._paused = True
         self._stop_reading()
 
     def resume(self) -> None:
-        """Start reading from the peer again."""
+        """Start reading from the peer again after :meth:`pause`."""
         if self._paused:
             self._paused = False
             self._decode_later()
@@ -191,8 +204,8 @@ class Peer(asyncio.BufferedProtocol):
         """Close the connection.
 
         Args:
-            reason: the reason; :meth:`PeerHandler.closed` gets the reason of the first call.
-            linger: maximum seconds to send the queued bytes; with 0 they are dropped.
+            reason: the reason for closing. :meth:`PeerHandler.closed` gets the reason of the first call.
+            linger: maximum seconds for sending the queued bytes; with 0 they are dropped.
         """
         if self.reason is None:
             self.reason = reason
@@ -207,11 +220,11 @@ class Peer(asyncio.BufferedProtocol):
         else:
             self._transport.abort()
 
-    # -- for the event loop --------------------------------------------------------------------------------------------
+    # -- called by the event loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send our greeting."""
-        # no isinstance check, because uvloop's transports are not subclasses of asyncio's
+        """Send kvbus's greeting on the new connection."""
+        # no isinstance check, because uvloop's transports are not subclasses of asyncio's classes
         self._transport = stream = cast("asyncio.Transport", transport)
         if self.reason is not None:
             stream.abort()
@@ -221,24 +234,24 @@ class Peer(asyncio.BufferedProtocol):
         stream.write(self._zmtp.data_to_send())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio gives it
-        """Return the endpoint's shared buffer: the protocol copies the bytes before the next read."""
+        """Return the buffer for the next read. The endpoint's connections share it: the bytes are copied at once."""
         return self._endpoint.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decode the received bytes."""
+        """Decode the bytes that the event loop has read into the buffer."""
         self._zmtp.receive_data(self._endpoint.scratch[:nbytes])
         self._decode()
 
     def eof_received(self) -> None:
-        """Close the connection, because the peer has closed it."""
+        """Close the connection, because the peer has closed its side."""
         self.close(Reason.LEFT)
 
     def pause_writing(self) -> None:
-        """Record that the queued bytes have exceeded the high-water mark."""
+        """Record that the peer is not writable, because the queued bytes have exceeded the high-water mark."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """Tell the handler that the queued bytes have fallen to the low-water mark."""
+        """Tell the handler that the peer is writable again: the queued bytes have fallen to the low-water mark."""
         self.writable = True
         if self.is_open and not self.closed:
             self._endpoint.handler.drained(self)
@@ -247,7 +260,7 @@ class Peer(asyncio.BufferedProtocol):
         """Tell the endpoint that the connection has ended."""
         if self.reason is None:
             self.reason = Reason.BROKEN if exc is not None else Reason.LEFT
-        if not self.over.done():  # it is done already if the task that awaited it was cancelled
+        if not self.over.done():  # a cancelled task may have cancelled this future
             self.over.set_result(None)
         self._endpoint.lost(self, self.reason)
 
@@ -258,7 +271,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _decode_later(self) -> None:
-        """Pause reading, and continue to decode in the next iteration of the loop."""
+        """Pause reading, and continue to decode in the next iteration of the event loop."""
         if self._later is None and self.reason is None:
             self._stop_reading()
             self._later = self._endpoint.loop.call_soon(self._go_on)
@@ -271,7 +284,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _decode(self) -> None:
-        """Decode and handle up to :data:`EVENTS` events."""
+        """Decode up to :data:`EVENTS` events of the received bytes, and call the handler for each of them."""
         try:
             for _ in range(EVENTS):
                 if self._paused or self.reason is not None:
@@ -292,7 +305,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _fail(self, problem: ProtocolError) -> None:
         self.detail = str(problem)
-        self._answer()  # a handshake ends with an ERROR, which has until the handshake timeout to be sent
+        self._answer()  # sends the ERROR of a failed handshake; close() gives it the handshake timeout
         if problem.reason in WAITING:
             self.reason = problem.reason
             self._stop_reading()
@@ -315,13 +328,13 @@ class Peer(asyncio.BufferedProtocol):
             self.close(Reason.TOO_MANY_PEERS)
             return
         self.socket_type, self.identity, self.version, self.key = opened
-        self._answer()  # the handshake's last bytes are sent before the handler's first bytes, and are not sealed
+        self._answer()  # sends the last bytes of the handshake before the handler's first bytes, and unsealed
         self.is_open = True
         self.since, self.opened_at = self._endpoint.loop.time(), time.time()
         self._endpoint.opened(self)
 
     def _answer(self) -> None:
-        """Send the protocol's own bytes: handshake, ERROR and PONGs."""
+        """Send the bytes of the protocol itself: the handshake, an ERROR, and PONGs."""
         data = self._zmtp.data_to_send()
         if not data or self.reason is not None or self._transport is None:
             return

@@ -1,12 +1,13 @@
-"""One connection of ZMTP 3.0 or 3.1, without I/O: it turns received bytes into events and into bytes to send.
+"""One connection of ZMTP 3.0 or 3.1, without I/O. It decodes received bytes into events, and creates answers.
 
-Pass received bytes to :meth:`Protocol.receive_data`, get one event at a time from :meth:`Protocol.next_event` (so the
-caller limits its work per iteration), and send the result of :meth:`Protocol.data_to_send`. This object does not send
-messages: without CURVE their bytes are the same for every peer (:func:`~kvbus.transport.zmtp.wire.encode_message`).
-After the handshake the caller seals all bytes with :attr:`Protocol.sealing`, if the mechanism has it. This includes the
-result of :meth:`Protocol.data_to_send`.
+Pass received bytes to :meth:`Protocol.receive_data`. Get one event at a time from :meth:`Protocol.next_event`, so that
+you can limit the work in each iteration of the event loop. Send the result of :meth:`Protocol.data_to_send`.
 
-kvbus sends no PING, because go-zeromq passes a PING to its application as a message.
+This object does not send messages. Without CURVE the bytes of a message are the same for every peer, and
+:func:`~kvbus.transport.zmtp.wire.encode_message` creates them. If the mechanism has :attr:`Protocol.sealing`, the
+caller encrypts all bytes with it after the handshake, including the result of :meth:`Protocol.data_to_send`.
+
+kvbus sends no PING, because go-zeromq passes a PING to its application like a message.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from kvbus.transport.zmtp.wire import Frame, take_frame
 MAX_IDENTITY: Final = 255
 
 _NO_ANSWER: Final = frozenset({Reason.REFUSED, Reason.CURVE, Reason.KEY, Reason.NONCE})
-"""Failures of a handshake that are not answered by an ERROR. After an ERROR libzmq never dials again. A router whose
-key is added to the allow-list later would then never connect."""
+"""Failures of a handshake to which kvbus sends no ERROR.
+
+After an ERROR, libzmq never dials again. Then a router could not connect even after its key was added to the
+allow-list.
+"""
 
 _SUBSCRIBE: Final = 1
 _CANCEL: Final = 0
@@ -33,15 +37,15 @@ _CANCEL: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds for the data of one peer. Each bound is checked before kvbus keeps the data.
+    """Limits for the data of one peer. kvbus checks each limit before it keeps the data.
 
     Attributes:
         frame_bytes: maximum bytes of a frame.
-        message_frames: maximum number of frames of a message. Even an empty frame costs an object of some 40 bytes.
-        kept_frames: maximum number of frames kept per message; further frames are read and dropped.
+        message_frames: maximum number of frames of a message. Even an empty frame needs an object of some 40 bytes.
+        kept_frames: maximum number of frames that are kept of each message. Further frames are read and dropped.
         message_bytes: maximum bytes of a message.
         subscriptions: maximum number of topics that a peer subscribes to.
-        subscription_bytes: maximum bytes of all topics of a peer.
+        subscription_bytes: maximum bytes of all topics that a peer subscribes to.
         handshake_bytes: maximum bytes of the handshake after the greeting.
     """
 
@@ -58,58 +62,63 @@ DEFAULT: Final = Limits()
 
 
 class Opened(NamedTuple):
-    """The handshake has succeeded."""
+    """The event that the handshake has succeeded, with the facts about the peer."""
 
     socket_type: bytes
     identity: bytes
     version: tuple[int, int]
     key: bytes = b""
-    """The public key that the peer has proven to own (CURVE)."""
+    """The public key that the peer has proven to own; empty without CURVE."""
 
 
 class Subscribed(NamedTuple):
-    """The peer wants messages whose topic has this prefix."""
+    """The event that the peer subscribes to the messages whose topic begins with ``topic``."""
 
     topic: bytes
 
 
 class Cancelled(NamedTuple):
-    """The peer no longer wants messages whose topic has this prefix."""
+    """The event that the peer cancels its subscription to the messages whose topic begins with ``topic``."""
 
     topic: bytes
 
 
 class Message(NamedTuple):
-    """A complete message."""
+    """The event that the peer has sent a complete message."""
 
     frames: list[bytes]
 
 
 class Progress(NamedTuple):
-    """A frame that the caller need not handle, such as a PING. The caller counts it as work of this iteration."""
+    """The event that a frame was processed with no result for the caller, such as a PING.
+
+    The caller only counts it, because it limits the number of events in each iteration of the event loop.
+    """
 
 
 Event = Opened | Subscribed | Cancelled | Message | Progress
 
 
 class Subscriptions:
-    """A bounded set of topic prefixes. A repeated subscription has no effect, and one CANCEL ends it, as in libzmq.
+    """The topic prefixes that a peer has subscribed to, limited in number and bytes.
+
+    As in libzmq, a repeated subscription has no effect, and one CANCEL ends the subscription.
 
     Args:
-        limits: the bounds for the number and the bytes of the topics.
+        limits: the limits for the number and the bytes of the topics.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._topics: dict[bytes, None] = {}
         self.bytes = 0
-        """Bytes of all topics."""
+        """Number of bytes of all topics together."""
 
     def add(self, topic: bytes) -> bool:
-        """Add a topic; return False if the peer has it already.
+        """Add a topic; return False if the peer has subscribed to it already.
 
         Raises:
-            ProtocolError: the peer has too many topics, or too many bytes of topics.
+            ProtocolError: the peer has too many topics, or its topics have too many bytes.
         """
         if topic in self._topics:
             return False
@@ -124,7 +133,7 @@ class Subscriptions:
         return True
 
     def remove(self, topic: bytes) -> bool:
-        """Remove a topic; return False if the peer does not have it."""
+        """Remove a topic; return False if the peer has not subscribed to it."""
         if topic not in self._topics:
             return False
         del self._topics[topic]
@@ -142,28 +151,28 @@ class Subscriptions:
 
 
 class State(Enum):
-    """The phase of a connection."""
+    """The phase of a ZMTP connection."""
 
     GREETING = "greeting"
-    """The peer's greeting has not arrived."""
+    """kvbus waits for the peer's greeting."""
     HANDSHAKE = "handshake"
-    """The greetings are exchanged, and the handshake has not ended."""
+    """Both greetings have been sent, and the handshake has not ended."""
     OPEN = "open"
-    """Messages can be sent and received."""
+    """The handshake has succeeded, so both sides can send messages."""
     FAILED = "failed"
-    """The peer broke a rule. Received bytes are ignored."""
+    """The peer broke a rule. All bytes that it sends are ignored."""
 
 
 class Protocol:
-    """One end of one connection.
+    """kvbus's side of one ZMTP connection, without I/O.
 
     Args:
-        role: our role.
-        accepting: True for the side that accepted the connection, False for the side that dialled.
-        limits: bounds for the peer.
-        publisher_limits: bounds for a peer that publishes (role EITHER).
+        role: kvbus's role.
+        accepting: True if kvbus has accepted the connection, False if it has dialled.
+        limits: limits for the data that the peer may send.
+        publisher_limits: the limits for a peer that publishes, if the role is EITHER.
         mechanism: the security mechanism; None for NULL.
-        any_peer: True to accept every socket type, for a diagnosis that reports the type.
+        any_peer: True to accept a peer of every socket type, for a diagnosis that reports the type.
     """
 
     def __init__(
@@ -179,47 +188,51 @@ class Protocol:
         self.state = State.GREETING
         self.topics = Subscriptions(limits)
         self.sealing: Sealing | None = None
-        """Seals and unseals frames after the handshake; None if frames are not sealed."""
+        """Encrypts and decrypts frames after the handshake; None without encryption."""
 
         self._role = role
         self._limits = limits
         self._publisher_limits = publisher_limits
         self._any_peer = any_peer
 
-        # The handshake.
+        # The state of the handshake.
         self._mechanism = mechanism or Null(role, accepting=accepting)
         self._rest_of_greeting = wire.rest_of_greeting(self._mechanism.name)
         self._version = (0, 0)
         self._handshake_bytes = 0
 
-        # Received bytes that are not decoded yet, bytes to send, and the limit for the next frame.
+        # Received bytes that are not decoded yet, bytes to send, and the maximum bytes of the next frame's body.
         self._buffer = bytearray()
         self._out = bytearray(wire.OPENING)
         self._frame_bytes = limits.frame_bytes
 
-        # The incomplete message: its kept frames, and its bytes and frames so far.
+        # The message whose last frame has not arrived: its kept frames, and its bytes and frames so far.
         self._frames: list[bytes] = []
         self._message_bytes = 0
         self._message_frames = 0
 
     @property
     def held_bytes(self) -> int:
-        """Number of bytes kept for the peer, including its subscriptions."""
+        """Number of bytes that this object keeps for the peer, including the topics of its subscriptions."""
         return len(self._buffer) + sum(map(len, self._frames)) + self.topics.bytes
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Add received bytes. Get all events before the next call, so that the buffer holds at most part of a frame."""
+        """Add received bytes to the buffer.
+
+        Get all events with :meth:`next_event` before the next call, so that the buffer never holds more than one
+        incomplete frame and the new bytes.
+        """
         if self.state is not State.FAILED:
             self._buffer += data
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send for greeting, handshake and answers, and remove them."""
+        """Return the bytes to send for the greeting, the handshake and answers, and forget them."""
         data = bytes(self._out)
         self._out.clear()
         return data
 
     def next_event(self) -> Event | None:
-        """Return the next event; None if more bytes are needed.
+        """Decode the buffer and return the next event; None if more bytes are needed.
 
         Raises:
             ProtocolError: the peer broke a rule or a limit. Send :meth:`data_to_send`, then close the connection.
@@ -239,7 +252,7 @@ class Protocol:
             raise
 
     def _greet(self) -> None:
-        """Process the peer's greeting if it has arrived, and start the handshake."""
+        """Process the peer's greeting if it is complete, and start the handshake."""
         arrived = len(self._buffer)
         greeting = wire.take_greeting(self._buffer)
         if arrived >= len(wire.OPENING):
@@ -256,7 +269,7 @@ class Protocol:
         self._out += self._mechanism.start()
 
     def _shake_hands(self) -> Event | None:
-        """Process the next command of the handshake."""
+        """Process the peer's next command of the handshake, and return the event; None if the command is incomplete."""
         mechanism = self._mechanism
         room = self._limits.handshake_bytes - self._handshake_bytes
         frame = take_frame(self._buffer, room, Reason.HANDSHAKE_BYTES)
@@ -276,7 +289,7 @@ class Protocol:
         return opened or Progress()
 
     def _open(self, peer: dict[bytes, bytes]) -> Opened:
-        """Check the peer's properties, and change to state OPEN."""
+        """Check the peer's properties at the end of the handshake, and change to the state OPEN."""
         socket_type, identity = peer.get(b"socket-type", b""), peer.get(b"identity", b"")
         if socket_type not in self._role.peers and not self._any_peer:
             ours = self._role.socket_type.decode() or "PUB or SUB"
@@ -294,7 +307,7 @@ class Protocol:
         return Opened(socket_type, identity, self._version, self._mechanism.peer_key)
 
     def _next(self) -> Event | None:
-        """Process the next frame after the handshake."""
+        """Process the next frame after the handshake, and return the event; None if the frame is incomplete."""
         frame = take_frame(self._buffer, self._frame_bytes)
         if frame is None:
             return None
@@ -321,7 +334,7 @@ class Protocol:
             frames, self._frames = self._frames, []
             return Message(frames)
         if not single or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
-            return Progress()  # a message from the application of an XSUB
+            return Progress()  # a message that an application sends on its XSUB
         return self._subscription(subscribe=body[0] == _SUBSCRIBE, topic=body[1:])
 
     def _subscription(self, *, subscribe: bool, topic: bytes) -> Event:

@@ -1,4 +1,4 @@
-"""The reasons why connections are refused or ended: a bounded set of names for counters and logs."""
+"""The reasons for refusing or ending a connection, as a fixed set of names for counters and log lines."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Final
 
 
 class Reason(StrEnum):
-    """The reason why a connection ended. A role may also end a connection with its own reason, a plain string."""
+    """The reason why a connection ended. The handler of a peer may also end the connection with a string of its own."""
 
-    # the handshake
+    # reasons that end a connection during its handshake
     GREETING = "greeting"
     """The peer's first bytes are those of ZMTP 1.0 or of another protocol."""
     VERSION = "version"
     """The peer speaks a ZMTP version that kvbus does not support."""
     MECHANISM = "mechanism"
-    """The peer uses another security mechanism."""
+    """The peer uses another security mechanism than kvbus."""
     CURVE = "curve"
     """The keys of a CURVE handshake do not match: the peer used another key for kvbus, or the handshake is forged."""
     KEY = "unknown_key"
     """The peer has proven that it owns its key, but the key is not on the allow-list."""
     SOCKET_TYPE = "socket_type"
-    """The peer's socket type cannot talk to ours."""
+    """The peer's socket type cannot exchange messages with kvbus's socket type."""
     HANDSHAKE_BYTES = "handshake_bytes"
-    """The handshake has more bytes than its limit."""
+    """The peer sent more bytes during the handshake than the limit."""
     HANDSHAKE_TIMEOUT = "handshake_timeout"
-    """The handshake did not end in time."""
+    """The peer did not finish the handshake in time."""
     HALF_OPEN = "half_open"
-    """Too many connections were in their handshake, and this one was the oldest."""
+    """Too many connections were in their handshake. This connection was the oldest of them, so kvbus closed it."""
     TOO_MANY_PEERS = "too_many_peers"
     """The endpoint has its maximum number of peers."""
     NO_DESCRIPTOR = "no_descriptor"
@@ -35,41 +35,41 @@ class Reason(StrEnum):
     REFUSED = "refused"
     """The peer refused the connection with an ERROR."""
 
-    # violations by the peer
+    # violations of ZMTP or of a limit by the peer
     FRAME = "bad_frame"
     """A frame has flags that ZMTP does not define."""
     COMMAND = "bad_command"
-    """A command is malformed, or came at the wrong time."""
+    """A ZMTP command is malformed, or was sent at the wrong time."""
     FRAME_BYTES = "frame_bytes"
-    """A frame is too large."""
+    """The peer sent a frame with more bytes than the limit."""
     MESSAGE_FRAMES = "message_frames"
-    """A message has too many frames."""
+    """The peer sent a message with more frames than the limit."""
     MESSAGE_BYTES = "message_bytes"
-    """A message is too large."""
+    """The peer sent a message with more bytes than the limit."""
     SUBSCRIPTIONS = "subscriptions"
-    """The peer has too many subscriptions."""
+    """The peer has more subscriptions than the limit."""
     SUBSCRIPTION_BYTES = "subscription_bytes"
-    """The topics of the peer's subscriptions have too many bytes in total."""
+    """The topics that the peer has subscribed to have more bytes in total than the limit."""
     NONCE = "nonce"
-    """A CURVE message was received before, or is out of order."""
+    """An encrypted CURVE message was received before, or arrived in the wrong order."""
     SEAL = "seal"
-    """A CURVE message is forged."""
+    """An encrypted CURVE message is forged."""
     UNREAD_PONGS = "unread_pongs"
-    """The peer sends PINGs but does not read the answers."""
+    """The peer sends PINGs, but does not read kvbus's PONGs."""
 
-    # the end of the connection
+    # the end of a connection without a violation
     LEFT = "left"
     """The peer closed the connection."""
     BROKEN = "broken"
-    """The connection broke: a reset, or unanswered keepalive probes."""
+    """The connection broke: it was reset, or the peer did not answer TCP keepalive probes."""
     GONE = "gone"
-    """The peer's kernel has stopped acknowledging data."""
+    """The peer's kernel no longer acknowledges data."""
     REVOKED = "revoked"
     """The peer's key was removed from the allow-list."""
     CLOSED = "closed"
-    """kvbus closed the endpoint."""
+    """kvbus closed the endpoint of the connection."""
     INTERNAL = "internal"
-    """An exception in kvbus, which the event loop reports."""
+    """kvbus raised an unexpected exception. The event loop's exception handler reports it."""
 
 
 REFUSALS: Final = (
@@ -91,7 +91,7 @@ REFUSALS: Final = (
     Reason.LEFT,
     Reason.BROKEN,
 )
-"""The reasons why a connection does not become a peer."""
+"""The reasons for refusing a connection, which can occur before the end of its handshake."""
 
 DISCONNECTS: Final = (
     Reason.FRAME,
@@ -111,11 +111,11 @@ DISCONNECTS: Final = (
     Reason.CLOSED,
     Reason.INTERNAL,
 )
-"""The reasons why a peer's connection ends."""
+"""The reasons for the end of a connection whose handshake has succeeded."""
 
 
 class ProtocolError(Exception):
-    """The peer broke a rule or a limit, so the connection must end.
+    """The peer broke a rule of ZMTP or a limit, so kvbus must end the connection.
 
     Args:
         reason: the reason, for counters.

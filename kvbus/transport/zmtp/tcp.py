@@ -1,8 +1,9 @@
-"""The TCP state of a connection: its options, its unacknowledged bytes, and whether the peer is gone.
+"""Read and set the TCP state of a connection: options, unacknowledged bytes, and whether the peer's machine is gone.
 
-For an application, a peer that is gone looks like a peer that does not read: the kernel accepts no more bytes. TCP can
-tell them apart. If a peer does not read, its kernel still acknowledges, with a window of 0. The kernel of a peer that
-is gone is silent. Keepalive detects that only while no data is outstanding; :func:`gone` detects the other cases.
+An application cannot distinguish a peer that is gone from a peer that does not read: in both cases the kernel accepts
+no more bytes. TCP can distinguish them. If a peer does not read, its kernel still sends acknowledgements, with a window
+of 0 bytes. If a peer is gone, no acknowledgements come. Keepalive detects that only if all sent data is acknowledged.
+:func:`gone` detects all other cases.
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ import zmq
 from kvbus.transport.sockets import KEEPALIVE
 
 GONE_AFTER: Final = 60.0
-"""Seconds without a due acknowledgement after which a peer is gone. Keepalive takes the same time."""
+"""Seconds without an expected acknowledgement after which a peer counts as gone. Keepalive needs the same time."""
 
 _TRIES: Final = 3
-"""Number of unanswered retransmissions or window probes before a peer is gone: a single one may have been lost."""
+"""Minimum number of unanswered retransmissions or window probes before a peer counts as gone.
+
+After fewer of them the network may only have lost a packet.
+"""
 
 INFO: Final = struct.Struct("=2x2B4x16xI28xI")
-"""Fields of ``struct tcp_info``: retransmits, probes, unacked, last_ack_recv (milliseconds)."""
+"""Layout of the used fields of Linux's ``struct tcp_info``: retransmits, probes, unacked, last_ack_recv
+(milliseconds).
+"""
 _COUNT: Final = struct.Struct("i")
-NOTSENT_LOWAT: Final = 25  # TCP_NOTSENT_LOWAT of Linux; the socket module has no constant for it
+NOTSENT_LOWAT: Final = 25  # Linux's TCP_NOTSENT_LOWAT, which the socket module does not define
 
 
 def set_options(connection: socket.socket) -> None:
-    """Set TCP_NODELAY, so that small writes are sent at once, and keepalive, so that the kernel probes an idle peer."""
+    """Set the TCP options of a new connection.
+
+    TCP_NODELAY makes the kernel send small writes at once. Keepalive makes the kernel probe an idle peer.
+    """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, KEEPALIVE[zmq.TCP_KEEPALIVE])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE[zmq.TCP_KEEPALIVE_IDLE])
@@ -39,9 +48,10 @@ def set_options(connection: socket.socket) -> None:
 
 
 def limit_unsent(connection: socket.socket, size: int) -> None:
-    """Limit the unsent bytes that the kernel queues for a peer which does not read.
+    """Limit the unsent bytes that the kernel queues for a peer that does not read.
 
-    Sent bytes do not count, even if they are not acknowledged. So the limit does not slow a link with high latency.
+    Sent bytes do not count, even if they are not acknowledged. So the limit does not slow down a link with high
+    latency.
     """
     connection.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, size)
 
@@ -49,7 +59,7 @@ def limit_unsent(connection: socket.socket, size: int) -> None:
 def queued_bytes(connection: socket.socket) -> int:
     """Return the number of bytes that the kernel holds because the peer has not acknowledged them.
 
-    For a Unix socket it is the memory of the buffers, which is more than the bytes in them.
+    For a Unix socket, the result is the memory of the buffers, which is more than the bytes in them.
     """
     if connection.fileno() < 0:
         return 0
@@ -58,18 +68,18 @@ def queued_bytes(connection: socket.socket) -> int:
 
 
 def has_unread(connection: socket.socket) -> bool:
-    """Return whether the kernel holds received bytes that kvbus has not read."""
+    """Return whether the kernel holds received bytes of a connection that kvbus has not read."""
     return connection.fileno() >= 0 and any(fcntl.ioctl(connection, termios.FIONREAD, bytes(_COUNT.size)))
 
 
 class Silence(NamedTuple):
-    """The silence of a peer's kernel, from ``TCP_INFO``.
+    """Signs that the kernel of a peer sends no acknowledgements, from Linux's ``TCP_INFO``.
 
     Attributes:
-        retransmits: number of unacknowledged retransmissions of the oldest segment.
-        probes: number of unanswered probes, of a window of 0 or of keepalive.
+        retransmits: number of retransmissions of the oldest segment that were not acknowledged.
+        probes: number of unanswered probes. The kernel probes a peer whose window is 0, and an idle peer.
         unacked: number of segments that are sent but not acknowledged.
-        seconds: seconds since the last acknowledgement, new or repeated.
+        seconds: seconds since the last acknowledgement arrived, even if it acknowledged no new data.
     """
 
     retransmits: int
@@ -79,13 +89,18 @@ class Silence(NamedTuple):
 
 
 def silence(connection: socket.socket) -> Silence:
-    """Read the silence of a connection's peer from the kernel."""
+    """Read from the kernel for how long the peer of a connection has sent no acknowledgements."""
     data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO.size)
     retransmits, probes, unacked, milliseconds = INFO.unpack(data)
     return Silence(retransmits, probes, unacked, milliseconds / 1000)
 
 
 def gone(sign: Silence, after: float = GONE_AFTER) -> bool:
-    """Return whether a peer is gone: it has not answered several tries, and was silent for ``after`` seconds."""
+    """Return whether a peer is gone: it has not answered several probes or retransmissions within ``after`` seconds.
+
+    Args:
+        sign: the state of the connection from :func:`silence`.
+        after: minimum seconds since the peer's last acknowledgement.
+    """
     tries = max(sign.retransmits if sign.unacked else 0, sign.probes)
     return tries >= _TRIES and sign.seconds >= after

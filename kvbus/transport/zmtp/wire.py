@@ -18,27 +18,35 @@ MAJOR: Final = 3
 MINOR: Final = 1
 
 OPENING: Final = SIGNATURE + bytes([MAJOR])
-"""The first bytes of our greeting. libzmq closes the connection as soon as it reads another mechanism in the remaining
-bytes, even before it has sent its own greeting. So kvbus sends the remaining bytes after the first bytes of the peer
-have arrived. Then both sides can report the reason."""
+"""The first bytes of kvbus's greeting, which kvbus sends before it has received anything.
+
+kvbus sends the remaining bytes only after the peer's first bytes have arrived, because they name the security
+mechanism. libzmq closes the connection as soon as it reads another mechanism than its own, even before it has sent its
+greeting. With this order both sides know the other's mechanism and can report the reason.
+"""
 
 _MECHANISM_BYTES: Final = 20
 
 
 class Greeting(NamedTuple):
-    """A peer's greeting: the ZMTP version that both sides support, and the peer's security mechanism."""
+    """The contents of a peer's greeting.
+
+    Attributes:
+        version: the highest ZMTP version that both sides support, major and minor.
+        mechanism: name of the peer's security mechanism.
+    """
 
     version: tuple[int, int]
     mechanism: bytes
 
 
 def rest_of_greeting(mechanism: bytes) -> bytes:
-    """Encode the part of our greeting after :data:`OPENING`."""
+    """Encode the part of kvbus's greeting that follows :data:`OPENING`."""
     return (bytes([MINOR]) + mechanism.ljust(_MECHANISM_BYTES, b"\0")).ljust(GREETING_BYTES - len(OPENING), b"\0")
 
 
 def take_greeting(buffer: bytearray) -> Greeting | None:
-    """Remove the greeting from the buffer and return it; None until the greeting is complete.
+    """Remove the peer's greeting from the buffer and return it; None until the greeting is complete.
 
     Raises:
         ProtocolError: the bytes are not a greeting of ZMTP 3.
@@ -51,7 +59,7 @@ def take_greeting(buffer: bytearray) -> Greeting | None:
         raise ProtocolError(Reason.VERSION, f"ZMTP version byte {buffer[10]}; ZMTP 3.0 is needed")
     if len(buffer) < GREETING_BYTES:
         return None
-    # a peer with a later major version also speaks ours
+    # a peer with a later major version also supports this one
     minor = min(buffer[11], MINOR) if buffer[10] == MAJOR else MINOR
     mechanism = bytes(buffer[12 : 12 + _MECHANISM_BYTES]).rstrip(b"\0")
     del buffer[:GREETING_BYTES]
@@ -70,7 +78,7 @@ _LONGEST_SHORT: Final = 255
 
 
 class Frame(NamedTuple):
-    """One frame: a part of a message, or a command."""
+    """One ZMTP frame: a part of a message, or a command."""
 
     command: bool
     more: bool
@@ -78,12 +86,22 @@ class Frame(NamedTuple):
 
 
 def head(size: int, flags: int = 0) -> bytes:
-    """Encode the head of a frame from the size of its body and its flags (0, MORE or COMMAND)."""
+    """Encode the head of a frame.
+
+    Args:
+        size: number of bytes of the frame's body.
+        flags: 0, MORE or COMMAND.
+    """
     return bytes((flags, size)) if size <= _LONGEST_SHORT else bytes((LONG | flags,)) + size.to_bytes(8, "big")
 
 
 def encode_message(frames: Sequence[bytes], *, unfinished: bool = False) -> bytes:
-    """Encode a message; with ``unfinished``, only its first frames. The same bytes can be sent to many peers."""
+    """Encode a message. The same bytes can be sent to many peers.
+
+    Args:
+        frames: the frames of the message.
+        unfinished: True if ``frames`` are only the first frames of the message.
+    """
     parts: list[bytes] = []
     for frame in frames[:-1]:
         parts += (head(len(frame), MORE), frame)
@@ -96,8 +114,8 @@ def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_B
 
     Args:
         buffer: the received bytes.
-        limit: maximum bytes of a frame's body. A larger frame fails as soon as its size is known.
-        too_large: the reason to report for a larger frame.
+        limit: maximum bytes of a frame's body. A larger frame raises an error as soon as its size is known.
+        too_large: the reason that the error has if the frame is too large.
 
     Raises:
         ProtocolError: the frame has unknown flags, or is larger than the limit.
@@ -136,7 +154,7 @@ _MAX_ERROR: Final = 255
 
 
 def encode_command(body: bytes) -> bytes:
-    """Encode a command frame from its body."""
+    """Encode a command frame from the command's complete body."""
     return head(len(body), COMMAND) + body
 
 
@@ -146,7 +164,7 @@ def command(name: bytes, data: bytes = b"") -> bytes:
 
 
 def parse_command(body: bytes) -> tuple[bytes, bytes]:
-    """Split a command's body into its name and its data.
+    """Split the body of a command frame into the command's name and data.
 
     Raises:
         ProtocolError: the command has no name.
@@ -158,19 +176,24 @@ def parse_command(body: bytes) -> tuple[bytes, bytes]:
 
 
 def subscribe(topic: bytes, version: tuple[int, int]) -> bytes:
-    """Encode a subscription: a command from ZMTP 3.1 on, a message before."""
+    """Encode a subscription to a topic. In ZMTP 3.1 it is a command, and in ZMTP 3.0 a message.
+
+    Args:
+        topic: prefix of the topics.
+        version: the ZMTP version of the connection, major and minor.
+    """
     return command(SUBSCRIBE, topic) if version >= (3, 1) else encode_message([b"\1" + topic])
 
 
 def encode_metadata(properties: dict[bytes, bytes]) -> bytes:
-    """Encode the properties of a READY."""
+    """Encode the properties of a READY command."""
     return b"".join(
         bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value for name, value in properties.items()
     )
 
 
 def parse_metadata(data: bytes) -> dict[bytes, bytes]:
-    """Parse the properties of a READY. The names are returned in lower case, because ZMTP ignores their case.
+    """Parse the properties of a READY command. Their names are returned in lower case, because ZMTP ignores the case.
 
     Raises:
         ProtocolError: the properties are malformed.
@@ -189,18 +212,25 @@ def parse_metadata(data: bytes) -> dict[bytes, bytes]:
 
 
 def error(text: str) -> bytes:
-    """Encode an ERROR with a reason of at most 255 ASCII characters."""
+    """Encode an ERROR command. Its reason is cut to 255 ASCII characters."""
     reason = text.encode("ascii", "replace")[:_MAX_ERROR]
     return command(ERROR, bytes((len(reason),)) + reason)
 
 
 def refusal(data: bytes) -> ProtocolError:
-    """Return the exception for an ERROR from the peer."""
+    """Return the exception to raise after an ERROR command from the peer.
+
+    Args:
+        data: the data of the command, which contain the peer's reason.
+    """
     return ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
 
 
 def pong(ping: bytes) -> bytes:
-    """Encode the PONG for a PING with this data. The PONG repeats the PING's context.
+    """Encode the PONG that answers a PING. The PONG repeats the PING's context.
+
+    Args:
+        ping: the data of the PING command.
 
     Raises:
         ProtocolError: the PING is malformed.
