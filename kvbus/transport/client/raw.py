@@ -1,4 +1,4 @@
-"""libzmq sockets that return raw messages: a subscriber, and a request with its answer.
+"""libzmq sockets that return messages without decoding them: a subscriber, and a DEALER for one request and its answer.
 
 A message is read from libzmq only while a caller waits in ``recv``.
 """
@@ -25,11 +25,11 @@ _SMALL: Final = {"RCVHWM": 1, "RCVBUF": 4096}
 
 
 class Mailbox:
-    """A socket whose messages are awaited one at a time, each a list of frames.
+    """A libzmq socket from which a caller awaits one message at a time, each a list of frames.
 
     Args:
-        socket: the mailbox owns it; :meth:`aclose` closes it.
-        max_frames: maximum number of frames kept per message; further frames are dropped.
+        socket: the socket. The mailbox owns it, and :meth:`aclose` closes it.
+        max_frames: maximum number of frames kept of each message. Further frames are dropped.
     """
 
     def __init__(self, socket: Socket, *, max_frames: int = MAX_KEPT_FRAMES) -> None:
@@ -43,7 +43,7 @@ class Mailbox:
         self._arrived.set()
 
     def send(self, frames: tuple[bytes, ...]) -> None:
-        """Send a message; libzmq queues it until the socket is connected."""
+        """Send a message. libzmq queues it until the socket is connected."""
         self._pump.socket.send_multipart(frames)
         self._pump.look()
 
@@ -61,20 +61,22 @@ class Mailbox:
     async def aclose(self) -> None:
         """Close the socket."""
         self._pump.close()
-        await asyncio.sleep(0)  # the socket closes in the loop's next iteration
+        await asyncio.sleep(0)  # the pump closes the socket in the loop's next iteration
 
 
 class RawSubscriber:
-    """Subscribe to a stream and iterate over its messages, each a list of frames. Messages are read only inside `recv`.
+    """A subscriber of one stream. Iterate over it to get the messages, each a list of frames.
+
+    Messages are read from libzmq only inside `recv`.
 
     Args:
         endpoint: the publisher's endpoint, or the endpoint to bind.
-        topic: subscription prefix.
-        bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
+        topic: prefix of the topics to subscribe to.
+        bind: True for publishers that connect to the subscriber, as vLLM does if its endpoint has a host name.
         hwm: maximum number of messages that ZeroMQ queues here. When this queue is full, the publisher's queue fills
             up, and then the publisher drops messages.
-        context: a ZeroMQ context to share (``inproc://``); by default the subscriber has its own.
-        curve: keys for a publisher that requires CURVE; used only if the subscriber connects.
+        context: a ZeroMQ context to share, which ``inproc://`` needs; None if the subscriber creates its own context.
+        curve: keys for a publisher that requires CURVE. They are used only if the subscriber connects.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class RawSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint; after `start` of a bound subscriber, with the real port."""
+        """The endpoint of the socket. After `start` of a subscriber that binds, it has the real port."""
         return self._endpoint
 
     def start(self) -> None:
@@ -124,7 +126,7 @@ class RawSubscriber:
         self._mailbox = Mailbox(socket)
 
     async def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and the ZeroMQ context if the subscriber has created it."""
         try:
             if self._mailbox is not None:
                 mailbox, self._mailbox = self._mailbox, None
@@ -158,15 +160,15 @@ class RawSubscriber:
 
 
 class Asker:
-    """Send one request to a ROUTER, and read the messages of its answer.
+    """A DEALER that sends a request to a ROUTER, and reads the messages of the answer.
 
-    The request comes from a DEALER without a routing id, as routers' requests do.
+    The DEALER has no routing id, as the DEALERs of routers have none. So a kvbus answers it like a router.
 
     Args:
         endpoint: the ROUTER's endpoint.
         curve: keys for a ROUTER that requires CURVE.
-        slow: queue as little of the answer as possible here, so that the ROUTER meets a slow reader.
-        most: maximum number of frames kept per message; further frames are dropped.
+        slow: whether to queue as few messages of the answer as possible here, so that the ROUTER has a slow reader.
+        most: maximum number of frames kept of each message. Further frames are dropped.
     """
 
     def __init__(self, endpoint: str, *, curve: Curve | None = None, slow: bool = False, most: int = 64) -> None:
@@ -192,7 +194,7 @@ class Asker:
             end(self._context)
 
     def ask(self, *frames: bytes) -> None:
-        """Send the request; libzmq queues it until the socket is connected."""
+        """Send the request with these frames. libzmq queues it until the socket is connected."""
         self._mailbox.send(frames)
 
     async def recv(self) -> list[bytes]:

@@ -1,4 +1,7 @@
-"""The sockets of one stream's subscriber: a live subscription and a request, read only while the client waits."""
+"""The sockets of one stream's subscriber: a live subscription, and a connection for a replay or snapshot request.
+
+Messages are read from libzmq only while the client waits for one.
+"""
 
 from __future__ import annotations
 
@@ -27,45 +30,47 @@ if TYPE_CHECKING:
 AnswerFraming = Literal["auto", "3", "4", "sim"]
 
 _FRAMES: Final = {"3": 3, "4": 4, "sim": 4}
-"""Number of frames that a DEALER receives per message of a replay answer, by framing."""
+"""Number of frames that a DEALER receives in each message of a replay answer, by the framing of the answer."""
 
 
 class Handler(Protocol):
-    """The callbacks for messages and connection events of the sockets."""
+    """The callbacks for the messages and connections of a stream's sockets."""
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Handle an unchecked live message; a correct one is ``[topic, seq, payload]``."""
+        """Handle a message of the live stream. It is not checked; a correct message is ``[topic, seq, payload]``."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Handle a message of the answer to the last replay request."""
+        """Handle a message of the answer to the newest replay request."""
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Handle the message that answers the last snapshot request."""
+        """Handle the message that answers the newest snapshot request."""
 
     def on_connection(self, up: bool) -> None:
-        """Handle that the live connection is up (True) or lost (False)."""
+        """Handle that the live connection was made (True) or lost (False)."""
 
     def on_refused(self, reason: Refused) -> None:
-        """Handle a failed handshake of a live connection."""
+        """Handle a failed handshake of the live connection, with the reason for the failure."""
 
 
 class StreamSockets:
-    """A live subscription, and at most one replay or snapshot request at a time.
+    """The sockets of one stream: a live subscription, and at most one replay or snapshot request at a time.
 
     Args:
-        endpoint: the live stream, or None for replay only.
-        replay_endpoint: the replay ROUTER, or None.
-        snapshot_endpoint: the snapshot ROUTER, or None.
-        handler: the callbacks for messages and connection events.
-        topic: subscription prefix.
-        bind: True binds the SUB, for publishers that connect to it (vLLM with a concrete host).
+        endpoint: the endpoint of the live stream; None to read only replays or snapshots.
+        replay_endpoint: the endpoint of the replay ROUTER; None without replay.
+        snapshot_endpoint: the endpoint of the snapshot ROUTER; None without snapshots.
+        handler: the callbacks for messages and connections.
+        topic: prefix of the topics to subscribe to.
+        bind: True if the SUB binds ``endpoint``, for publishers that connect to it, as vLLM does if its endpoint has a
+            host name.
         hwm: maximum number of messages that ZeroMQ queues for each socket. When this queue is full, the peer's queue
             fills up, and then the peer drops messages.
         max_message_bytes: maximum bytes of one frame. A larger frame closes the connection, and the socket connects
             again.
-        framing: layout of replay answers to accept; messages with another number of frames are ignored.
-        context: a ZeroMQ context to share (``inproc://``); by default the sockets have their own.
-        curve: keys for a publisher that requires CURVE; used only if the sockets connect.
+        framing: layout of the replay answers that the sockets accept. Messages with another number of frames are
+            ignored.
+        context: a ZeroMQ context to share, which ``inproc://`` needs; None if this object creates its own context.
+        curve: keys for a publisher that requires CURVE. They are used only if the sockets connect.
     """
 
     def __init__(
@@ -83,9 +88,9 @@ class StreamSockets:
         context: Context | None = None,
         curve: Curve | None = None,
     ) -> None:
-        # The endpoints, and the handler of their messages.
+        # The endpoints, and the callbacks for their messages.
         self.endpoint = endpoint
-        """The live endpoint; after `open` of a bound subscription, with the real port."""
+        """The endpoint of the live stream. After `open` of a subscription that binds, it has the real port."""
         self._replay_endpoint = replay_endpoint
         self._snapshot_endpoint = snapshot_endpoint
         self._frames = _FRAMES.get(framing)
@@ -105,10 +110,10 @@ class StreamSockets:
         self._reading = False
 
     def open(self) -> None:
-        """Open the sockets in the running event loop.
+        """Open the live subscription in the running event loop, and check the endpoints for requests.
 
         Raises:
-            BindError: the endpoint cannot be bound.
+            BindError: the live endpoint cannot be bound.
             ValueError: an endpoint is malformed.
         """
         if self._context is None:
@@ -124,26 +129,26 @@ class StreamSockets:
             raise
 
     def ask(self, start: int) -> None:
-        """Request a replay from this seq on. It replaces the current request."""
+        """Request a replay from the seq ``start`` on. This aborts the current request."""
         self._ask(self._replay_endpoint, replay_request(start), self._answer)
 
     def ask_snapshot(self) -> None:
-        """Request a snapshot. It replaces the current request."""
+        """Request a snapshot. This aborts the current request."""
         self._ask(self._snapshot_endpoint, [REQUEST], self._handler.on_snapshot, max_frames=sys.maxsize)
 
     def stop_asking(self) -> None:
-        """Abort the current request and drop the rest of its answer."""
+        """Abort the current request, and drop the rest of its answer."""
         if self._request is not None:
             self._request.close()
             self._request = None
 
     @property
     def unread(self) -> bool:
-        """Whether more messages of the answer wait to be read."""
+        """Whether more messages of the answer to the current request wait to be read."""
         return self._request is not None and self._request.unread
 
     def read(self, *, on: bool) -> None:
-        """Start or stop reading messages; unread messages stay queued in libzmq."""
+        """Start or stop reading messages. While reading is stopped, messages wait in libzmq's queues."""
         self._reading = on
         if self._live is not None:
             self._live.read(on=on)
@@ -151,13 +156,13 @@ class StreamSockets:
             self._request.read(on=on)
 
     async def aclose(self) -> None:
-        """Close the sockets at once and drop queued messages."""
+        """Close the sockets without waiting for unread messages, which are dropped."""
         self.stop_asking()
         if self._live is not None:
             self._live.close()
             self._live = None
         try:
-            await asyncio.sleep(0)  # sockets close in the loop's next iteration
+            await asyncio.sleep(0)  # the pumps close their sockets in the loop's next iteration
         finally:
             self._end()
 
@@ -198,7 +203,8 @@ class StreamSockets:
         if endpoint is None or self._context is None:
             raise RuntimeError("there is no endpoint to ask")
         self.stop_asking()
-        # for example without a free file descriptor: the request times out, and the client sends it again
+        # The process may have no free file descriptor, for example. Then the request times out, and the client sends it
+        # again.
         with contextlib.suppress(BindError):
             self._request = RequestConnection(
                 self._context,

@@ -1,6 +1,6 @@
-"""The live side of an output: it sends numbered batches to every router, and the state to newly subscribed routers.
+"""The live side of an output, which sends numbered batches to every router, and the state to newly subscribed routers.
 
-In: batches of one stream, subscriptions of peers. Out: bytes to each peer, requests for the state, counters.
-The ``ring`` keeps each batch once for all routers, and each router has a position in the ring. The package may use
-core's commands, types and stats, and ``transport.zmtp``.
+In: batches of one stream, and subscriptions of peers. Out: bytes to each peer, requests for the state, and counters.
+The ``ring`` keeps each recent batch once for all routers, and each router that is behind has a position in the ring.
+The package may use the core's commands, types and stats, and ``transport.zmtp``.
 """

@@ -1,4 +1,4 @@
-"""The endpoint of a stream on an output, and the resources that several streams of one endpoint share."""
+"""The live endpoint of an output's stream, and the resources that the streams of one endpoint share."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ Handler = TypeVar("Handler")
 
 
 class Endpoint(Protocol):
-    """A listener that peers connect to, or a dialler that connects to a peer."""
+    """An open endpoint: a listener that routers connect to, or a dialler that connects to a router."""
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all connections; queued bytes are sent for up to ``linger`` seconds."""
+        """Close all connections. Queued bytes are sent for up to ``linger`` seconds."""
 
 
 def reopening(open_endpoint: Callable[[Handler], Endpoint]) -> Callable[[Handler], Endpoint]:
-    """Return an opener that retries until it can bind: another process may hold the address for a moment."""
+    """Return a function that opens an endpoint like ``open_endpoint``, but tries again until the address can be bound.
+
+    It is used when kvbus binds an address again, because another process may hold the address for a moment.
+    """
     return lambda handler: _Reopened(partial(open_endpoint, handler))
 
 
 class _Reopened:
-    """An endpoint that is open, or that is tried again every :data:`REOPEN` seconds."""
+    """An endpoint that is open, or that kvbus tries to open every :data:`REOPEN` seconds."""
 
     def __init__(self, open_endpoint: Callable[[], Endpoint]) -> None:
         self._open = open_endpoint
@@ -49,7 +52,7 @@ class _Reopened:
             self._again = asyncio.get_running_loop().call_later(REOPEN, self._try)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all connections, or stop trying to open the endpoint."""
+        """Close all connections of the open endpoint, or stop trying to open it."""
         if self._opened is not None:
             self._opened.close(linger)
         elif self._again is not None:
@@ -57,7 +60,14 @@ class _Reopened:
 
 
 class Shared(NamedTuple):
-    """The resources that the streams of one endpoint share. :mod:`kvbus.transport.live.hub` counts their routers."""
+    """The resources that the streams of one endpoint share.
+
+    A stream with shared resources does not count its routers, because :mod:`kvbus.transport.live.hub` counts them.
+
+    Attributes:
+        share: the byte limit for the rings of the streams.
+        places: the places for states that are being sent.
+    """
 
     share: Share
     places: StatePlaces

@@ -1,8 +1,9 @@
-"""One endpoint for many streams, each with its own topic.
+"""One live endpoint for many streams, each with its own topic.
 
-The hub owns the connections. It hands each peer to the streams whose topics match the peer's subscriptions. A stream
-sees only its own routers, as if it owned the endpoint. The cost of slow routers is bounded for all streams together:
-the streams share the byte limit of their rings, and the slots for states that are being sent.
+The hub owns the connections of the endpoint. It passes each router to the streams whose topics match the router's
+subscriptions. A stream sees only these routers, as if it owned the endpoint. Slow routers cost a limited amount of
+memory for all streams together: the streams share the byte limit of their rings, and the places for states that are
+being sent.
 """
 
 from __future__ import annotations
@@ -40,7 +41,15 @@ _WORST_FIRST: Final = (
 
 @dataclass(slots=True)
 class _Member:
-    """A connected router, and the streams that it reads, by slot."""
+    """A router that is connected to a hub, with the streams that it reads.
+
+    Attributes:
+        peer: the router's connection.
+        name: name of the owner of the router's CURVE key; may be empty.
+        streams: the streams that the router reads, by slot.
+        subscriptions: number of the router's subscriptions.
+        turn: index of the stream that is served first when the router is writable again.
+    """
 
     peer: Peer
     name: str = ""
@@ -50,13 +59,13 @@ class _Member:
 
 
 class Hub:
-    """The streams of one endpoint; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The owner of one live endpoint that many streams share; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
         output: the output's name, for logs.
-        open_endpoint: binds or dials, with this object as the handler; called when the first stream opens.
+        open_endpoint: binds or dials the endpoint, with this object as the handler. Called when the first stream opens.
         stats: counters of the output.
-        send_bytes: maximum number of bytes kept for routers that are behind, over all streams.
+        send_bytes: maximum number of bytes kept for routers that are behind, for all streams together.
         name_of: returns the display name of a public key's owner.
     """
 
@@ -78,18 +87,23 @@ class Hub:
         self._topics: dict[bytes, int] = {}
         self._members: dict[int, _Member] = {}
         self._ended: set[int] = set()
-        """Ids of peers whose endpoint was closed, until their connections have ended."""
+        """Ids of peers whose endpoint was closed, but whose connections have not ended yet."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
         self.shared = Shared(Share(send_bytes), StatePlaces())
-        """The resources shared by the streams of this hub."""
+        """The resources that the streams of this hub share."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def open(self, slot: int, topic: bytes, stream: LivePublisher) -> Endpoint:
-        """Add a stream. Connected routers that have subscribed to its topic get its state.
+        """Add a stream. The connected routers that have subscribed to its topic get its state.
+
+        Args:
+            slot: slot of the stream.
+            topic: topic of the stream.
+            stream: the stream's publisher.
 
         Returns:
-            The stream's handle on the shared endpoint.
+            A handle, which removes the stream from the shared endpoint when it is closed.
 
         Raises:
             BindError: the endpoint cannot be bound, or another stream has this topic.
@@ -114,7 +128,7 @@ class Hub:
             self.shared.places.close()
 
     def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
-        """Disconnect every router, and open the endpoint again."""
+        """Disconnect every router, and open the endpoint again with another function."""
         self._end(0.0)
         self._open_endpoint = open_endpoint
         if self._streams:
@@ -135,18 +149,18 @@ class Hub:
 
     @property
     def peers(self) -> list[Peer]:
-        """The connections of the routers."""
+        """The connections of all routers at the endpoint."""
         return [member.peer for member in self._members.values()]
 
     def opened(self, peer: Peer) -> None:
-        """Add a new peer."""
+        """Add a router that has connected."""
         self._members[peer.id] = _Member(peer, self._name_of(peer.key))
         self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Hand a router to the streams that its new subscription matches."""
+        """Pass a router to the streams whose topics its new subscription matches."""
         if topic == ASKS_REPLAY:
-            return  # the hub has no replay, so every router needs the state
+            return  # this endpoint has no replay, so every router needs the state
         member = self._members[peer.id]
         member.subscriptions += 1
         self._stats.subscribers += 1
@@ -165,7 +179,7 @@ class Hub:
         stream.subscribed(member.peer, prefix)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Pass the end of a subscription to the router's streams."""
+        """Pass the end of a router's subscription to the streams that the router reads."""
         if topic == ASKS_REPLAY:
             return
         member = self._members[peer.id]
@@ -175,10 +189,14 @@ class Hub:
             stream.cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Ignore a message: it comes from the application of an XSUB."""
+        """Do nothing with a message from a router. An application can send one on an XSUB."""
 
     def drained(self, peer: Peer) -> None:
-        """Continue with a writable router: check for a waiting state, then serve its streams round-robin."""
+        """Continue to send to a router that is writable again.
+
+        First check whether it can get a state that it waits for. Then serve the streams that it reads, each time
+        beginning with another stream.
+        """
         self.shared.places.look_soon()
         member = self._members[peer.id]
         streams = list(member.streams.values())
@@ -187,7 +205,7 @@ class Hub:
             stream.drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Remove a router."""
+        """Remove a router whose connection has ended, also from its streams."""
         self._stats.router_disconnects[reason] += 1
         self._say("output %s: router %s left: %s", peer, reason)
         if peer.id in self._ended:
@@ -206,11 +224,11 @@ class Hub:
     def _say(self, text: str, peer: Peer, *more: object) -> None:
         log.info(text, self._output, peer.address, *more, extra={"output": self._output, "peer": peer.address})
 
-    # -- views -------------------------------------------------------------------------------------------------------
+    # -- the status of the routers -----------------------------------------------------------------------------------
 
     @property
     def routers(self) -> list[RouterView]:
-        """Views of the connected routers, each over all of its streams, and of the routers that left last."""
+        """Status of the connected routers, over all of their streams, and of the most recently disconnected routers."""
         return [*map(self._view, self._members.values()), *self._left]
 
     def _view(self, member: _Member) -> RouterView:
@@ -242,10 +260,10 @@ def _rank(state: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """A stream's handle on the shared endpoint."""
+    """A stream's handle on the endpoint that it shares with other streams."""
 
     leave: Callable[[float], None]
 
     def close(self, linger: float = 0.0) -> None:
-        """Remove the stream; the connections stay open for the other streams."""
+        """Remove the stream from the endpoint. The connections of the routers stay open for the other streams."""
         self.leave(linger)

@@ -1,4 +1,4 @@
-"""The newest encoded batches of a stream, kept once for all routers that are behind."""
+"""The newest encoded batches of a stream, kept once for all routers that read more slowly than kvbus publishes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from typing import Final
 import msgspec
 
 OVERHEAD: Final = 200
-"""Approximate memory of an entry in bytes, without its message."""
+"""Approximate memory in bytes that an entry of a ring needs in addition to its message."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One batch: its encoded message, its number of events, and the event loop's time of publication."""
+    """One batch in a ring.
+
+    Attributes:
+        message: the encoded message.
+        events: number of events in the batch.
+        at: the event loop's time when the batch was published.
+    """
 
     message: bytes
     events: int
@@ -22,11 +28,11 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Share:
-    """The byte limit that several rings share. The oldest entry of all rings is dropped first.
+    """A byte limit that several rings share. Above the limit, the oldest entry of all rings is dropped first.
 
     Args:
-        send_bytes: maximum number of bytes in all rings, with :data:`OVERHEAD` for each entry. The last entry is kept
-            even if it is larger.
+        send_bytes: maximum number of bytes in all rings together, with :data:`OVERHEAD` bytes for each entry. The last
+            entry is kept even if it is larger.
     """
 
     def __init__(self, send_bytes: int) -> None:
@@ -34,10 +40,18 @@ class Share:
         self.entries = 0
         self._send_bytes = send_bytes
         self._order: deque[tuple[Ring, int]] = deque()
-        """Ring and position of every entry, the oldest first. Some of these entries may be dropped already."""
+        """Ring and position of every entry, the oldest entry first. Some of these entries may have been dropped
+        already.
+        """
 
     def add(self, ring: Ring, position: int, size: int) -> None:
-        """Count an entry that a ring has added; ``size`` is its message's bytes."""
+        """Count an entry that a ring has added.
+
+        Args:
+            ring: the ring.
+            position: the entry's position in the ring.
+            size: bytes of the entry's message.
+        """
         self.bytes += size + OVERHEAD
         self.entries += 1
         self._order.append((ring, position))
@@ -45,12 +59,12 @@ class Share:
             self._order = deque((ring, at) for ring, at in self._order if ring.first <= at < ring.end)
 
     def remove(self, size: int) -> None:
-        """Count an entry that a ring has dropped; ``size`` is its message's bytes."""
+        """Subtract an entry that a ring has dropped. ``size`` is the bytes of the entry's message."""
         self.bytes -= size + OVERHEAD
         self.entries -= 1
 
     def make_room(self) -> None:
-        """Drop the oldest entries until the rings are within the limit."""
+        """Drop the oldest entries of all rings until the rings are within the byte limit."""
         while self.bytes > self._send_bytes and self.entries > 1:
             ring, position = self._order.popleft()
             if ring.first <= position < ring.end and ring.give_up is not None:
@@ -58,20 +72,22 @@ class Share:
 
 
 class Ring:
-    """Entries by position. An entry's position never changes. Above a limit the oldest entries are dropped.
+    """The newest batches of a stream, by position. The position of a batch never changes.
+
+    Above a limit, the oldest batches are dropped.
 
     Args:
-        send_hwm: maximum number of entries.
-        send_bytes: maximum number of bytes. The newest entry is kept even if it is larger.
-        share: a byte limit shared with other rings; it replaces ``send_bytes``.
+        send_hwm: maximum number of batches.
+        send_bytes: maximum bytes of all messages. The newest batch is kept even if it is larger.
+        share: a byte limit shared with other rings, which replaces ``send_bytes``; None for no shared limit.
     """
 
     def __init__(self, send_hwm: int, send_bytes: int, share: Share | None = None) -> None:
         self.first = 0
-        """Position of the oldest entry."""
+        """Position of the oldest batch in the ring."""
         self.bytes = 0
         self.give_up: Callable[[], None] | None = None
-        """Called by :meth:`Share.make_room`; it must :meth:`pop` the oldest entry."""
+        """Called by :meth:`Share.make_room` to drop the oldest batch. It must call :meth:`pop`."""
         self.send_hwm = send_hwm
         self.send_bytes = send_bytes
         self._share = share
@@ -79,30 +95,30 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """Position of the next entry."""
+        """Position of the batch that is added next."""
         return self.first + len(self._entries)
 
     def append(self, entry: Entry) -> None:
-        """Add an entry."""
+        """Add a batch at the end of the ring."""
         if self._share is not None:
             self._share.add(self, self.end, len(entry.message))
         self._entries.append(entry)
         self.bytes += len(entry.message)
 
     def skip(self, count: int) -> None:
-        """Advance by ``count`` positions without entries, and drop all entries: no router needs them."""
+        """Drop all batches, and advance by ``count`` positions. Call this if no router needs the batches there."""
         if self._entries:
             self.trim(self.end)
         self.first += count
 
     def trim(self, position: int) -> None:
-        """Drop all entries before a position."""
+        """Drop all batches before a position, because no router needs them any more."""
         entries = self._entries
         while self.first < position and entries:
             self.pop()
 
     def pop(self) -> Entry:
-        """Drop the oldest entry and return it."""
+        """Drop the oldest batch and return it."""
         entry = self._entries.popleft()
         self.bytes -= len(entry.message)
         self.first += 1
@@ -111,7 +127,7 @@ class Ring:
         return entry
 
     def overflow(self) -> Entry | None:
-        """Drop and return the oldest entry if the ring exceeds a limit; else return None."""
+        """Drop and return the oldest batch if the ring exceeds a limit. Otherwise return None."""
         entries = self._entries
         within = self._share is not None or self.bytes <= self.send_bytes
         if len(entries) < 2 or (len(entries) <= self.send_hwm and within):
@@ -119,7 +135,10 @@ class Ring:
         return self.pop()
 
     def read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return joined messages from a position on, and the next position: ``max_bytes`` or at least one message."""
+        """Return the messages from a position on, joined to at most ``max_bytes`` bytes, and the position after them.
+
+        At least one message is returned, even if it is larger.
+        """
         found: list[bytes] = []
         size = 0
         for entry in islice(self._entries, position - self.first, None):
@@ -130,10 +149,10 @@ class Ring:
         return b"".join(found), position + len(found)
 
     def events_from(self, position: int) -> int:
-        """Return the number of events in the entries from a position on."""
+        """Return the number of events in all batches from a position on."""
         return sum(entry.events for entry in islice(self._entries, position - self.first, None))
 
     def published(self, position: int) -> float | None:
-        """Return the event loop's time when the entry at a position was published; None at the end."""
+        """Return the event loop's time when the batch at a position was published; None at the end of the ring."""
         at = position - self.first
         return self._entries[at].at if at < len(self._entries) else None

@@ -1,4 +1,4 @@
-"""One connected router of a stream: an object with one state, and the table of the state's transitions."""
+"""A router on one stream of an output, as an object with one state, and the table of the allowed transitions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from kvbus.transport.zmtp.peer import Peer
 log = logging.getLogger("kvbus.outputs")
 
 TOPICS: Final = 8
-"""Maximum number of a router's topics that are shown."""
+"""Maximum number of a router's topics that the status for operators shows."""
 
 TOPIC_BYTES: Final = 64
-"""Maximum bytes of a topic that are shown: topics may be long, and kvbus also keeps them for routers that have left."""
+"""Maximum bytes of a topic that the status for operators shows.
+
+A router may subscribe to long topics, and kvbus also keeps the shown topics of routers that have disconnected.
+"""
 
 
 class RouterState(StrEnum):
-    """The state of a router on a stream; :data:`MEANING` explains each one."""
+    """The state of a router on one stream. :data:`MEANING` explains each state."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -75,17 +78,20 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
         RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
 }
-"""The next states of each state, and the condition for each transition. A router in any state but ``gone`` can also
-become ``idle`` (no subscription matches any more) or ``gone`` (the connection ends)."""
+"""The allowed next states of each state of a router, each with the condition for the transition.
+
+A router in every state but ``gone`` can also become ``idle`` (no subscription matches any more) or ``gone`` (the
+connection ends).
+"""
 
 
 class Router:
-    """A peer and its state on one stream.
+    """A connected router and its state on one stream.
 
     Args:
-        peer: the connection.
-        stream: the stream's slot.
-        name: the name of the key's owner; empty if it has none.
+        peer: the router's connection.
+        stream: slot of the stream.
+        name: name of the owner of the router's CURVE key; empty if the key has no name.
     """
 
     def __init__(self, peer: Peer, stream: int = 0, name: str = "") -> None:
@@ -93,40 +99,46 @@ class Router:
         self.stream = stream
         self.name = name
         self.state = RouterState.IDLE
-        """Changed only by :meth:`Routers.move`."""
+        """The router's state, which only :meth:`Routers.move` changes."""
 
         self.position: int | None = None
-        """Ring position of the next batch for the router; None if the router needs no batch of the ring."""
+        """Ring position of the next batch for the router; None if the router needs no batch from the ring."""
         self.session: Session | None = None
-        """The sender's session for the router: it sends the state, then batches of the ring."""
+        """The sender's session for the router, which sends the state and then batches from the ring; None without a
+        session.
+        """
 
-        # The state transfer: why and since when the router wants one, how many it got, and the current one.
+        # State transfers to the router: why and since when it wants a state, how many it got, and the transfer under
+        # way.
         self.reason = ""
         self.wanted_at = 0.0
         self.states_sent = 0
         self.state_sent_at: float | None = None
         self.group = 0
-        """Number of the state transfer that it receives. Routers that began together share a number."""
+        """Number of the state transfer that the router receives. Routers that share a transfer have the same number."""
         self.in_slow_place = False
         self.has_asked = False
-        """Whether a replay was requested from its address since it last began to wait for a state."""
+        """Whether a replay was requested from the router's address since the router last began to wait for a state."""
 
         self.lost_at: float | None = None
-        """The event loop's time since which it lacks batches; None after a state has replaced them."""
+        """The event loop's time since which the router lacks batches.
+
+        None if it lacks no batches, or if a state has replaced them.
+        """
         self.subscriptions = 0
         self.asks_replay = False
-        """Whether the router requests replays itself and therefore wants no state."""
+        """Whether the router requests replays itself, so that it wants no state from kvbus."""
         self.dropped_batches = 0
         self.dropped_events = 0
         self.dropped_at: float | None = None
 
     def matches(self, topic: bytes) -> bool:
-        """Return whether a subscription of the router covers a topic."""
+        """Return whether a subscription of the router covers this topic."""
         return any(topic.startswith(prefix) for prefix in self.peer.topics)
 
     @property
     def host(self) -> str:
-        """The peer's address without the port; empty for a Unix socket."""
+        """The router's address without the port; empty for a Unix socket."""
         return host_of(self.peer)
 
     def view(self, queued: int, behind: float, now: float) -> RouterView:
@@ -159,7 +171,7 @@ class Router:
 
 
 class Routers:
-    """The routers of a stream, with an index by state. :meth:`move` keeps the index up to date.
+    """The routers of one stream, also by their state.
 
     Args:
         output: the output's name, for logs.
@@ -174,7 +186,7 @@ class Routers:
         self._by_state: dict[RouterState, dict[int, Router]] = {state: {} for state in RouterState}
 
     def add(self, router: Router) -> None:
-        """Add an idle router."""
+        """Add a router that has connected. It is in the state IDLE."""
         self._by_peer[router.peer.id] = self._by_state[RouterState.IDLE][router.peer.id] = router
 
     def __iter__(self) -> Iterator[Router]:
@@ -189,19 +201,19 @@ class Routers:
         return self._by_peer[peer.id]
 
     def get(self, peer_id: int) -> Router | None:
-        """Return the router of a connection, or None if it has none on this stream."""
+        """Return the router of the connection with this id; None if the connection has no router on this stream."""
         return self._by_peer.get(peer_id)
 
     def are(self, *states: RouterState) -> list[Router]:
-        """Return the routers in these states."""
+        """Return the routers that are in one of these states."""
         return [router for state in states for router in self._by_state[state].values()]
 
     def any(self, *states: RouterState) -> bool:
-        """Return whether a router is in one of these states."""
+        """Return whether at least one router is in one of these states."""
         return any(self._by_state[state] for state in states)
 
     def move(self, router: Router, state: RouterState) -> None:
-        """Move a router to another state, log the transition and count it.
+        """Change the state of a router, and log and count the transition.
 
         Raises:
             ValueError: :data:`TRANSITIONS` has no such transition.
@@ -221,7 +233,15 @@ class Routers:
 
 
 def say(level: int, text: str, output: str, router: Router, *more: object) -> None:
-    """Log an event of a router; the text has a ``%s`` for the output, for the router and for each further value."""
+    """Log an event of a router on an output.
+
+    Args:
+        level: the log level.
+        text: the log line, with a ``%s`` for the output, for the router and for each further value.
+        output: the output's name.
+        router: the router. It is shown by its name, if it has one, and its address.
+        more: further values for the log line.
+    """
     peer, name = router.peer, router.name
     fields = {"output": output, "stream": router.stream, "peer": peer.address}
     if name:
@@ -235,7 +255,10 @@ def host_of(peer: Peer) -> str:
 
 
 def shown_topics(peer: Peer) -> tuple[list[str], int]:
-    """Return the first :data:`TOPICS` topics of a peer's subscriptions, for display, and the number of all topics."""
+    """Return the topics that a peer has subscribed to, as text for operators, and the number of these topics.
+
+    The text has only the first :data:`TOPICS` topics.
+    """
     return [_shown(topic) for topic in islice(peer.topics, TOPICS)], len(peer.topics)
 
 

@@ -1,8 +1,9 @@
-"""Schedule the states for routers: routers that subscribe together share a state, and slow routers delay no others.
+"""Schedule the sending of states, so that routers can share a state and slow routers do not delay other routers.
 
-A state that is being sent keeps a frozen index in memory, so only a few states are sent at a time: each takes a place.
-Routers that need more than :data:`SLOW_AFTER` seconds count as slow, and slow routers have separate places. Streams
-that share an endpoint also share the places, and a router gets the state of one stream at a time.
+While kvbus sends a state, it keeps a frozen copy of the index in memory. So only a few states are sent at the same
+time, and each of them occupies a place. A router that needs more than :data:`SLOW_AFTER` seconds for its state counts
+as slow, and slow routers have separate places. The streams of one endpoint share the places, and a router gets the
+state of only one stream at a time.
 """
 
 from __future__ import annotations
@@ -14,36 +15,42 @@ from typing import Final, Protocol
 from kvbus.transport.live.router import Router, Routers, RouterState
 
 PACE: Final = 0.02
-"""Seconds between two checks for waiting and slow routers."""
+"""Seconds between two checks for routers that wait for a state or receive a state slowly."""
 
 GATHER: Final = 0.05
-"""Seconds that a router waits, so that other routers can share its state and its other subscriptions can arrive."""
+"""Seconds that a router waits before its state begins.
+
+In this time other routers can join to share the state, and further subscriptions of the router can arrive.
+"""
 
 PLACES: Final = 2
-"""Maximum number of states that are sent at once to fast routers, and also to slow routers."""
+"""Maximum number of states that are sent at the same time to fast routers, and as many again to slow routers."""
 
 SLOW_AFTER: Final = 5.0
 """Seconds after which a router that has not received all of its state counts as slow."""
 
 
 class Stream(Protocol):
-    """A stream that sends its state to routers."""
+    """A stream that can send its state to routers, as the scheduler of states sees it."""
 
     routers: Routers
 
     def request(self, routers: list[Router]) -> None:
-        """Request the state for these routers. Routers that get it are in state RECEIVING on return."""
+        """Request one state for all of these routers.
+
+        On return, each router that gets the state is in :attr:`RouterState.RECEIVING`.
+        """
 
     def restart(self, router: Router) -> None:
-        """Stop sending a router its state; the router waits for a new state."""
+        """Stop sending a router its state. The router then waits for a new state."""
 
 
 class StatePlaces:
-    """Assigns places to routers that wait for a state."""
+    """The scheduler of states at one endpoint, which assigns a limited number of places to waiting routers."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        """Streams by slot."""
+        """The streams of the endpoint, by slot."""
         self._loop = asyncio.get_running_loop()
         self._slow_peers: set[int] = set()
         self._groups = 0
@@ -51,12 +58,12 @@ class StatePlaces:
         self._soon: asyncio.Handle | None = None
 
     def want(self, router: Router) -> None:
-        """Queue a waiting router; it gets the state as soon as a place is free."""
+        """Let a router wait for a state. It gets the state as soon as a place is free."""
         router.wanted_at = self._loop.time()
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
-        """Record that these routers begin to receive the same state."""
+        """Record that these routers begin to receive one state, which occupies one place."""
         self._groups += 1
         for router in routers:
             router.group = self._groups
@@ -65,20 +72,20 @@ class StatePlaces:
             self._schedule()
 
     def has_state(self, router: Router) -> None:
-        """Record that a router has received all of its state, so it is not slow."""
+        """Record that a router has received all of its state, so that it no longer counts as slow."""
         self._slow_peers.discard(router.peer.id)
 
     def left(self, router: Router) -> None:
-        """Remove a router whose connection has ended."""
+        """Forget whether a router was slow, because its connection has ended."""
         self._slow_peers.discard(router.peer.id)
 
     def look_soon(self) -> None:
-        """Serve waiting routers in the next iteration of the event loop, because a place may be free."""
+        """Check in the next iteration of the event loop whether a waiting router can get a place."""
         if self._soon is None and self._timer is not None:
             self._soon = self._loop.call_soon(self._give_places)
 
     def close(self) -> None:
-        """Stop assigning places."""
+        """Stop assigning places to routers."""
         for handle in (self._timer, self._soon):
             if handle is not None:
                 handle.cancel()
@@ -86,7 +93,7 @@ class StatePlaces:
 
     @property
     def under_way(self) -> dict[int, list[Router]]:
-        """Routers that are receiving a state, by the number of the state transfer."""
+        """Routers that are receiving a state, by the number of the state transfer that they share."""
         groups: dict[int, list[Router]] = {}
         for router in self._in(RouterState.RECEIVING):
             groups.setdefault(router.group, []).append(router)
@@ -107,7 +114,7 @@ class StatePlaces:
             self._timer = self._loop.call_later(PACE, self._look)
 
     def _find_slow(self, now: float) -> None:
-        """Move long-running states to the places of slow routers; stop them if all of these places are taken."""
+        """Move states that take long to the places for slow routers. If these places are taken, restart the states."""
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_place for routers in groups)
         for routers in groups:

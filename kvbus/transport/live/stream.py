@@ -1,9 +1,9 @@
 """The live side of one stream: it publishes batches to every router, and sends the state to routers that need it.
 
-A router that keeps up gets each burst in one write. A router that does not keep up has a position in the ring of recent
-batches, and gets the batches from there as fast as it reads. When the ring drops a batch at its position, the router
-loses the batch, which is counted. If the stream sends states, the router then gets the state again. On other streams
-the router sees a gap.
+A router that reads fast enough gets each burst of batches in one write. A slower router has a position in the ring of
+recent batches, and gets the batches from there as fast as it reads. If the ring drops the batch at the router's
+position, the router loses this batch, and kvbus counts the loss. If the stream sends states, the router then gets the
+state again. On other streams the router sees a gap.
 """
 
 from __future__ import annotations
@@ -30,36 +30,41 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
 RECENT: Final = 60.0
-"""Seconds after a state during which the state also answers a replay request of the same router."""
+"""Seconds after sending a router the state in which the state also counts as the answer to the router's replay
+request.
+"""
 
 LEFT: Final = 100
-"""Number of routers that are still shown after they have left."""
+"""Maximum number of disconnected routers that the status for operators shows."""
 
 UNSENT: Final = 256 * 1024
-"""Maximum bytes that the kernel queues for a router that does not read. By default the kernel queues 4 MiB. Then kvbus
-would notice a stalled router late, and the router would have to read all of that before the new state."""
+"""Maximum unsent bytes that the kernel queues for a router that does not read.
+
+By default the kernel queues 4 MiB. Then kvbus would notice a stalled router late, and the router would have to read 4
+MiB of old batches before the new state.
+"""
 
 _NEED_RING: Final = (RouterState.RECEIVING, RouterState.BEHIND)
 
 
 class LivePublisher:
-    """Publish one stream of an output to its routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The publisher of one stream of an output to its routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        stream: the stream's slot, for views.
+        stream: slot of the stream, for the status.
         topic: the stream's topic. A batch may change it.
         output: the output's name, for logs.
         open_endpoint: binds or dials the endpoint, with this object as the handler of its peers.
-        sender: sends states to routers, and kept batches to routers that do not keep up.
+        sender: sends states to routers, and kept batches to routers that are behind.
         stats: counters of the output.
-        queue_batches: maximum number of batches in a burst; further batches are dropped for every router.
-        send_hwm: maximum number of batches kept for routers that do not keep up.
-        send_bytes: maximum number of bytes kept for routers that do not keep up.
+        queue_batches: maximum number of batches in a burst. Further batches are dropped for every router.
+        send_hwm: maximum number of batches kept for routers that are behind.
+        send_bytes: maximum number of bytes kept for routers that are behind.
         request_state: requests the stream's state for the routers with these peer ids; None if the stream sends no
             state.
         waiting: :meth:`publish` appends :meth:`flush` to this list. The list's owner calls it at the end of the burst.
         name_of: returns the display name of a public key's owner.
-        left: list to which the views of routers that have left are added; None: the stream has its own list.
+        left: the list to which the status of each disconnected router is added; None if the stream has its own list.
         shared: the resources shared with the other streams of the endpoint; None if this stream is the only one.
 
     Raises:
@@ -94,7 +99,7 @@ class LivePublisher:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
 
-        # The batches of this burst, and the ring of earlier batches that some router still needs.
+        # The batches of the current burst, and the ring of earlier batches that some router has not got yet.
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
         self._burst: list[Entry] = []
@@ -102,7 +107,7 @@ class LivePublisher:
         self._burst_at = 0.0
         self._queue_batches = queue_batches
         self._overflowed = False
-        """Whether batches after this burst were dropped, so that routers need the state again."""
+        """Whether batches after the current burst were dropped, so that all routers need the state again."""
         self._waiting = waiting
         self.ring = Ring(send_hwm, send_bytes, None if shared is None else shared.share)
         self.ring.give_up = lambda: self._pass_by(self.ring.pop())
@@ -118,12 +123,19 @@ class LivePublisher:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
-        """Queue a batch until the end of this burst. If the queue is full, drop and count the batch."""
+        """Add a batch to the current burst, which :meth:`flush` sends. If the burst is full, drop and count the batch.
+
+        Args:
+            topic: the batch's topic. If it differs from the previous batch's topic, the stream's topic changes.
+            seq: the encoded seq frame.
+            payload: the encoded batch.
+            events: number of events in the batch.
+        """
         if topic != self._topic:
             self._change_topic(topic)
         burst = self._burst
-        # never drop an empty batch: it may take the seq that a state uses at another router, and without it all other
-        # routers of the stream would see a gap
+        # Never drop an empty batch. Its seq may be one that the state of a single router uses. All other routers need
+        # the empty batch, or they would see a gap.
         if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
@@ -139,7 +151,7 @@ class LivePublisher:
         self._stats.queue_depth += 1
 
     def flush(self) -> None:
-        """Send the batches of this burst to live routers, and keep them for routers that are behind."""
+        """Send the batches of the current burst to live routers, and keep them for routers that are behind."""
         burst = self._burst
         if not burst:
             return
@@ -162,12 +174,12 @@ class LivePublisher:
                     self.restart(router)
 
     def _send(self, burst: list[Entry]) -> None:
-        """Write the burst to the live routers. A router whose socket is full continues from the ring."""
+        """Write the burst to all live routers. A router whose socket is then full gets later batches from the ring."""
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
             peer = router.peer
-            if not peer.writable:  # another stream of the endpoint has filled its socket
+            if not peer.writable:  # another stream of the endpoint has filled the socket
                 self._catch_up(router, before)
                 continue
             peer.write(data)
@@ -175,7 +187,7 @@ class LivePublisher:
                 self._catch_up(router, before + len(burst))
 
     def _keep(self, burst: list[Entry]) -> None:
-        """Keep the burst in the ring if a router needs it later."""
+        """Keep the burst in the ring, if a router will need it from there."""
         ring = self.ring
         if not self._ring_is_needed():
             ring.skip(len(burst))
@@ -188,7 +200,7 @@ class LivePublisher:
             self._shared.share.make_room()
 
     def _ring_is_needed(self) -> bool:
-        """Return whether a router has a position in the ring."""
+        """Return whether at least one router will get batches from the ring."""
         routers = self.routers
         return routers.any(*_NEED_RING) or any(
             router.position is not None for router in routers.are(RouterState.WAITING)
@@ -197,17 +209,17 @@ class LivePublisher:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _pass_by(self, dropped: Entry) -> None:
-        """Handle a batch that the ring has dropped: routers at its position lose the batch."""
+        """Handle that the ring has dropped its oldest batch: every router that had not got this batch loses it."""
         first = self.ring.first
         for router in self.routers.are(RouterState.WAITING, *_NEED_RING):
             if router.position is None or router.position >= first:
                 continue
             router.position = first
-            if router.state is not RouterState.WAITING:  # a waiting router gets the batch as part of the state
+            if router.state is not RouterState.WAITING:  # a waiting router gets this batch in its state
                 self._lose(router, dropped)
 
     def _lose(self, router: Router, entry: Entry) -> None:
-        """Count a lost batch of a router, and send the router the state again if the stream sends states."""
+        """Count a batch that a router has lost. If the stream sends states, send the router the state again."""
         is_first = not router.dropped_batches
         self._count_lost(router, 1, entry.events)
         if self._sends_state and not router.asks_replay:
@@ -226,7 +238,10 @@ class LivePublisher:
         self._stats.dropped_events["slow_router"] += events
 
     def restart(self, router: Router) -> None:
-        """Drop all batches queued for a router, because it lost batches or its place, and send it the state again."""
+        """Drop all batches queued for a router, and let it wait for a new state.
+
+        The router has lost batches, or has to give up its place for receiving a state.
+        """
         if router.position is not None and router.position < self.ring.end:
             rest = self.ring.end - router.position
             self._count_lost(router, rest, self.ring.events_from(router.position))
@@ -242,10 +257,13 @@ class LivePublisher:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def _move(self, router: Router, state: RouterState, position: int | None = None) -> None:
-        """Move a router to a state, and end its session with the sender.
+        """Change the state of a router, and stop the sender's session for the router.
 
-        ``position`` is the ring position of its next batch. Without one, it needs no batch of the ring: the state
-        covers the earlier batches, or the router has them.
+        Args:
+            router: the router.
+            state: the new state.
+            position: ring position of the next batch for the router. None if it needs no batch from the ring, because
+                it has all earlier batches or will get them in a state.
         """
         if router.session is not None:
             self._sender.stop(router.session)
@@ -259,7 +277,10 @@ class LivePublisher:
             router.lost_at = None
 
     def _catch_up(self, router: Router, position: int, transfer: Transfer | None = None) -> None:
-        """Send a router the state, if ``transfer`` is given, and then the batches of the ring from a position on."""
+        """Start a session that sends a router the batches of the ring from a position on.
+
+        If ``transfer`` is given, the session sends this state first.
+        """
         self._move(router, RouterState.BEHIND if transfer is None else RouterState.RECEIVING, position)
         router.session = Session(
             router.peer,
@@ -270,7 +291,7 @@ class LivePublisher:
         self._sender.start(router.session)
 
     def _missing(self, router: Router, transfer: Transfer | None) -> Iterator[bytes]:
-        """Yield the encoded messages that a router lacks; ``b""`` while the next message is still being built."""
+        """Yield the encoded messages that a router lacks, and ``b""`` while the relay is building the next message."""
         if transfer is not None:
             for found in transfer.batches():
                 if found is None:
@@ -285,31 +306,34 @@ class LivePublisher:
             yield data
 
     def _has_state(self, router: Router) -> None:
-        """Continue the router's session with the ring, whose position was set when the state began."""
+        """Record that a router was sent all of its state. Its session continues with the batches of the ring."""
         router.lost_at = None
         self.routers.move(router, RouterState.BEHIND)
         self._places.has_state(router)
         self._places.look_soon()
 
     def _is_level(self, router: Router) -> None:
-        """Make a router live after it was sent every batch."""
+        """Change the state of a router to LIVE, because it was sent every batch of the ring."""
         self._move(router, RouterState.LIVE)
         if not self._ring_is_needed():
             self.ring.trim(self.ring.end)
 
     def _makes_no_progress(self, router: Router) -> None:
-        """Restart the state of a router that has stopped reading it, so that another router can use the place."""
+        """Stop sending the state to a router that does not read it, so that another router can use its place."""
         if router.state is RouterState.RECEIVING:
             self.restart(router)
 
     def opened(self, peer: Peer) -> None:
-        """Add a new peer as an idle router."""
+        """Add a peer that has connected, as a router in the state IDLE."""
         self.routers.add(Router(peer, self.stream, self._name_of(peer.key)))
         if self._shared is None:
             self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Record a subscription. Serve the router if this is its first subscription to the stream's topic."""
+        """Record a subscription. If it is the router's first to cover the stream's topic, begin to serve the router.
+
+        A subscription to ``kvbus:asks-replay`` means that the router requests replays itself, so it gets no state.
+        """
         router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
             router.asks_replay = True
@@ -324,7 +348,7 @@ class LivePublisher:
             self._begin(router)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Remove a subscription, and stop serving the router if no subscription matches any more."""
+        """Remove a subscription. If the router has no other subscription to the stream's topic, stop serving it."""
         router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
             router.asks_replay = False
@@ -336,10 +360,10 @@ class LivePublisher:
             self._move(router, RouterState.IDLE)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Ignore a message: it comes from the application of an XSUB."""
+        """Do nothing with a message from a router. An application can send one on an XSUB."""
 
     def drained(self, peer: Peer) -> None:
-        """Continue with a router that is writable again."""
+        """Continue to send to a router that is writable again."""
         router = self.routers.of(peer)
         if router.state is RouterState.STALLED:
             self._want_state(router)
@@ -371,7 +395,8 @@ class LivePublisher:
             return
         router.reason = "subscribed"
         router.has_asked = False
-        # if the router announces later that it requests replays, it gets the batches from this position, not the state
+        # A router may announce only later that it requests replays itself. Then it gets no state, but the batches from
+        # this position on.
         self._want_state(router, self.ring.end if self._shared is None else None)
 
     def _want_state(self, router: Router, position: int | None = None) -> None:
@@ -379,7 +404,7 @@ class LivePublisher:
         self._places.want(router)
 
     def _change_topic(self, topic: bytes) -> None:
-        """Change the stream's topic: from now on other subscriptions match."""
+        """Change the stream's topic, and begin or stop to serve routers by their subscriptions to it."""
         self.flush()
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
@@ -390,15 +415,18 @@ class LivePublisher:
             elif not matches and router.state is not RouterState.IDLE:
                 self._move(router, RouterState.IDLE)
 
-    # -- the state -------------------------------------------------------------------------------------
+    # -- sending the state -----------------------------------------------------------------------------
 
     def request(self, routers: list[Router]) -> None:
-        """Request the state for these routers."""
+        """Request one state of the stream for all of these routers."""
         if self._request_state is not None:
             self._request_state(tuple(router.peer.id for router in routers))
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to the waiting routers, and then the batches that are published from now on."""
+        """Start to send the state to the waiting routers of the command.
+
+        The batches that are published from now on follow the state.
+        """
         self.flush()
         begun = []
         for peer_id in command.routers:
@@ -413,11 +441,14 @@ class LivePublisher:
         self._places.begin(begun)
 
     def claim_state(self, requester: Peer) -> bool:
-        """Return whether the state sent on subscription also answers this connection's first replay request.
+        """Return whether the state on subscription also answers the first replay request of this connection.
 
-        That is so under three conditions. Exactly one router is subscribed from the requester's host with the same
-        CURVE key. This router has just received the state or will receive it. No other request came from that host
-        since the router began to wait for the state: a second request means that the router has lost the state.
+        It does so under three conditions. Exactly one router is subscribed from the requester's host with the same
+        CURVE key. This router has just received the state or will receive it. No other replay request came from this
+        host since the router began to wait for the state: a second request means that the router has lost the state.
+
+        Args:
+            requester: the connection of the replay request.
         """
         host = host_of(requester)
         there = [
@@ -439,7 +470,7 @@ class LivePublisher:
         return router.state_sent_at is not None and router.state_sent_at > self._loop.time() - RECENT
 
     def retire(self) -> None:
-        """Send the empty final state to every router that lacks batches, before the stream ends for good."""
+        """Before the stream ends for ever, send its last, empty state to every router that lacks batches."""
         self.flush()
         waiting = self.routers.are(RouterState.WAITING)
         lacking = self.routers.are(RouterState.STALLED, *_NEED_RING)
@@ -451,16 +482,16 @@ class LivePublisher:
             if router.session is not None:
                 self._sender.finish(router.session)
 
-    # -- views ---------------------------------------------------------------------------------------------------------
+    # -- the status of the routers -------------------------------------------------------------------------------------
 
     @property
     def peers(self) -> list[Peer]:
-        """The connections of the routers."""
+        """The connections of all routers of the stream."""
         return [router.peer for router in self.routers]
 
     @property
     def busy(self) -> int:
-        """Number of routers that have unsent bytes or a session, without the stalled ones."""
+        """Number of routers with unsent bytes or a session of the sender. Stalled routers do not count."""
         return sum(
             router.state is not RouterState.STALLED and (router.peer.waiting_bytes > 0 or router.session is not None)
             for router in self.routers
@@ -468,7 +499,7 @@ class LivePublisher:
 
     @property
     def queue_max(self) -> int:
-        """Largest number of batches that wait for one router."""
+        """The largest number of batches that wait for a single router."""
         return max(map(self._queued, self.routers.are(*_NEED_RING)), default=0)
 
     @property
@@ -478,11 +509,11 @@ class LivePublisher:
 
     @property
     def connected(self) -> list[RouterView]:
-        """Views of the connected routers."""
+        """The status of each connected router."""
         return [*map(self._view, self.routers)]
 
     def view_of(self, peer: Peer) -> RouterView | None:
-        """Return the view of a connected router; None if it does not read this stream."""
+        """Return the status of the router of this connection; None if the connection has no router on this stream."""
         router = self.routers.get(peer.id)
         return None if router is None else self._view(router)
 
@@ -498,10 +529,10 @@ class LivePublisher:
     def _view(self, router: Router) -> RouterView:
         return router.view(self._queued(router), self._behind_seconds(router), self._loop.time())
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------------
 
     def close(self, linger: float = 0.0) -> None:
-        """Send the queued burst and close all connections. Unsent bytes are sent for up to ``linger`` seconds."""
+        """Send the current burst and close all connections. Queued bytes are sent for up to ``linger`` seconds."""
         if self._closed:
             return
         self.flush()
