@@ -42,10 +42,10 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """Yield the stores that announce all live blocks of an index, in lists of ``size`` blocks, see :func:`layout`.
+    """Yield the stores that announce all live blocks of an index, in lists of events with ``size`` blocks.
 
-    An empty list is a pause: the caller may do other work before it asks for the next list. Blocks that are in one of
-    the indexes ``known`` are left out.
+    See :func:`layout` for the order and the division. An empty list is a pause: the caller may do other work before it
+    asks for the next list. Blocks that are in one of the indexes ``known`` are left out.
     """
     stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):

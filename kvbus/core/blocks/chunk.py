@@ -52,9 +52,10 @@ class Chunk(msgspec.Struct, gc=False):
     """The blocks of one store event.
 
     ``tokens`` is a msgpack array with ``len(hashes) * block_size`` items. It is empty if the tokens are unknown.
-    ``derived`` holds the derived hashes of a reblocked chunk: ``block_size // base`` hashes for each block. It is None
-    if routers get the blocks unchanged. ``out_parent`` is the hash by which routers know the parent of the first
-    sub-block. Only reblocked chunks have it. ``live`` is the number of blocks that an index holds through this chunk.
+    ``derived`` holds the derived hashes of a reblocked chunk: for each block, one hash for each of its sub-blocks. It
+    is None if routers get the blocks unchanged. ``out_parent`` is the hash by which routers know the parent of the
+    first sub-block. Only reblocked chunks have it. ``live`` is the number of blocks for which an index refers to this
+    chunk.
     """
 
     hashes: tuple[Hash, ...]

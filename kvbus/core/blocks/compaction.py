@@ -4,7 +4,7 @@ A router needs a snapshot if the journal does not reach back to the batches that
 Kafka's guarantees for a compacted log, with block hashes as keys:
 
 * A reader that starts at the beginning sees at least the final state of every live block.
-* Order holds within the snapshot: parents come before children, and the blocks of one medium stay together.
+* The blocks of a snapshot are in order: parents come before children, and the blocks of one medium stay together.
 * The seq of a batch never changes.
 * A reader that keeps up with the newest batch sees every batch as it was sent.
 
@@ -28,7 +28,7 @@ from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
-"""Number of blocks per batch of a snapshot if enough seqs are free.
+"""Number of blocks in each batch of a snapshot, unless the snapshot has to fit into fewer seqs.
 
 Such a batch has about 40 kB and is built in 0.5 ms.
 """
@@ -231,8 +231,8 @@ class SnapshotChunks:
     not kept are built again from their plans.
 
     Args:
-        plans: the plans of the batches, in order. None is a pause.
-        make: builds a batch from its plan. Each ``b""`` before the batch is a pause.
+        plans: the plans of the batches, in order. None is a pause, in which the caller may do other work.
+        make: builds a batch from its plan. Each ``b""`` that it yields before the batch is such a pause, too.
         count: the number of batches.
     """
 
@@ -287,7 +287,10 @@ class SnapshotChunks:
         return payload
 
     def again(self, i: int) -> Iterator[bytes]:
-        """Build batch ``i`` again, after it was dropped. Each ``b""`` before the batch is a pause."""
+        """Build batch ``i`` again, after it was dropped.
+
+        Each ``b""`` before the batch is a pause, in which the caller may do other work.
+        """
         return self._make(self._plans[i])
 
 

@@ -136,9 +136,9 @@ class Table:
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
     def freeze(self) -> Table:
-        """Return a table with the current blocks, which later changes do not affect.
+        """Return a table with the current blocks, which later changes of this table do not affect.
 
-        A large table is not copied but shared.
+        The returned table has a copy of the dictionary. If the dictionary is large, it has the dictionary itself.
         """
         frozen = Table()
         frozen.sub_blocks = len(self.refs)
@@ -301,7 +301,7 @@ class Index:
         return None
 
     def keep(self, media: AbstractSet[str]) -> None:
-        """Remove the blocks on all other media than these."""
+        """Remove the blocks on all media that are not in ``media``."""
         for key, table in self.tables_on(self.media_names - media):
             for chunk in chunks_of(table):
                 self.blocks -= chunk.live
@@ -309,9 +309,9 @@ class Index:
             self._drop(key)
 
     def keep_group(self, group: int | None) -> None:
-        """Remove the blocks of all other groups than this one.
+        """Remove the blocks of all groups except ``group``.
 
-        Use this only on a frozen copy, because the counters :attr:`blocks` and :attr:`bytes` do not change.
+        Use this only on a frozen copy, because the counters ``blocks`` and ``bytes`` do not change.
         """
         for key in [key for key in self.tables if key[0] != group]:
             self._drop(key)

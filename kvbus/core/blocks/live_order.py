@@ -110,9 +110,9 @@ class _Walk:
 
 
 def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """Yield the ranges ``[first, end)`` of a chunk's blocks that the table holds through this chunk.
+    """Yield the ranges ``[first, end)`` of a chunk's blocks that are still live in the table.
 
-    A block is left out if it was removed, or stored again in another chunk. Each range is as long as possible.
+    A block that was removed, or stored again in another chunk, is left out. Each range is as long as possible.
     """
     first = None
     for i, block in enumerate(chunk.hashes):
@@ -130,10 +130,10 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Join single blocks of one chain. Yield lists of runs, where each list fits into one event.
+    """Join single blocks of one chain, in which each block is the parent of the next. Yield lists of runs.
 
-    A list has one run, or several single blocks that follow each other. An empty list is a pause, in which the caller
-    may do other work.
+    The blocks of a list fit into one event. A list has one run, or several single blocks of a chain. An empty list is a
+    pause, in which the caller may do other work.
     """
     # Routers know the parent of a reblocked block by another hash, so chains cannot be found by the parents' hashes.
     reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
@@ -230,7 +230,7 @@ def tokens_of(chain: Sequence[Chunk]) -> Raw:
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
     """Return the ``extra_keys`` of a chain of single blocks as one msgpack array.
 
-    All blocks have the same form of ``extra_keys``. If it has no keys, return the form itself: null, an empty array or
+    The ``extra_keys`` of all blocks must have the same form. If this form has no keys, return null, an empty array or
     None.
     """
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
