@@ -22,12 +22,15 @@ from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
-"""One function for each AllBlocksCleared of a batch. It builds the removals of the cleared blocks."""
+"""One function for each AllBlocksCleared of a batch.
+
+It builds the removals of the cleared blocks, for routers that must not get the clear.
+"""
 
 MAX_BATCH_EVENTS: Final = 1024
 """Maximum number of events in an outgoing batch. If there are more events, kvbus divides them into several batches.
 
-So many events occur together when a large state is announced.
+There can be more events, for example, when kvbus announces all blocks of a cache again.
 """
 
 
@@ -68,7 +71,7 @@ def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list
     Args:
         events: the events, in order.
         block_size: tokens per block; 0 if unknown.
-        named: number of blocks in all the events.
+        named: number of blocks that all the events together store or remove.
     """
     if not events:
         return []
@@ -123,9 +126,9 @@ def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) 
 
 
 def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
-    """Yield an event without the blocks that another rank holds; nothing if other ranks hold all of its blocks.
+    """Yield an event without its blocks that another rank holds; nothing if other ranks hold all of them.
 
-    For a store, this rank is the first that holds the remaining blocks. For a removal, it is the last.
+    So routers get a block's store from the first rank that holds the block, and its removal from the last rank.
     """
     if isinstance(event, AllBlocksCleared):
         yield event

@@ -12,7 +12,10 @@ from collections import deque
 from typing import Final, NamedTuple
 
 SPARE: Final = 1024
-"""Number of seqs of dropped entries that the journal keeps before it deletes all of them together."""
+"""Number of dropped entries whose seqs the journal deletes together.
+
+It does not delete them one by one, because each deletion moves all later seqs.
+"""
 
 
 class Entry(NamedTuple):

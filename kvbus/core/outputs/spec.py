@@ -35,9 +35,9 @@ class OutputSpec(msgspec.Struct, frozen=True):
       with an empty state, for routers that have not noticed that the source has left.
     * ``rights``: limits on the blocks that routers may read.
     * ``hidden``: slots of the sources that routers may not see. None means that routers see every source.
-    * ``view_of``: the number of the output whose endpoints this output uses. None means that it has its own endpoints.
+    * ``view_of``: for a view, the number of the output whose endpoints the view uses. None means that it is not a view.
     * ``closed``: whether routers cannot read the output.
-    * ``numbered``: whether the streams have the numbers of a log, see :mod:`kvbus.core.numbered`.
+    * ``numbered``: whether the seqs of the streams are the numbers of a log's records, see :mod:`kvbus.core.numbered`.
     * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None means as many as routers accept.
     """
 

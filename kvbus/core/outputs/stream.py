@@ -97,14 +97,17 @@ class OutputStream:
         """Whether the stream's source has left. The numbering is kept for the next source in the same slot."""
         self.idle_since: float | None = None
         self.numbered = numbered
-        """Whether the seqs are those of a log (:mod:`kvbus.core.numbered`).
+        """Whether the stream is read from a log, so that its seqs are the numbers of the log's records.
 
-        kvbus then sends no batches of its own on the stream.
+        kvbus then sends no batches of its own on the stream. See :mod:`kvbus.core.numbered`.
         """
         self.outgrown = 0
         """How often a state of a log and the batches after it became too large for the journal."""
         self._state: Journal | None = None
-        """Records so far of a state that the log repeats for new readers; None if no such state is being received."""
+        """The records received so far of a state that the log repeats for new readers.
+
+        It is None if no such state is being received.
+        """
 
     def resume_at(self, seq: int) -> None:
         """Continue at a higher seq, with an empty journal."""
@@ -152,11 +155,9 @@ class OutputStream:
 
     @property
     def whole(self) -> bool:
-        """Whether the journal reaches back to a complete state.
+        """Whether the journal of a stream that is read from a log reaches back to a complete state.
 
         It is False once the journal has dropped an entry at a limit.
-
-        Only for a stream with the numbers of a log.
         """
         return not self.journal.trimmed
 
@@ -167,7 +168,7 @@ class OutputStream:
         """Give a batch the next seq, and keep it for replays. Return the seq.
 
         Raises:
-            AssertionError: the stream has the numbers of a log, so kvbus must not use a number for its own batch.
+            AssertionError: the stream is read from a log, so kvbus must not number a batch of its own.
         """
         if self.numbered:
             raise AssertionError("a log's numbers are used for its records alone")
@@ -183,9 +184,10 @@ class OutputStream:
         return seq
 
     def heartbeat_due(self, now: float) -> bool:
-        """Return whether the stream has been silent for ``heartbeat`` seconds, so that it should send an empty batch.
+        """Return whether the stream should send an empty batch, because it was silent for ``heartbeat`` seconds.
 
-        With a ``heartbeat`` of 0, and on a stream that is closed or has the numbers of a log, this is never the case.
+        A stream that is closed or is read from a log sends no heartbeats, and neither does any stream if ``heartbeat``
+        is 0.
         """
         if not self.heartbeat or self.closed or self.numbered:
             return False
@@ -225,7 +227,7 @@ class StateTransfer:
 
 
 class JournalTransfer:
-    """The state of a stream with the numbers of a log: the current content of its journal, which begins with a state.
+    """The state of a stream that is read from a log: the current content of its journal, which begins with a state.
 
     Routers that kept up with the stream have already received these batches, under the same seqs. The transfer holds
     the batches itself, so a slow router gets all of them even if the journal drops them meanwhile.
