@@ -74,10 +74,10 @@ AnyEvent = Event | dict[str, Any]
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode a payload for a reader of kvbus's events: like :func:`decode`, but with only events that routers get.
+    """Decode a payload as a router needs it: without events that no router reads, and with every field set.
 
-    Fields that the engine did not send are set to None, as kvbus sends them. Stores without tokens or without a block
-    size are left out, and so are BlockInactive events.
+    It works like :func:`decode`. Fields that the engine did not send are then set to None, as kvbus sends them. Stores
+    without tokens or without a block size are left out, and so are BlockInactive events.
     """
     batch = decode(payload, max_events)
     if isinstance(batch, Reason):

@@ -115,10 +115,11 @@ send it if they can request a replay.
 
 
 REBUILDS: Final = b"kvbus:rebuilds:"
-"""Prefix of the routing id of a DEALER that builds its state only from replay answers. Eight random bytes follow it.
+"""Prefix of the routing id of a DEALER that builds its blocks from the replay answer. Eight random bytes follow it.
 
-kvbus answers a request from seq 0 only with END if the state on subscription of a router at the same address answers it
-too. Such a DEALER needs the batches even then.
+kvbus may answer a request from seq 0 only with END if the router gets the state on its live connection. It recognizes
+such a router by its address. A DEALER with this prefix gets the blocks in the answer, even if a router at the same
+address gets the state.
 """
 
 

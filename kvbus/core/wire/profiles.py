@@ -53,7 +53,10 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
     encoding: Encoding = "map"
     fold_hashes: bool = False
-    """Send a byte hash as an unsigned 64-bit integer made of its last eight bytes, as vLLM can do itself."""
+    """Send a byte hash as an unsigned 64-bit integer: its last eight bytes.
+
+    vLLM uses the same rule for integer hashes.
+    """
     media: tuple[tuple[str, str], ...] = ()
     """Pairs of names of media: a name that this family does not know, and the family's name for the same tier."""
     one_block: bool = False
