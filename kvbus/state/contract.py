@@ -1,7 +1,5 @@
 """The interface between a bus and the store on disk that keeps the bus's state.
 
-:mod:`kvbus.state.sqlite` implements it.
-
 A store holds three things:
 
 * The checkpoint: the complete state of the relay at one moment, in slices.
@@ -9,7 +7,8 @@ A store holds three things:
 * The reservations: the sequence numbers that the bus may have used.
 
 A store keeps this promise: a SIGKILL loses nothing that :meth:`Store.append` or :meth:`Store.reserve` has written
-before it returned. With ``state_sync: batch`` a power cut loses nothing either.
+before it returned. With ``state_sync: batch`` a power cut loses nothing either. :mod:`kvbus.state.sqlite` implements
+the interface.
 """
 
 from __future__ import annotations

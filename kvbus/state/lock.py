@@ -38,9 +38,9 @@ _MAX_HOLDER: Final = 1024
 """Maximum length in bytes of the process's name in the lock file."""
 
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags with which every file is opened.
+"""Flags with which kvbus opens every file of the state.
 
-They refuse symbolic links, which may lead anywhere. They prevent that the opening of a FIFO blocks for ever.
+A symbolic link is refused, because it may lead anywhere. Opening a FIFO does not block.
 """
 
 
@@ -152,7 +152,7 @@ class DirectoryLock:
 
 @contextlib.contextmanager
 def unused(directory: Path, what: str) -> Iterator[None]:
-    """Prevent other processes from using a directory while the context is entered.
+    """Prevent other processes from using a directory until the ``with`` block ends.
 
     The directory may be read-only, because nothing is written.
 

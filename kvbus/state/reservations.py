@@ -63,7 +63,7 @@ class SeqReservations:
     def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
         """Remove the streams of an output that has no subscribers any more.
 
-        They will continue exactly at ``next_seqs``.
+        Their reservations become exactly the seqs in ``next_seqs``.
         """
         keys = [key for key in self._names if key[0] == output]
         for key in keys:
@@ -84,7 +84,7 @@ class SeqReservations:
     def first(self, output: int, slot: int) -> int:
         """Return the first seq of a stream in this process.
 
-        It is above all seqs that an earlier process may have used, or 0 if there was none.
+        It is above all seqs that an earlier process may have used. It is 0 if no process has used the stream.
         """
         return self._stream(output, slot).number if (output, slot) in self._names else 0
 

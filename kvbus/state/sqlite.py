@@ -198,7 +198,10 @@ class SqliteStore:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
-        """See :meth:`kvbus.state.contract.Store.load`."""
+        """Read the checkpoint and then the log from the database.
+
+        See :meth:`kvbus.state.contract.Store.load`.
+        """
         head = self._head
         if not head.first:
             return False
@@ -225,7 +228,10 @@ class SqliteStore:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """See :meth:`kvbus.state.contract.Store.append`."""
+        """Add a frame to the log, and write the mark.
+
+        See :meth:`kvbus.state.contract.Store.append`.
+        """
         try:
             self.database.add_frame(body, payloads)
             self._write_mark()
@@ -233,7 +239,10 @@ class SqliteStore:
             self._fail(error)
 
     def reserve(self, reserved: Reserved) -> None:
-        """See :meth:`kvbus.state.contract.Store.reserve`."""
+        """Write the reservations into the head of the database, and write the mark.
+
+        See :meth:`kvbus.state.contract.Store.reserve`.
+        """
         self.reserved = self._head.reserved = reserved
         try:
             self._write_head()
@@ -241,7 +250,10 @@ class SqliteStore:
             self._fail(error)
 
     def checkpoint(self, names: Sequence[str], slices: Iterable[bytes], pause: Callable[[], bool]) -> Iterator[None]:
-        """See :meth:`kvbus.state.contract.Store.checkpoint`."""
+        """Write a new checkpoint step by step. If the database is closed, create an empty database first.
+
+        See :meth:`kvbus.state.contract.Store.checkpoint`.
+        """
         try:
             if not self.database.is_open:
                 self._create()
@@ -333,7 +345,7 @@ class SqliteStore:
         return delete_refused(self._directory)
 
     def close(self) -> None:
-        """See :meth:`kvbus.state.contract.Store.close`."""
+        """Close the database, and release the lock of the directory."""
         self.database.close()
         self._lock.close()
 

@@ -150,11 +150,9 @@ class StateWriter:
     def work(self) -> None:
         """Continue the checkpoint that is being written, or begin one if it is due.
 
-        Return after about :data:`SLICE_SECONDS`.
-
-        A checkpoint is due if the log is larger than ``checkpoint_after`` and larger than four times the last
-        checkpoint. No checkpoint begins while batches wait to be handled, because the checkpoint would contain them as
-        delivered.
+        Return after about :data:`SLICE_SECONDS`. A checkpoint is due if the log is larger than ``checkpoint_after`` and
+        larger than four times the last checkpoint. No checkpoint begins while batches wait to be handled, because the
+        checkpoint would contain them as delivered.
         """
         relay = self._relay
         if relay is None or (relay.backlog and self._steps is None):
@@ -231,9 +229,8 @@ class StateWriter:
     def rename(self, names: Sequence[str]) -> None:
         """Begin a checkpoint under the names of changed sources.
 
-        The relay must have no batches that wait to be handled.
-
-        If kvbus is killed before the checkpoint is complete, the next process begins without a state.
+        The relay must have no batches that wait to be handled. If kvbus is killed before the checkpoint is complete,
+        the next process begins without a state.
         """
         self._names = list(names)
         if self.failed:
