@@ -84,7 +84,11 @@ class Result(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The answer to a request: one result for each question, and the sources about which the index may lack blocks."""
+    """The answer to a request.
+
+    ``results`` has one result for each question. ``incomplete`` lists the sources that may hold blocks that the index
+    does not know.
+    """
 
     results: list[Result]
     incomplete: list[Standing]
