@@ -1,7 +1,7 @@
 """The errors that kvbus raises on purpose, each with the exit code of the command that it ends.
 
-The codes from 64 to 78 are the codes of ``sysexits.h``. A supervisor can distinguish a bad configuration, after which
-it must not restart kvbus, from an occupied port, after which it may restart kvbus, without reading the log.
+The codes from 64 to 78 are the codes of ``sysexits.h``. So a supervisor can distinguish, without reading the log, a bad
+configuration (a restart does not help) from an occupied port (a restart may help).
 """
 
 from __future__ import annotations
