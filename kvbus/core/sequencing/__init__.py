@@ -1,6 +1,6 @@
-"""Put one publisher's batches in order, each exactly once, in the epoch they belong to.
+"""Put one publisher's batches in order, deliver each exactly once, and determine the epoch that each belongs to.
 
-The input is numbered live batches and replay answers, connections and disconnections, and the time. The output is
-actions: deliver this batch, a new epoch has begun, these batches are lost, ask for a replay. The package never decodes
-a payload: it compares content by fingerprint. It may use ``stats`` and ``types``.
+The input is numbered live batches, replay answers, connections, disconnections, and the time. The output is actions:
+deliver this batch, a new epoch has begun, these batches are lost, request a replay. The package never decodes a
+payload. It compares the content of batches by fingerprint. It may import ``stats`` and ``types``.
 """

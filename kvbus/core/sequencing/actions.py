@@ -1,4 +1,4 @@
-"""The actions of a sequencer: deliver the next batch, begin an epoch, report a loss, send a request."""
+"""The actions that a sequencer decides: deliver the next batch, begin an epoch, report lost batches, send a request."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ import msgspec
 
 
 class LostReason(StrEnum):
-    """The reason why batches will never arrive."""
+    """The reason why kvbus gives missing batches up."""
 
     NO_REPLAY = "no_replay"
-    """There is neither a replay nor a snapshot to ask for them."""
+    """The source has neither a replay nor a snapshot endpoint, so kvbus cannot ask the publisher for the batches."""
     NO_ANSWER = "no_answer"
     """The publisher did not answer the replay or snapshot requests in time."""
     UNAVAILABLE = "unavailable"
-    """The publisher has no snapshot to give, and there is no replay."""
+    """The publisher answered that it has no snapshot, and the source has no replay endpoint."""
     TRIMMED = "trimmed"
-    """The publisher's replay buffer no longer reaches back that far (engines keep about 10,000 batches)."""
+    """The publisher's replay buffer does not have the batches any more. Engines keep about 10,000 batches."""
     HOLE = "hole"
-    """The publisher answered without them: vLLM uses up a seq when encoding or sending fails."""
+    """The publisher's replay answer lacks the batches. vLLM uses up a seq when it fails to encode or send a batch."""
 
 
 class RestartReason(StrEnum):
-    """What showed that a new epoch begins."""
+    """The observation which shows that the publisher has begun a new epoch."""
 
     PUBLISHER_ID = "publisher_id"
-    """The 16-byte publisher id of a 24-byte sequence frame changed."""
+    """The 16-byte publisher id changed. It stands after the seq in a 24-byte sequence frame."""
     PAYLOAD = "payload"
-    """A known seq came again with another payload."""
+    """A seq that kvbus has delivered came again with another payload."""
     WENT_BACK = "went_back"
-    """The publisher's newest batch is older than one it has sent, or no fingerprint is left to compare with."""
+    """The publisher's newest batch is older than one that it sent before, or kvbus has no fingerprint to
+    compare with."""
     REBUILT = "rebuilt"
-    """Not a restart: the publisher has more of the epoch than kvbus knows, or may have. kvbus reads the epoch again."""
+    """The publisher need not have restarted.
+
+    It has, or may have, batches of the epoch that kvbus lacks, so kvbus reads the epoch again from the beginning.
+    """
 
 
 class Deliver(msgspec.Struct):
-    """Deliver the next batch, in order. ``seq`` 0 opens an epoch. ``fingerprint`` is the payload's."""
+    """Deliver batch ``seq``, which is the next one. Seq 0 opens an epoch.
+
+    ``fingerprint`` is the fingerprint of the payload.
+    """
 
     seq: int
     payload: bytes
@@ -44,37 +51,40 @@ class Deliver(msgspec.Struct):
 
 
 class NewEpoch(msgspec.Struct):
-    """Begin a new epoch: the publisher has restarted, and nothing known about the old epoch is valid any more."""
+    """Begin a new epoch of the publisher. Nothing that is known about the old epoch is valid any more."""
 
     reason: RestartReason = RestartReason.WENT_BACK
 
 
 class Lost(msgspec.Struct):
-    """Report ``count`` batches as lost: they will never come. The batches after them follow."""
+    """Report that ``count`` batches are lost, because kvbus has given them up.
+
+    The batches after them are delivered next.
+    """
 
     count: int
     reason: LostReason = LostReason.HOLE
 
 
 class Synced(msgspec.Struct):
-    """Report that all batches missed before or during the disconnection were delivered. Later batches are live."""
+    """Report that kvbus has delivered or given up all batches that it missed before or during the disconnection."""
 
 
 class Ask(msgspec.Struct):
-    """Ask the publisher's replay from seq ``start`` on. The answer carries the id ``request``."""
+    """Request a replay from the publisher, from seq ``start`` on. The answer carries the id ``request``."""
 
     request: int
     start: int
 
 
 class AskSnapshot(msgspec.Struct):
-    """Ask the publisher for a snapshot of its state. The reply carries the id ``request``."""
+    """Request a snapshot of the publisher's state. The reply carries the id ``request``."""
 
     request: int
 
 
 class Stop(msgspec.Struct):
-    """Stop an answer: no more of it is needed."""
+    """Close the request with the id ``request``, because the sequencer needs no more of its answer."""
 
     request: int
 

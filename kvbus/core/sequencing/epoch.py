@@ -1,7 +1,7 @@
 """The known facts about one epoch of a publisher, and the detection of epochs that follow each other too fast.
 
-A new epoch begins with a new :class:`Epoch`. It holds positions, waiting batches, how far back the history reaches, and
-what answers have shown. The sequencer acts on these facts.
+Each new epoch of a publisher gets a new :class:`Epoch` object. It holds the positions, the waiting batches, how far
+back the known history reaches, and the facts that answers have shown. The sequencer makes decisions from these facts.
 """
 
 from __future__ import annotations
@@ -17,27 +17,33 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32
-"""Minimum size of a hole that is not a gap: no publisher loses that many batches."""
+"""Minimum number of missing batches that does not count as a gap: no publisher loses that many batches."""
 
 NOTHING: Final = 2**63
-"""``History.first`` of an epoch about which nothing is known: no number is as high."""
+"""Value of ``History.first`` while nothing of the epoch's history is known. It is higher than any seq."""
 
 MAX_BACKOFF: Final = 8
 
 LONGEST_RETRY: Final = 120.0
-"""Maximum time in seconds until TCP retransmits (Linux)."""
+"""Maximum time in seconds between two attempts of TCP to send the same data (Linux)."""
 
 MAX_STALE: Final = 1024
-"""Maximum number of stale batches that are kept. Over it, the lowest ones are dropped."""
+"""Maximum number of stale batches that are kept for one source.
+
+Beyond it, the batches with the lowest seqs are dropped.
+"""
 
 STALE_PAUSE: Final = 1.0
-"""Seconds without requests about stale batches, after the publisher has shown that they were late copies."""
+"""Seconds without a request about stale batches, after the publisher has shown that earlier ones were late copies."""
 
 MIN_CONSECUTIVE: Final = 3
-"""Number of consecutive batches that proves a new epoch: fewer may be an accident."""
+"""Number of unexpected batches with consecutive seqs that proves a new epoch. Fewer batches may have another cause."""
 
 MAX_EPOCHS: Final = 4
-"""Maximum number of epochs on one connection within :data:`WINDOW` seconds that may be restarts behind a proxy."""
+"""Maximum number of epochs on one connection within :data:`WINDOW` seconds. More epochs mean several publishers.
+
+Fewer epochs may be restarts of an engine behind a proxy.
+"""
 
 WINDOW: Final = 10.0
 FIRST_PAUSE: Final = 5.0
@@ -45,15 +51,15 @@ MAX_PAUSE: Final = 60.0
 
 
 class History:
-    """How far back the history of one epoch is known, and when to ask for more of it.
+    """How far back kvbus knows the history of one epoch, and when it requests more of it.
 
-    kvbus gives batches up when the publisher does not have them any more, and also when it does not answer. Silence
-    proves nothing about its replay buffer: a publisher that was stuck for some seconds still has everything. So kvbus
-    asks it again, from the beginning, until it answers. If its buffer begins before the known batches, kvbus reads the
-    epoch again.
+    kvbus gives batches up when the publisher does not have them any more, and also when the publisher does not answer.
+    A missing answer says nothing about the replay buffer: a publisher that hung for some seconds still has all batches.
+    So kvbus requests the history from the beginning again until the publisher answers. If the publisher's buffer begins
+    before the known batches, kvbus reads the epoch again.
 
     Args:
-        pause: seconds before the next request. It doubles with each request, up to a factor of :data:`MAX_BACKOFF`.
+        pause: seconds until the request is repeated. It doubles with each request, up to :data:`MAX_BACKOFF` times.
     """
 
     __slots__ = ("_after", "_emptied", "_factor", "_pause", "first", "pending", "unanswered")
@@ -63,45 +69,50 @@ class History:
         self._factor = 1
         self._after = -inf
         self._emptied = False
-        """Whether the publisher's cache was emptied since: then missing history is no loss for the cache."""
+        """Whether the publisher has emptied its cache since.
+
+        Then the missing history does not make the source partial.
+        """
         self.first = 0
-        """The number from which on no batch is missing in the delivered ones."""
+        """The seq from which on all batches are known: kvbus has delivered each of them."""
         self.pending = False
-        """Whether kvbus gave batches up without an answer, which the publisher may still have."""
+        """Whether kvbus gave batches up without an answer of the publisher, so that the publisher may still
+        have them."""
         self.unanswered = False
-        """Whether the last request got no complete answer."""
+        """Whether the last request to the publisher got no complete answer."""
 
     @property
     def partial(self) -> bool:
-        """Whether the delivered batches may describe less than the publisher's cache holds."""
+        """Whether the publisher's cache may hold blocks that the delivered batches do not describe."""
         return self.first > 0 and not self._emptied
 
     def missing_before(self, first: int, *, pending: bool | None = None) -> None:
-        """Note that nothing before ``first`` is known. That makes the source ``partial``.
+        """Record that batches before ``first`` are missing. This makes the source ``partial``.
 
         Args:
-            first: the number; :data:`NOTHING` if nothing of the epoch is known.
-            pending: whether the publisher may still have the missing batches. None: decide by whether it has answered.
+            first: the seq from which on all batches are known; :data:`NOTHING` if nothing of the epoch is known.
+            pending: whether the publisher may still have the missing batches. None: it may if the last request got no
+                answer.
         """
         self.first = first
         self._emptied = False
         self.pending = self.pending or (self.unanswered and first > 0) if pending is None else pending
 
     def nothing_sent(self) -> None:
-        """Note that the publisher has sent no batch in this epoch before the known ones."""
+        """Record that the publisher sent no batch in this epoch before the known batches."""
         self.first = 0
 
     def emptied(self) -> None:
-        """Note that the publisher's cache is empty now. kvbus still asks for the batches in its replay buffer."""
+        """Record that the publisher's cache is empty now. kvbus still requests the older batches that it may get."""
         self._emptied = True
 
     @property
     def next_due(self) -> float:
-        """When to ask again; infinity for never."""
+        """The time of the next request for missing history; infinity if no request is planned."""
         return self._after if self.pending else inf
 
     def due(self, now: float) -> bool:
-        """Return whether to ask again now."""
+        """Return whether to request the missing history now. If so, plan the next request."""
         if not self.pending or now < self._after:
             return False
         self._after = now + self._pause * self._factor
@@ -109,26 +120,29 @@ class History:
         return True
 
     def answered(self, first: int | None) -> bool:
-        """Record that the publisher's buffer begins at ``first`` (None: it is empty). Return whether it holds more."""
+        """Record that the publisher's replay buffer begins at ``first`` (None: it is empty).
+
+        Return whether the buffer has batches that kvbus lacks.
+        """
         self.pending = False
         return first is not None and first < self.first
 
     def dump(self) -> list[Any]:
-        """Return plain data for a restart."""
+        """Return the history's facts as plain data, which a new process can load after a restart."""
         return [self.first, self.pending, self._emptied]
 
     def load(self, data: list[Any]) -> None:
-        """Restore the result of :meth:`dump`."""
+        """Restore the history's facts from the result of :meth:`dump`."""
         self.first, self.pending, self._emptied = data
 
 
 class PublisherBuffer:
-    """The known facts about a publisher's replay buffer: whether there is one, and whether a trimmed batch is lost.
+    """The known facts about a publisher's replay buffer: whether it exists, and whether a batch that it lacks is lost.
 
-    A publisher answers on one connection and publishes on another. Batches sent on the publishing connection arrive in
-    order, as long as the connection exists, but they may arrive late: they wait to be read in this process, or TCP
-    delays them. TCP retransmits at intervals that double. So batches that were delayed for some time may take as long
-    again after the obstacle is gone.
+    A publisher answers on one connection and publishes on another. The batches on the publishing connection arrive in
+    order, as long as the connection exists. They may arrive late, because they wait in this process or because TCP
+    delays them. TCP retransmits at intervals that double. So batches that were delayed for some time may need the same
+    time again after the cause has ended.
 
     Args:
         timeout: maximum duration of an answer, in seconds.
@@ -139,25 +153,33 @@ class PublisherBuffer:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.keeps: bool | None = None
-        """Whether the publisher keeps a buffer. It has answered with batches, or with none although it publishes.
+        """Whether the publisher keeps a replay buffer; None if unknown.
 
-        None: unknown so far. If a publisher with a buffer answers without batches, it is in another epoch. If a
-        publisher without a buffer does so, that proves nothing.
+        It is True after an answer with batches, and False after answers without batches although the publisher sends
+        batches. If a publisher with a buffer sends an empty answer, it is in another epoch. An empty answer from a
+        publisher without a buffer proves nothing.
         """
         self._empty_at = -1
-        """The live end at an answer that was unexpectedly empty; -1: there was no such answer."""
+        """The live end (one past the highest live batch) when an answer was unexpectedly empty; -1 if none was."""
         self._silent = (-1, 0.0)
-        """The next batch when kvbus probed the silent publisher, and when the silence began; -1: kvbus never probed
-        it."""
+        """The batch to be delivered next when kvbus probed the silent publisher, and the time at which the silence
+        began.
+
+        The batch is -1 if kvbus has never probed this publisher.
+        """
         self._trimmed = (-1, 0.0)
-        """The next batch when an answer began beyond the last delivered one or was a state, and when; -1: never."""
+        """The batch to be delivered next when an answer lacked it, and the time of that answer.
+
+        Such an answer begins after the last delivered batch, or is a state. The batch is -1 if there was no such
+        answer.
+        """
         self._stood_until = -inf
-        """Time by which batches arrive that were in transit while this process was suspended."""
+        """The time until which batches may arrive that were in transit while this process was suspended."""
 
     def answered_with_nothing(self, live_end: int) -> None:
-        """Note an unexpectedly empty answer.
+        """Record an unexpectedly empty answer. ``live_end`` is one past the highest batch of the live stream.
 
-        Two empty answers with a live batch between them mean that the publisher keeps no buffer.
+        After two empty answers with a live batch between them, kvbus knows that the publisher keeps no buffer.
         """
         if self._empty_at < 0:
             self._empty_at = live_end
@@ -165,26 +187,26 @@ class PublisherBuffer:
             self.keeps = False
 
     def disconnected(self) -> None:
-        """Forget the empty answers of the old connection."""
+        """Forget the empty answers, because the connection on which they were unexpected has ended."""
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:
-        """Note that the live stream has been silent since ``since``, before the batch ``following``."""
+        """Record that the live stream has been silent since ``since``. The next batch to deliver is ``following``."""
         if self._silent[0] != following:
             self._silent = following, since
 
     def unread(self) -> None:
-        """Note that live batches wait to be read. The wait for a batch that an answer lacked begins again."""
+        """Record that live batches wait in this process. The time for a batch that an answer lacked begins again."""
         self._trimmed = -1, 0.0
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Note that this process did not run for ``seconds``, which ``now`` does not include."""
+        """Record that this process was suspended for ``seconds``. The clock of ``now`` does not include this time."""
         self._stood_until = max(self._stood_until, now + min(seconds, LONGEST_RETRY) + self._timeout)
 
     def has_lost(self, following: int, now: float) -> bool:
         """Return whether batch ``following``, which an answer lacks now, is lost.
 
-        The batch is lost if enough time has passed for it to arrive on the live stream.
+        It is lost if the live stream had enough time to bring it.
         """
         if self._trimmed[0] != following:
             self._trimmed = following, now
@@ -195,15 +217,16 @@ class PublisherBuffer:
 
 
 class UnverifiedBatches:
-    """Live batches that do not fit into the known epoch.
+    """Live batches that do not fit into the known epoch. They are kept until it is clear which epoch they belong to.
 
-    A batch is *stale* if its number was delivered before and its fingerprint is not kept any more. It is a very late
-    copy, or the first batch of a new epoch. It is kept here until the publisher has shown which of the two. A batch
-    that is too far ahead for a gap is odd. If other batches follow it, the publisher is in a new epoch.
+    A *stale* batch has a seq that kvbus delivered before and whose fingerprint is not kept any more. It is a very late
+    copy, or one of the first batches of a new epoch. It is kept until an answer of the publisher shows which of the two
+    it is. A *far-ahead* batch has a seq too high for a gap. If batches with the next seqs follow, the publisher is in a
+    new epoch.
 
     Args:
-        max_bytes: maximum total size of stale batches' payloads.
-        stats: counts stale batches that are copies, or are dropped, as duplicates.
+        max_bytes: maximum total size of the payloads of stale batches.
+        stats: the counters of the source. Stale batches that are copies or are dropped count as duplicates.
     """
 
     __slots__ = ("_ahead", "_ask_after", "_stats", "stale")
@@ -212,11 +235,11 @@ class UnverifiedBatches:
         self.stale = ReorderBuffer(MAX_STALE, max_bytes)
         self._stats = stats
         self._ahead: list[tuple[int, bytes]] = []
-        """The newest far-ahead batches, as long as they are consecutive."""
+        """The newest far-ahead batches. Their seqs are consecutive."""
         self._ask_after = -inf
 
     def keep_stale(self, seq: int, payload: bytes) -> None:
-        """Keep a stale batch."""
+        """Keep a stale batch until an answer shows which epoch it belongs to."""
         stale = self.stale
         if seq in stale:
             self._stats.duplicates += 1
@@ -227,14 +250,15 @@ class UnverifiedBatches:
 
     @property
     def consecutive(self) -> bool:
-        """Whether the newest stale batches have consecutive numbers, like the batches of a new epoch."""
+        """Whether the stale batches with the highest seqs are consecutive, like the batches of a new epoch."""
         last = self.stale.last if self.stale else 0
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
         """Keep a far-ahead batch.
 
-        Return the last :data:`MIN_CONSECUTIVE` batches if they are consecutive, otherwise none.
+        Return the last :data:`MIN_CONSECUTIVE` far-ahead batches if their seqs are consecutive, otherwise an empty
+        list.
         """
         if self._ahead and self._ahead[-1][0] + 1 != seq:
             self._ahead.clear()
@@ -242,39 +266,39 @@ class UnverifiedBatches:
         return self._ahead if len(self._ahead) == MIN_CONSECUTIVE else []
 
     def may_ask(self, now: float) -> bool:
-        """Return whether kvbus may ask the publisher about stale batches now."""
+        """Return whether kvbus may send a request about stale batches now."""
         return now >= self._ask_after
 
     def epoch_confirmed(self, now: float) -> None:
-        """Note that the publisher is in the known epoch: the stale batches were late copies."""
+        """Record that the publisher is still in the known epoch: the stale batches were late copies."""
         if self.stale:
             self.forget()
             self._ask_after = now + STALE_PAUSE
 
     def forget(self) -> None:
-        """Drop the stale batches and count them as copies: nothing will show what they were."""
+        """Drop the stale batches and count them as copies, because no answer will show which epoch they belong to."""
         self._stats.duplicates += len(self.stale)
         self.stale.clear()
 
     def disconnected(self) -> None:
-        """Drop every batch: the connection that delivered them is gone."""
+        """Drop all unverified batches, because the connection that brought them has ended."""
         self.forget()
         self._ahead.clear()
 
     def take_stale(self) -> list[tuple[int, bytes]]:
-        """Remove and return the stale batches: they were the first of a new epoch."""
+        """Remove and return the stale batches, because they turned out to be the first batches of a new epoch."""
         taken = [(seq, self.stale.get(seq)) for seq in self.stale]
         self.stale.clear()
         return taken
 
 
 class Epoch:
-    """Positions, history and unverified batches of one epoch.
+    """The positions, the history and the unverified batches of one epoch.
 
     Args:
-        spec: the limits of waiting batches.
-        stats: the counters of the source; they span epochs.
-        actions: receives the decisions.
+        spec: the limits of waiting batches, and the capabilities of the publisher.
+        stats: the counters of the source, which span all its epochs.
+        actions: the queue that receives the sequencer's decisions.
     """
 
     __slots__ = (
@@ -306,50 +330,53 @@ class Epoch:
         self.unverified = UnverifiedBatches(spec.max_held_bytes, stats)
         self.buffer = PublisherBuffer(spec.replay_timeout)
 
-        # The gap that kvbus asks for.
+        # The gap for which kvbus requests batches.
         self.gap_start = -1
         self.gap_attempts = 0
         self.aborted_at = -1
-        """Where the request continued after an oversized batch."""
+        """Start of the request that followed an oversized batch; -1 if there was none."""
         self.grace_ends = inf
-        """When the gap is given up, if there is no replay."""
+        """The time at which kvbus gives the gap up if it cannot ask the publisher; infinity if no gap waits."""
         self.lost_because = LostReason.HOLE if spec.asks else LostReason.NO_REPLAY
-        """The reason for the loss, if the gap is given up now."""
+        """The reason that is reported if kvbus gives the gap up now."""
         self.interrupted = False
-        """Whether an answer that may have been compacted broke off, and no other answer has confirmed its position."""
+        """Whether an answer that may be a part of a state ended early, and no later answer has completed it."""
         self.probe_factor = 1
-        """Factor of ``probe_interval`` after which a silent publisher is probed next."""
+        """The time of silence before the next probe of the publisher, in multiples of ``probe_interval``."""
 
     def forget_numbers(self) -> None:
-        """Reset the numbering. No batch was delivered by which another epoch could be recognized."""
+        """Reset the positions and drop the held batches.
+
+        Call it if no batch was delivered that would identify the epoch.
+        """
         held = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
         self.tracker = GapTracker(held, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Reset the history: none of it is missing."""
+        """Reset the history: no batch of it is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
     def is_far(self, seq: int) -> bool:
-        """Return whether a number is too far ahead of the known batches to be after a gap."""
+        """Return whether a seq is so far ahead of the known batches that the batches in between cannot be a gap."""
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
     # -- history -----------------------------------------------------------------------------------------------------
 
     def baseline(self, seq: int) -> None:
-        """Begin with ``seq``, the first batch of this epoch that the publisher still has."""
+        """Begin the epoch with batch ``seq``, the oldest batch that is available."""
         self.history.missing_before(seq)
         self.tracker.begin_at(seq)
 
     def open(self) -> None:
-        """Count every hole as missing from now on: the history is complete, or cannot be had."""
+        """Count every absent batch as missing from now on, because the history is complete or not available."""
         if far := self.tracker.drop_far(FAR):
             self._stats.rejected[Reason.SEQ_RANGE] += far
         self.tracker.open()
 
     def cover(self, seq: int) -> None:
-        """Continue after batch ``seq``: a snapshot as of it covers all earlier batches."""
+        """Continue after batch ``seq``, because a snapshot includes all batches up to it."""
         self.forget_history()
         self.interrupted = False
         self.tracker.jump(seq + 1)
@@ -357,7 +384,10 @@ class Epoch:
             self.tracker.answered_end = seq + 1
 
     def emptied(self, *, certain: bool) -> None:
-        """Note that the publisher's cache was emptied. Ask for older batches only if that is not ``certain``."""
+        """Record that the publisher's cache was emptied, so that missing history does not matter.
+
+        If that is not ``certain``, kvbus still requests the older batches that it lacks.
+        """
         if certain:
             self.forget_history()
         else:
@@ -366,32 +396,32 @@ class Epoch:
     # -- gaps --------------------------------------------------------------------------------------------------------
 
     def asks_for_gap(self) -> bool:
-        """Start or continue a gap: the next batch is missing. Return whether kvbus has not asked for it yet."""
+        """Note that the next batch is missing. Return whether kvbus has not requested it yet."""
         if self.gap_start != self.tracker.next:
             self.gap_start = self.tracker.next
             self.gap_attempts = 0
         return not self.gap_attempts
 
     def give_up(self) -> None:
-        """Give up the first gap: its batches are lost."""
+        """Give up the missing batches up to the first held batch: they are lost."""
         tracker = self.tracker
         self.history.missing_before(tracker.held.first if tracker.held else tracker.log_end)
         tracker.give_up(self.lost_because)
 
     def trimmed_before(self, seq: int) -> None:
-        """Continue at ``seq``: the publisher has no earlier batches any more, and the following answer is a unit."""
+        """Continue at ``seq``: the publisher has no earlier batches, and its answer begins there with a state."""
         self.history.missing_before(seq)
         self.tracker.expose(seq)
         self.tracker.jump(seq)
 
     def unconfirmed(self) -> None:
-        """Ask for everything again later: no answer has confirmed that the delivered batches are all there are."""
+        """Plan to request the history again: no answer has confirmed that the delivered batches are complete."""
         self.interrupted = False
         self.lost_because = LostReason.NO_ANSWER
         self.history.missing_before(NOTHING, pending=True)
 
     def skip_lost(self) -> None:
-        """Give up only the next batch: it exists and cannot be received."""
+        """Give up only the next batch, because it is too large to receive."""
         self.history.missing_before(self.tracker.next + 1)
         self.tracker.skip_lost()
         self.aborted_at = self.tracker.next
@@ -399,7 +429,7 @@ class Epoch:
     # -- restart of this process ---------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Return plain data for a restart: position, history, and the fingerprints of the last batches."""
+        """Return plain data for a restart: the position, the history, and the fingerprints of the last batches."""
         return {
             "next": self.tracker.next,
             "synced": self.tracker.synced,
@@ -409,7 +439,7 @@ class Epoch:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`."""
+        """Restore the epoch from the result of :meth:`dump`."""
         self.buffer.keeps = data["buffer"]
         self.history.load(data["history"])
         tracker = self.tracker
@@ -418,43 +448,47 @@ class Epoch:
         tracker.fingerprints.load(data["delivered"])
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore a batch from the write-ahead log."""
+        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
         tracker = self.tracker
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore a snapshot from the write-ahead log."""
+        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has as applied."""
         self.tracker.synced = True
         self.cover(seq)
 
     def recovery_finished(self) -> None:
-        """Finish the recovery. The write-ahead log does not say why history is missing, so kvbus asks for it again."""
+        """Finish the recovery from the saved state.
+
+        The write-ahead log does not say why history is missing, so kvbus requests it again.
+        """
         self.history.pending = self._spec.replay and self.history.first > 0
         if self.tracker.next == 0:
             self.forget_numbers()
 
 
 class Conflict:
-    """The detector of two publishers on one endpoint: epochs follow each other without a reconnection.
+    """The detector of two publishers on one endpoint: new epochs follow each other without a disconnection.
 
-    An engine that restarts drops its connection. If new epochs begin without that, several publishers are behind the
-    endpoint, and nothing in the messages distinguishes their batches. Each new epoch costs routers a clear and the
-    engine a full replay. So kvbus ignores all batches for a pause, and then tries again. Times are in seconds.
+    An engine that restarts closes its connection. If new epochs begin without that, several publishers send to the
+    endpoint, and nothing in the messages distinguishes their batches. Each new epoch makes routers clear their blocks,
+    and makes the engine send a full replay. So kvbus ignores all batches during a pause, and then tries again. Times
+    are in seconds.
     """
 
     __slots__ = ("_begun", "_ended", "_pause", "until")
 
     def __init__(self) -> None:
         self.until = inf
-        """When the pause ends; infinity if there is none."""
+        """The time at which the pause ends; infinity if there is no pause."""
         self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = -inf
 
     def epoch_began(self, now: float) -> bool:
-        """Count a new epoch. Return whether there are too many; then a pause begins."""
+        """Count a new epoch. Return whether there were too many new epochs, so that a pause begins."""
         if len(self._begun) == MAX_EPOCHS and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:
                 self._pause = FIRST_PAUSE
@@ -466,7 +500,7 @@ class Conflict:
         return False
 
     def over(self, now: float) -> bool:
-        """Return whether a pause ends now. If so, reset it."""
+        """Return whether the pause ends now. If so, end it."""
         if now < self.until:
             return False
         self.until = inf
@@ -474,6 +508,6 @@ class Conflict:
         return True
 
     def reconnected(self) -> None:
-        """Forget the epochs of the old connection."""
+        """End a pause, and forget the epochs of the old connection."""
         self.until = inf
         self._begun.clear()

@@ -1,4 +1,4 @@
-"""Fingerprints of the newest batches. They distinguish a late copy from a batch of a new epoch with the same seq."""
+"""Fingerprints of delivered batches. They distinguish a late copy from a batch of a new epoch with the same seq."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from typing import Any, Final
 from zlib import crc32
 
 RING: Final = 1024
-"""Number of batches that can be compared without asking the publisher."""
+"""Number of newest batches whose fingerprints are kept. Only the publisher can identify older batches."""
 
 
 def fingerprint(payload: bytes) -> int:
-    """Return length and CRC-32 of a payload. The value outlives the process (``state_dir``), so it must not vary."""
+    """Return the fingerprint of a payload: its length and its CRC-32.
+
+    kvbus saves fingerprints in ``state_dir``, so they must be the same in every process and version.
+    """
     return len(payload) << 32 | crc32(payload)
 
 
 def length(known: int) -> int:
-    """Return the length of the payload with this fingerprint."""
+    """Return the length of the payload whose fingerprint is ``known``, in bytes."""
     return known >> 32
 
 
 class Fingerprints:
-    """:func:`fingerprint` of the last :data:`RING` delivered batches, and of the epoch's batch 0."""
+    """The fingerprints of the last :data:`RING` delivered batches, and of batch 0 of the epoch."""
 
     __slots__ = ("_first", "_ring")
 
@@ -29,7 +32,7 @@ class Fingerprints:
         self._first: int | None = None
 
     def add(self, seq: int, payload: bytes) -> int:
-        """Record the delivery of batch ``seq``, which is now the newest one; return its fingerprint."""
+        """Record the fingerprint of batch ``seq``, which is now the newest delivered one, and return it."""
         known = fingerprint(payload)
         self._ring[seq % RING] = known
         if seq == 0:
@@ -37,33 +40,36 @@ class Fingerprints:
         return known
 
     def skip(self, first: int, end: int) -> None:
-        """Record that batches ``[first, end)`` were lost."""
+        """Record that batches ``[first, end)`` were never received, so that they have no fingerprints."""
         for seq in range(max(first, end - RING), end):
             self._ring[seq % RING] = None
 
     def learn(self, seq: int, payload: bytes, following: int) -> None:
-        """Record batch ``seq``, which a snapshot has covered or which was given up, and which has come after all."""
+        """Record the fingerprint of batch ``seq``, which arrived only after kvbus had continued without it.
+
+        A snapshot included the batch, or kvbus had given it up.
+        """
         if following - RING <= seq < following and not self._knows(seq):
             self.add(seq, payload)
 
     def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
-        """Return whether this is the batch delivered under ``seq``; None if unknown.
+        """Return whether a batch is the one that was delivered under ``seq``; None if its fingerprint is not known.
 
         Args:
-            seq: the number.
-            payload: the payload to compare.
-            following: the number after the newest delivered batch.
+            seq: the seq of the batch.
+            payload: the payload of the batch.
+            following: one past the newest delivered batch.
         """
         recent = following - RING <= seq < following
         known = self._first if seq == 0 else self._ring[seq % RING] if recent else None
         return None if known is None else known == fingerprint(payload)
 
     def newest(self, following: int) -> int:
-        """Return the highest number below ``following`` whose fingerprint is known; -1 if none is known."""
+        """Return the highest seq below ``following`` whose fingerprint is known; -1 if no fingerprint is known."""
         return next((seq for seq in range(following - 1, max(following - RING, 0) - 1, -1) if self._knows(seq)), -1)
 
     def run_to(self, last: int, most: int) -> int:
-        """Return the start of the run of known fingerprints that ends at ``last``.
+        """Return the start of the run of consecutive seqs with known fingerprints that ends at ``last``.
 
         The run has at most ``most`` batches.
         """
@@ -76,9 +82,9 @@ class Fingerprints:
         return self._ring[seq % RING] is not None
 
     def dump(self) -> list[Any]:
-        """Return plain data for a restart."""
+        """Return the fingerprints as plain data, which a new process can load after a restart."""
         return [self._first, self._ring]
 
     def load(self, data: list[Any]) -> None:
-        """Restore the result of :meth:`dump`."""
+        """Restore the fingerprints from the result of :meth:`dump`."""
         self._first, self._ring = data

@@ -1,14 +1,14 @@
-"""The numbers of one epoch: delivered, held and missing batches, and their counts.
+"""Track the seqs of one epoch: delivered, held and missing batches, and their counts.
 
 Three positions::
 
-    next      the next batch to deliver; every batch before it was delivered or lost
+    next      the batch to be delivered next; every earlier batch was delivered or is lost
     log_end   one past the highest batch known to exist; missing batches lie in [next, log_end)
-    live_end  one past the highest batch of the live stream
+    live_end  one past the highest batch that the live stream has shown
 
-Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. The first three are counted at
-the events themselves. ``pending`` is never derived from them: it is the count of numbers in [next, log_end) that are
-not held.
+Once the history is ``synced``, every absent batch is counted: ``missing == recovered + lost + pending``. The first
+three counters are incremented when a batch is found missing, arrives, or is given up. ``pending`` is computed
+independently of them, as the number of seqs in [next, log_end) that are not held. So the equation is a check.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kvbus.core.types import Filtered
 
 
 class ReorderBuffer:
-    """Batches that came ahead of their turn, by seq. It knows its lowest and its highest number.
+    """The batches that arrived before an earlier one, by seq. It has fast access to the lowest and the highest seq.
 
     Args:
         max_batches: maximum number of batches.
-        max_bytes: maximum total size of their payloads. A single batch may be larger.
+        max_bytes: maximum total size of their payloads in bytes. If the buffer is empty, one larger batch is accepted.
     """
 
     __slots__ = ("_from", "_order", "_payloads", "bytes", "max_batches", "max_bytes")
@@ -39,12 +39,14 @@ class ReorderBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Drop every batch."""
+        """Drop all batches."""
         self.bytes = 0
         self._payloads: dict[int, bytes] = {}
         self._order: list[int] = []
-        """The numbers, ascending. Numbers before ``_from`` were taken out; they are deleted once they are half of the
-        list."""
+        """The seqs in ascending order.
+
+        The seqs before index ``_from`` are not in the buffer any more. They are deleted once they are half of the list.
+        """
         self._from = 0
 
     def __len__(self) -> int:
@@ -54,27 +56,27 @@ class ReorderBuffer:
         return seq in self._payloads
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers, ascending."""
+        """Iterate over the seqs in the buffer, in ascending order."""
         return iter(self._order[self._from :])
 
     @property
     def first(self) -> int:
-        """The lowest number. The buffer must not be empty."""
+        """The lowest seq in the buffer. The buffer must not be empty."""
         return self._order[self._from]
 
     @property
     def last(self) -> int:
-        """The highest number. The buffer must not be empty."""
+        """The highest seq in the buffer. The buffer must not be empty."""
         return self._order[-1]
 
     def fits(self, payload: bytes) -> bool:
-        """Return whether another batch fits within the limits."""
+        """Return whether the limits of the buffer allow to add a batch with this payload."""
         if not self._payloads:
             return True
         return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
 
     def add(self, seq: int, payload: bytes) -> None:
-        """Keep a batch under a new number. Call :meth:`fits` first."""
+        """Add a batch whose seq is not in the buffer. Call :meth:`fits` first."""
         if not self._order or seq > self._order[-1]:
             self._order.append(seq)
         else:
@@ -83,16 +85,19 @@ class ReorderBuffer:
         self.bytes += len(payload)
 
     def get(self, seq: int) -> bytes:
-        """Return batch ``seq``. It must be in the buffer."""
+        """Return the payload of batch ``seq``, which must be in the buffer."""
         return self._payloads[seq]
 
     def replace(self, seq: int, payload: bytes) -> None:
-        """Replace the payload of a number in the buffer."""
+        """Replace the payload of batch ``seq``, which must be in the buffer."""
         self.bytes += len(payload) - len(self._payloads[seq])
         self._payloads[seq] = payload
 
     def take(self, seq: int) -> bytes | None:
-        """Remove batch ``seq`` and return it; None if it is not in the buffer. The buffer must have no lower number."""
+        """Remove batch ``seq`` and return its payload; None if it is not in the buffer.
+
+        No lower seq may be in the buffer.
+        """
         payload = self._payloads.pop(seq, None)
         if payload is None:
             return None
@@ -106,15 +111,15 @@ class ReorderBuffer:
         return payload
 
     def drop_last(self) -> None:
-        """Drop the highest number."""
+        """Drop the batch with the highest seq."""
         self._drop(len(self._order) - 1, len(self._order))
 
     def drop_before(self, seq: int) -> int:
-        """Drop every number below ``seq``. Return how many were dropped."""
+        """Drop every batch with a seq below ``seq``. Return the number of dropped batches."""
         return self._drop(self._from, bisect_left(self._order, seq, lo=self._from))
 
     def drop_from(self, seq: int) -> int:
-        """Drop ``seq`` and every number above it. Return how many were dropped."""
+        """Drop batch ``seq`` and every batch with a higher seq. Return the number of dropped batches."""
         return self._drop(bisect_left(self._order, seq, lo=self._from), len(self._order))
 
     def _drop(self, start: int, end: int) -> int:
@@ -128,27 +133,35 @@ class ReorderBuffer:
 
 
 class GapTracker:
-    """The positions of one epoch: puts its batches in order. It emits :class:`Deliver` for the next batch.
+    """The positions of one epoch.
+
+    It puts the epoch's batches in order, and emits a :class:`Deliver` for each next batch.
 
     Args:
-        held: an empty buffer for waiting batches.
-        stats: the counters of the source; they span epochs.
-        actions: receives the decisions.
+        held: an empty buffer for batches that wait for an earlier one.
+        stats: the counters of the source, which span all its epochs.
+        actions: the queue that receives the sequencer's decisions.
     """
 
     __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
-        # Positions, see the module docstring.
+        # The positions. The module's docstring explains them.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
         self.answered_end = 0
-        """One past the highest batch of a compacted answer. Up to there, content says nothing about a live batch."""
-        self.synced = False
-        """Whether the history was delivered, or cannot be had. From then on every hole counts as missing."""
+        """One past the highest batch of an answer that may have been a state.
 
-        # Waiting batches, and fingerprints of delivered ones.
+        The content of batches below it does not show whether a live batch belongs to the same epoch.
+        """
+        self.synced = False
+        """Whether the epoch's history is delivered or not available.
+
+        From then on, every absent batch counts as missing.
+        """
+
+        # The waiting batches, and the fingerprints of delivered batches.
         self.held = held
         self.fingerprints = Fingerprints()
 
@@ -157,21 +170,21 @@ class GapTracker:
 
     @property
     def complete(self) -> bool:
-        """Whether every known batch is delivered."""
+        """Whether every batch that is known to exist is delivered or given up."""
         return not self.held and self.next >= self.log_end
 
     @property
     def caught_up(self) -> bool:
-        """Whether every batch of the live stream is delivered, and there was at least one."""
+        """Whether the live stream has brought at least one batch, and all its batches are delivered."""
         return 0 < self.live_end <= self.next and not self.held
 
     @property
     def pending(self) -> int:
-        """Number of missing batches that may still come."""
+        """Number of missing batches that may still arrive."""
         return self.log_end - self.next - len(self.held) if self.synced else 0
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
-        """Deliver the next batch of the live stream. No batch may be held."""
+        """Deliver a live batch that is the next one. The buffer of held batches must be empty."""
         end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
@@ -181,12 +194,12 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """Keep a live batch that may be ahead of its turn."""
+        """Hold a live batch, because earlier batches may be missing."""
         self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Deliver or keep a batch of a replay that was neither delivered nor held."""
+        """Deliver or hold a batch of a replay that was neither delivered nor held so far."""
         if seq == self.next and not self.held:
             self._found_next(seq, payload)
         else:
@@ -194,7 +207,10 @@ class GapTracker:
             self.drain()
 
     def compacted(self, seq: int, payload: bytes) -> None:
-        """Deliver or keep a batch of an answer that may be compacted. Live batches wait until the answer ends."""
+        """Deliver or hold a batch of an answer that may be a state.
+
+        Held live batches stay held until the answer ends.
+        """
         held = self.held
         self.answered_end = max(self.answered_end, seq + 1)
         if seq in held:
@@ -208,14 +224,14 @@ class GapTracker:
             self._keep(seq, payload, found=True)
 
     def _found_next(self, seq: int, payload: bytes) -> None:
-        """Deliver the next batch, which a replay has brought."""
+        """Deliver the next batch, which has come by replay."""
         if self.synced:
             self._count_found(seq)
         self.log_end = max(self.log_end, seq + 1)
         self._deliver(seq, payload)
 
     def drain(self) -> None:
-        """Deliver held batches that are in order."""
+        """Deliver the held batches that follow the last delivered batch without a gap."""
         held = self.held
         while held and (payload := held.take(self.next)) is not None:
             self._deliver(self.next, payload)
@@ -226,9 +242,10 @@ class GapTracker:
         self._actions.append(Deliver(seq, payload, fingerprint))
 
     def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
-        """Keep a batch until its turn.
+        """Hold a batch until all earlier batches are delivered. ``found`` says that it has come by replay.
 
-        Over a limit, drop the newest batches: they are missing, and will be requested.
+        If the buffer is full, drop the held batches with the highest seqs. They are missing again, and kvbus requests
+        them.
         """
         stats, held = self._stats, self.held
         if self.synced:
@@ -241,22 +258,25 @@ class GapTracker:
         self.log_end = max(self.log_end, seq + 1)
         while seq != self.next and not held.fits(payload):
             stats.held_overflow += 1
-            stats.missing += self.synced  # a batch that had arrived is missing again
+            stats.missing += self.synced  # a received batch becomes missing again
             if held.last <= seq:
                 return
             held.drop_last()
         held.add(seq, payload)
 
     def _count_found(self, seq: int) -> None:
-        """Count a replayed batch as recovered. It is from a gap, or from the end of a silent stream."""
+        """Count a replayed batch as recovered.
+
+        It was in a gap, or was one of the last batches before the stream became silent.
+        """
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end
         self._stats.recovered += 1
 
     def contest(self, seq: int, payload: bytes) -> bool:
-        """Compare another batch with the batch held under its number. If they differ, a replay has to decide.
+        """Compare a batch with the held batch of the same seq. Return whether they differ.
 
-        Return whether they differ. If so, the held batch and all held batches after it are dropped.
+        If they differ, drop the held batch and all held batches after it, so that kvbus requests them by replay.
         """
         if self.held.get(seq) == payload:
             return False
@@ -266,9 +286,11 @@ class GapTracker:
         return True
 
     def drop_far(self, reach: int) -> int:
-        """Drop held batches after a hole of ``reach`` numbers or more, and forget the hole.
+        """Drop the held batches after a hole of at least ``reach`` missing batches.
 
-        Return how many were dropped.
+        Return the number of dropped batches.
+
+        The missing batches are then not counted.
         """
         before = self.next
         for seq in self.held:
@@ -280,18 +302,21 @@ class GapTracker:
         return 0
 
     def begin_at(self, seq: int) -> None:
-        """Begin at ``seq``, the first batch of this epoch that the publisher still has."""
+        """Begin with batch ``seq``, the oldest batch of the epoch that is available."""
         self.next = seq
         self.log_end = max(self.log_end, seq)
 
     def open(self) -> None:
-        """Count every hole as missing from now on, including holes that the first replay did not fill."""
+        """Count every absent batch as missing from now on.
+
+        Also count the batches that the first replay should have brought.
+        """
         self.synced = True
         self.log_end = (self.held.last if self.held else self.next - 1) + 1
         self._stats.missing += self.log_end - self.next - len(self.held)
 
     def give_up(self, reason: LostReason) -> None:
-        """Give up the batches before the first held batch, or all known missing ones if none is held. They are lost."""
+        """Give up the missing batches before the first held batch. If no batch is held, give up all missing batches."""
         first = self.held.first if self.held else self.log_end
         count = first - self.next
         self._stats.lost += count
@@ -301,7 +326,7 @@ class GapTracker:
         self.drain()
 
     def skip_lost(self) -> None:
-        """Give up the next batch: it exists and cannot be received."""
+        """Give up the next batch, because it is too large to receive."""
         if self.synced:
             self._stats.missing += max(self.next + 1 - self.log_end, 0)
             self._stats.lost += 1
@@ -312,25 +337,31 @@ class GapTracker:
         self.drain()
 
     def expose(self, end: int) -> None:
-        """Note that batches up to ``end`` exist: count the batches that were unknown so far as missing."""
+        """Record that all batches before ``end`` exist. Count the newly known ones as missing."""
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """End the epoch: count pending batches as lost, and held ones as of an old epoch. Positions stay."""
+        """Count the pending batches as lost and the held batches as of an old epoch, because the epoch ends.
+
+        The positions stay as they are.
+        """
         self._stats.lost += self.pending
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
 
     def forget_ahead(self) -> None:
-        """Forget everything after the last delivered batch. Call it after :meth:`write_off`."""
+        """Forget all batches after the last delivered batch. Call it after :meth:`write_off`."""
         self.held.clear()
         self.live_end = self.log_end = self.next
 
     def jump(self, seq: int) -> None:
-        """Continue at ``seq``: a snapshot covers all earlier batches. The missing ones among them will not come."""
+        """Continue at ``seq``, because a snapshot includes all earlier batches.
+
+        Count the missing ones of them as lost.
+        """
         known = self.held.drop_before(seq)
-        self._stats.duplicates += known  # the snapshot includes their effect
+        self._stats.duplicates += known  # the snapshot includes these batches
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(self.next, seq)
@@ -338,7 +369,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore a batch from the write-ahead log: it was delivered before a restart of this process."""
+        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

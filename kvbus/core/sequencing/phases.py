@@ -1,8 +1,8 @@
 """The sequencer's phases, the transitions between them, and the handlers of answers in each phase, as tables.
 
-A phase says what the sequencer waits for, which request is open, and how the source is shown. Every occurrence becomes
-an :class:`Input`. A pair of phase and input that is not in :data:`TABLE` cannot occur, and is refused. :data:`PHASES`
-names the method that decides what an answer shows in each phase.
+A phase says what the sequencer waits for, which request is open, and in which state the source is shown. Every
+occurrence becomes an :class:`Input`. :data:`TABLE` has every pair of phase and input that can occur. Any other pair is
+a defect of the code, and raises an error. :data:`PHASES` names the method that evaluates an answer in each phase.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class State(StrEnum):
-    """The values shown by ``/sources`` and ``kvbus_source_state``."""
+    """The state of a source, as ``/sources`` and the metric ``kvbus_source_state`` show it."""
 
     CONNECTING = "connecting"
     SYNCING = "syncing"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class Purpose(StrEnum):
-    """The purpose of a request to a publisher."""
+    """The purpose of a request that kvbus sends to a publisher."""
 
     SYNC = "sync"
     SNAPSHOT = "snapshot"
@@ -35,7 +35,7 @@ class Purpose(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a sequencer waits for."""
+    """The phase of a sequencer, which says what it waits for. :data:`PHASES` has the meaning of each phase."""
 
     AWAY = "away"
     LOST = "lost"
@@ -56,7 +56,7 @@ class Phase(StrEnum):
 
 
 class Input(StrEnum):
-    """An occurrence that may change a sequencer's phase."""
+    """An occurrence that may change the phase of a sequencer."""
 
     UP = "up"
     DOWN = "down"
@@ -81,7 +81,7 @@ class Input(StrEnum):
 
 
 class Guard(StrEnum):
-    """A condition that decides between several targets of one input."""
+    """A condition that selects one of several next phases after the same input."""
 
     ALWAYS = ""
     TRUSTED = "trusted"
@@ -98,18 +98,22 @@ class Guard(StrEnum):
 
 
 class RefusedError(AssertionError):
-    """An input that cannot come in this phase. It is a defect of the sequencer, whatever a peer has sent."""
+    """The error of an input that cannot occur in the phase.
+
+    It is a defect of the sequencer, whatever a peer has sent.
+    """
 
 
 class About(NamedTuple):
     """The description of a phase.
 
     Attributes:
-        shown: the state in which the source is shown.
+        shown: the state in which the source is shown to the operator.
         meaning: what the sequencer waits for.
-        asks: the request that kvbus sends when the phase begins.
-        batch: the method of :class:`~kvbus.core.sequencing.answers.Requests` that handles a batch of the answer.
-        over: the method of the same class that handles the end of the answer, or a missing answer.
+        asks: the purpose of the request that kvbus sends when the phase begins; None if it sends no request.
+        batch: the name of the :class:`~kvbus.core.sequencing.answers.Requests` method that handles a batch of the
+            answer.
+        over: the name of the method of the same class that handles the end of the answer, or a missing answer.
     """
 
     shown: State
@@ -197,23 +201,24 @@ PHASES: Final[dict[Phase, About]] = {
 ASKS: Final = {phase: about.asks for phase, about in PHASES.items() if about.asks is not None}
 
 SEPARATED: Final = (Phase.AWAY, Phase.LOST)
-"""The phases without a connection."""
+"""The phases in which kvbus has no connection to the publisher."""
 
 CONNECTED: Final = tuple(phase for phase in Phase if phase not in (*SEPARATED, Phase.FRESH))
 
 UNHURRIED: Final = (Phase.LIVE, Phase.PROBE, Phase.BACKFILL)
-"""Phases whose open request, if any, gives way to a more urgent one, because nothing waits for it."""
+"""Phases in which kvbus may close the open request in favour of a more urgent one, because no batch waits for its
+answer."""
 
 Targets = tuple[tuple[Guard, Phase], ...]
 
 
 def to(phase: Phase) -> Targets:
-    """Return the targets of an input with a single target."""
+    """Return the list of next phases for an input after which only one next phase is possible."""
     return ((Guard.ALWAYS, phase),)
 
 
 ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = (
-    # Connection.
+    # The connection to the publisher.
     (
         SEPARATED,
         (Input.UP,),
@@ -228,7 +233,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ((Phase.LOST,), (Input.DOWN, Input.NEW_EPOCH, Input.GRACE_OVER), to(Phase.LOST)),
     (SEPARATED, (Input.EXPIRED,), to(Phase.LOST)),
     (CONNECTED, (Input.DOWN,), to(Phase.AWAY)),
-    # Beginning of an epoch.
+    # The beginning of an epoch.
     (tuple(phase for phase in CONNECTED if phase is not Phase.CONFLICT), (Input.NEW_EPOCH,), to(Phase.FRESH)),
     ((Phase.CONFLICT,), (Input.PAUSE_OVER,), to(Phase.FRESH)),
     (
@@ -263,7 +268,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ),
     ((Phase.CATCH_UP,), (Input.ANSWERED,), to(Phase.LIVE)),
     ((Phase.CATCH_UP,), (Input.ABORTED,), ((Guard.SYNCED, Phase.GAP), (Guard.ALWAYS, Phase.SYNC))),
-    # Live stream.
+    # The live stream.
     ((Phase.LIVE,), (Input.PROBE_DUE,), to(Phase.PROBE)),
     ((Phase.LIVE,), (Input.BACKFILL_DUE,), to(Phase.BACKFILL)),
     (UNHURRIED, (Input.STALE,), to(Phase.RECHECK)),
@@ -282,23 +287,23 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
     ),
     ((Phase.RECHECK,), (Input.ABORTED,), to(Phase.GAP)),
-    # Missing batch.
+    # A missing batch.
     ((Phase.GAP,), (Input.ANSWERED, Input.SILENT, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.GAP,), (Input.ABORTED,), to(Phase.GAP)),
     ((Phase.GAP_SNAPSHOT,), (Input.COVERED, Input.CAUGHT_UP, Input.UNAVAILABLE), to(Phase.LIVE)),
     ((Phase.GAP_SNAPSHOT,), (Input.SILENT,), to(Phase.GAP_SNAPSHOT)),
     ((Phase.GRACE,), (Input.FILLED, Input.GRACE_OVER), to(Phase.LIVE)),
 )
-"""Phases, inputs, and targets. The first target whose guard holds is the next phase."""
+"""Each row has phases, inputs, and the possible next phases. The first next phase whose guard holds is used."""
 
 TABLE: Final = {(phase, cause): targets for phases, causes, targets in ROWS for phase in phases for cause in causes}
 
 
 def step(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:
-    """Return the phase after ``cause`` in ``phase``. ``holds`` says whether a guard holds.
+    """Return the next phase after the input ``cause`` in ``phase``. ``holds`` is a function that evaluates a guard.
 
     Raises:
-        RefusedError: this input cannot come in this phase.
+        RefusedError: this input cannot occur in this phase.
     """
     for guard, target in TABLE.get((phase, cause), ()):
         if guard is Guard.ALWAYS or holds(guard):

@@ -1,15 +1,15 @@
 """Put one publisher's batches in order: handle gaps, duplicates, replays and restarts.
 
-A publisher numbers its batches from 0 in each epoch and keeps the newest ones for replay. No message says to which
-epoch a number belongs. The sequencer determines the epoch, and decides what to ask the publisher.
+A publisher numbers its batches from 0 in each epoch, and keeps the newest ones for replay. No message says to which
+epoch its number belongs. The sequencer determines the epoch, and decides which requests to send to the publisher.
 
-The content of a batch shows whether it belongs to this epoch or to another. The sequencer keeps fingerprints of the
-last batches, and every request reaches back over some of them. For a batch older than the fingerprints, it asks the
-publisher for its last batches again.
+The content of a batch shows whether it belongs to the known epoch. The sequencer keeps fingerprints of the last
+batches, and every request also asks for some of these batches. If a live batch is older than the fingerprints, the
+sequencer requests the publisher's last batches again.
 
-Every occurrence becomes one input of the table in ``phases``. The table gives the next phase. Entering a phase sends
-the request that the phase waits for. So at most one request is open, and the phase determines it. ``answers`` decides
-what an answer shows.
+Every occurrence becomes one input of the table in ``phases``, which gives the next phase. When a phase begins, the
+sequencer sends the request that the phase waits for. So at most one request is open, and the phase determines which.
+``answers`` evaluates the answers.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ MAX_PROBE_BACKOFF: Final = 32
 
 
 class Sequencer:
-    """A publisher's sequencer: receives batches and replay answers, and produces actions.
+    """The sequencer of one publisher. It receives batches and replay answers, and produces actions.
 
-    It performs no I/O. The time is an argument, in seconds on any monotonic clock.
+    It performs no I/O. The time ``now`` is an argument of its methods, in seconds on any monotonic clock.
 
     Args:
-        spec: timeouts and capabilities of the publisher.
+        spec: the timeouts and the capabilities of the publisher.
         stats: the counters of the source.
     """
 
@@ -48,39 +48,39 @@ class Sequencer:
         self.phase = Phase.AWAY
         self.epoch = 0
         self.actions: deque[Action] = deque()
-        """Actions that the caller has not carried out yet."""
+        """The actions that the caller has to carry out, in order. The caller removes each action from the queue."""
         self._requests = Requests(spec, stats, self.actions)
         self._conflict = Conflict()
         self._epoch_state = Epoch(spec, stats, self.actions)
         self._retries = 0
-        """How often this phase's request was repeated because nobody answered."""
+        """How often the request of this phase was repeated because the publisher did not answer."""
         self._synced_at = -inf
-        """When the history was last complete."""
+        """The time at which kvbus last completed the publisher's history."""
         self._resyncing = False
         """Whether to report :class:`Synced` as soon as no request is open."""
         self._idle_since = 0.0
-        """When the last live batch or probe was."""
+        """The time of the last live batch or probe."""
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """The state shown by ``/sources``."""
+        """The state of the source as ``/sources`` shows it."""
         return PHASES[self.phase].shown
 
     @property
     def connected(self) -> bool:
-        """Whether there is a connection to the publisher."""
+        """Whether kvbus has a connection to the publisher."""
         return self.phase not in SEPARATED
 
     @property
     def tracker(self) -> GapTracker:
-        """The numbers of this epoch."""
+        """The positions of the current epoch."""
         return self._epoch_state.tracker
 
     @property
     def history(self) -> History:
-        """How far back this epoch is known."""
+        """How far back kvbus knows the history of the current epoch."""
         return self._epoch_state.history
 
     @property
@@ -90,46 +90,49 @@ class Sequencer:
 
     @property
     def next(self) -> int:
-        """The number of the next batch to deliver."""
+        """Seq of the batch that is delivered next."""
         return self._epoch_state.tracker.next
 
     @property
     def held(self) -> ReorderBuffer:
-        """The batches that wait for an earlier one."""
+        """The batches that wait for an earlier batch."""
         return self._epoch_state.tracker.held
 
     @property
     def pending(self) -> int:
-        """Number of missing batches that may still come."""
+        """Number of missing batches that may still arrive."""
         return self._epoch_state.tracker.pending
 
     @property
     def unverified(self) -> ReorderBuffer:
-        """The stale batches, kept until the publisher has shown to which epoch they belong."""
+        """The stale batches: old seqs without a fingerprint.
+
+        They wait until an answer shows which epoch they belong to.
+        """
         return self._epoch_state.unverified.stale
 
     @property
     def request_waits(self) -> bool:
-        """Whether the open request has not been sent yet."""
+        """Whether the open request waits in the daemon and has not been sent yet."""
         asked = self._requests.open
         return asked is not None and asked.waits
 
     @property
     def lost_because(self) -> LostReason:
-        """The reason for the loss, if the missing batches are given up now."""
+        """The reason that is reported if the missing batches are given up now."""
         return self._epoch_state.lost_because
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _follow(self, finding: Finding, now: float) -> None:
-        """Act on the finding of an answer."""
+        """Carry out what an answer has shown: begin a new epoch, or enter the next phase."""
         if isinstance(finding, Restart):
             self._begin_epoch(finding, now)
         elif finding is not None:
             self._take(finding, now)
 
     def _take(self, cause: Input, now: float) -> None:
-        """Enter the next phase, and send its request."""
+        """Enter the phase that follows the input ``cause``, and send the request of that phase."""
         before, self.phase = self.phase, phases.step(self.phase, cause, self._holds)
         if self.phase is not before:
             self._retries = 0
@@ -138,7 +141,7 @@ class Sequencer:
         asked = self._requests.open
         if self.phase in ASKS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
-        elif self.phase is Phase.CATCH_UP and asked is not None:  # the answer continues
+        elif self.phase is Phase.CATCH_UP and asked is not None:  # its answer goes on
             asked.phase = Phase.CATCH_UP
             if not self.spec.compacted:
                 self.tracker.drain()
@@ -177,7 +180,7 @@ class Sequencer:
                 return spec.snapshot and (not spec.replay or self._epoch_state.gap_attempts >= spec.attempts)
 
     def _settle(self, now: float) -> None:
-        """Handle the state without an open request: everything known is delivered, or there is a gap to ask for."""
+        """Begin to wait for live batches, because no request is open. If a batch is missing, request it."""
         epoch = self._epoch_state
         if not epoch.tracker.synced:
             epoch.open()
@@ -198,18 +201,18 @@ class Sequencer:
 
     @property
     def _live_waits(self) -> bool:
-        """Whether live batches have to wait: the epoch is unknown, or the open answer is only valid as a unit."""
+        """Whether live batches have to wait, because the epoch is unknown or only the complete answer is valid."""
         asked = self._requests.open
         return self.phase is Phase.VERIFY or (
             self.spec.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
         )
 
     def _advance(self, now: float) -> None:
-        """Deliver batches that are in order, and ask for missing ones."""
+        """Deliver the held batches that are in order, and request missing batches."""
         epoch, tracker = self._epoch_state, self.tracker
         if not tracker.synced:
             if tracker.held and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.held)):
-                # do not wait: no history can be had, or the live stream itself begins at 0
+                # do not wait for an answer: no history is available, or the live stream itself begins at 0
                 epoch.baseline(tracker.held.first)
                 self._take(Input.FIRST, now)
             return
@@ -240,7 +243,7 @@ class Sequencer:
         epoch.gap_attempts += self.phase is Phase.GAP
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
-        """Begin a new epoch. Stale batches are its first live batches. All held batches belong to the old epoch."""
+        """Begin a new epoch. The stale batches are its first live batches. The held batches belong to the old epoch."""
         restarted = restart.reason is not RestartReason.REBUILT
         self.stats.restarts += restarted
         self.tracker.write_off()
@@ -272,7 +275,7 @@ class Sequencer:
         if self.connected:
             return
         if self.tracker.synced and not self.spec.asks and self.spec.on_lost == "clear":
-            # the publisher cannot be asked whether it is the same epoch, so a new one begins with the next batch
+            # the publisher cannot be asked about its epoch, so a new epoch begins with the next batch
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
         if self.spec.compacted:
@@ -282,47 +285,51 @@ class Sequencer:
         self._take(Input.UP, now)
 
     def down(self, now: float) -> None:
-        """Handle the loss of the connection. Held batches may still be delivered after a reconnection."""
+        """Handle the loss of the connection. The held batches may still be delivered after a reconnection."""
         epoch = self._epoch_state
         self._conflict.reconnected()
         epoch.unverified.disconnected()
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # no batch was delivered by which another epoch could be recognized, and the held ones may be of an old
-            # epoch
+            # no delivered batch identifies the epoch after a reconnection, so the held batches may be of an old epoch
+            # then
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # a compacted answer may look the same in another epoch, so the held batches have to come again
+            # a compacted answer does not show whether the epoch is the same, so the held batches have to be received
+            # again
             self.tracker.write_off()
             self.tracker.forget_ahead()
 
     def expire(self) -> None:
-        """Give up the engine: it has been gone for too long, and its blocks count as lost."""
-        self._take(Input.EXPIRED, 0.0)  # the time does not matter
+        """Enter the phase ``lost``, because the engine was gone for ``source_timeout``."""
+        self._take(Input.EXPIRED, 0.0)  # this input does not use the time
 
     def publisher_changed(self, now: float) -> None:
-        """Begin a new epoch because the publisher announces one: another publisher id (snapshot protocol)."""
+        """Begin a new epoch, because the batches carry another publisher id (snapshot protocol)."""
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(Restart(RestartReason.PUBLISHER_ID), now)
 
     def rebuild(self, now: float) -> None:
-        """Read the epoch again, because batches were misinterpreted. The publisher may not have restarted."""
+        """Read the epoch again from the beginning, because kvbus has misread batches.
+
+        The publisher need not have restarted.
+        """
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(REBUILT, now)
 
     # -- live stream ---------------------------------------------------------------------------------------------------
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
-        """Return whether a different batch was delivered or is held under this number."""
+        """Return whether kvbus has delivered or holds a different batch with this seq."""
         held = self.held
         if seq in held:
             return held.get(seq) != payload
         return self.tracker.fingerprints.matches(seq, payload, self.next) is False
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
-        """Handle one batch of the live stream."""
+        """Handle one batch of the publisher's live stream."""
         self.up(now)
         self._idle_since = now
         if not self.spec.compacted:
@@ -334,7 +341,7 @@ class Sequencer:
             and self._live_waits
             and seq == asked.following == tracker.next
         ):
-            self._take(Input.CAUGHT_UP, now)  # the stream is not silent, and has lost nothing
+            self._take(Input.CAUGHT_UP, now)  # the stream is not silent any more, and no batch was lost
         if seq == tracker.next and tracker.synced and not tracker.held and not self._live_waits:
             tracker.live_in_order(seq, payload)
             self._follow(self._requests.caught_up, now)
@@ -354,11 +361,10 @@ class Sequencer:
             self._follow(self._requests.caught_up, now)
 
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
-        """Handle a live batch from before ``next``: a late copy, or a batch of a new epoch.
+        """Handle a live batch with a seq below ``next``: a late copy, or a batch of a new epoch.
 
-        An unknown batch 0 begins an epoch: the live stream has gone back. Exception: if the live stream has brought no
-        batch yet, batch 0 may only be older than the first batch in the publisher's buffer, so kvbus asks the
-        publisher.
+        A batch 0 with unknown content begins an epoch. There is one exception: if the live stream has brought no batch
+        so far, batch 0 may only be older than the publisher's replay buffer. kvbus then asks the publisher.
         """
         tracker, unverified = self.tracker, self._epoch_state.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)
@@ -382,7 +388,7 @@ class Sequencer:
     def _far_ahead(self, seq: int, payload: bytes, now: float) -> None:
         """Handle a live batch that is too far ahead for a gap.
 
-        It is odd; if more batches follow it, a new epoch has begun.
+        A single such batch is refused. If batches with the next seqs follow it, a new epoch has begun.
         """
         self.stats.rejected[Reason.SEQ_RANGE] += 1
         if ahead := self._epoch_state.unverified.ahead(seq, payload):
@@ -393,13 +399,16 @@ class Sequencer:
     # -- open request --------------------------------------------------------------------------------------------------
 
     def sent(self, request: int, now: float) -> None:
-        """Note that a request was sent, possibly long after :meth:`Requests.ask`. Infinity: it still waits."""
+        """Start the time limits of a request, because it was sent. It may have waited long after :meth:`Requests.ask`.
+
+        If ``now`` is infinity, the request still waits.
+        """
         self._requests.sent(request, now)
 
     def unread(self, request: int | None, now: float) -> None:
-        """Note that messages wait to be read: of the open request's answer or, with None, of the live stream.
+        """Record that messages of the publisher wait in this process, so that the publisher does not count as silent.
 
-        Then the sender is not silent, however long ago its last message was read.
+        The messages belong to the answer to ``request``, or to the live stream if ``request`` is None.
         """
         if request is None:
             self._epoch_state.buffer.unread()
@@ -407,22 +416,24 @@ class Sequencer:
             self._requests.unread(request, now)
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Note that this process did not run for ``seconds``, which ``now`` does not include.
+        """Record that this process was suspended for ``seconds``, so that the publisher's messages are late.
 
-        Its peers were delayed.
+        The clock of ``now`` does not include this time.
         """
         self._epoch_state.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
-        """Handle one batch of an answer. ``whole``: it begins as a state does, see :meth:`state_may_begin`."""
+        """Handle one batch of an answer. ``whole`` says that it may begin a state (:meth:`state_may_begin`)."""
         asked = self._requests.match(request)
         if asked is not None:
             self._follow(self._requests.batch(asked, seq, payload, now, whole=whole), now)
 
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
-        """Return whether this batch of an answer may begin a state, which another kvbus sends in place of batches.
+        """Return whether this batch of an answer may be the beginning of a state.
 
-        In the middle of an answer, it may do so only if a different batch was delivered under its number.
+        Another kvbus sends a state in place of batches that its journal lacks.
+
+        After the first batch of an answer, it may only if a different batch was delivered under the same seq.
         """
         asked = self._requests.open
         return self.phase is Phase.BACKFILL or (
@@ -431,16 +442,16 @@ class Sequencer:
         )
 
     def replay_ended(self, request: int, now: float) -> None:
-        """Handle the END marker of an answer."""
+        """Handle the END marker of an answer: the answer is complete."""
         asked = self._requests.match(request)
         if asked is not None:
-            self._requests.stop()  # the answer is complete, but the request's socket stays open until the stop
+            self._requests.stop()  # close the request's connection, because the answer is complete
             self._follow(self._requests.over(asked, now, answered=True), now)
 
     def replay_aborted(self, request: int, now: float) -> None:
-        """Handle an answer that broke off at an oversized batch.
+        """Handle an answer that ended early at an oversized batch.
 
-        That batch is lost, and the following ones are requested.
+        That batch is lost, and kvbus requests the batches after it.
         """
         asked = self._requests.match(request)
         if asked is not None:
@@ -448,10 +459,16 @@ class Sequencer:
             self._follow(self._requests.aborted(asked, now), now)
 
     def snapshot(self, request: int, seq: int, now: float, *, same_epoch: bool = False) -> bool:
-        """Handle a snapshot as of batch ``seq``; -1: nothing was published yet; less than -1: there is no snapshot.
+        """Handle a snapshot as of batch ``seq``, and return whether the caller has to apply it now.
 
-        ``same_epoch``: the publisher's id is unchanged. Then a snapshot older than the known batches does not prove a
-        restart. Return whether to apply it now. Call :meth:`snapshot_applied` after that.
+        After the caller has applied it, it must call :meth:`snapshot_applied`.
+
+        Args:
+            request: the id of the request.
+            seq: the last batch that the snapshot includes; -1 if no batch was published yet, less if there is no
+                snapshot.
+            now: the time.
+            same_epoch: whether the publisher's id is unchanged. Then an old snapshot does not prove a restart.
         """
         asked = self._requests.match(request)
         if asked is None or asked.purpose not in (Purpose.SNAPSHOT, Purpose.HISTORY):
@@ -461,7 +478,7 @@ class Sequencer:
         return finding is None
 
     def snapshot_applied(self, now: float) -> None:
-        """Continue after the snapshot's blocks have been added to the index."""
+        """Continue after the caller has added the blocks of the snapshot to the index."""
         if self.spec.compacted:
             self.tracker.drain()
         self._take(Input.COVERED, now)
@@ -469,7 +486,10 @@ class Sequencer:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Handle timeouts, and probe for lost batches at the end of a silent stream."""
+        """Handle timeouts.
+
+        If the live stream has been silent for long enough, ask whether its last batches were lost.
+        """
         asked = self._requests.timed_out(now)
         if asked is not None:
             self._follow(self._requests.over(asked, now, answered=False), now)
@@ -487,13 +507,13 @@ class Sequencer:
 
     @property
     def _probe_at(self) -> float:
-        """When to ask a silent publisher; infinity for never."""
+        """The time at which kvbus probes the silent publisher; infinity if it does not probe."""
         interval = self.spec.probe_interval if self.spec.replay else 0.0
         return self._idle_since + interval * self._epoch_state.probe_factor if interval else inf
 
     @property
     def deadline(self) -> float:
-        """When :meth:`tick` next has work; infinity for never."""
+        """The time at which :meth:`tick` has to be called next; infinity if no timeout is pending."""
         times = [self._epoch_state.grace_ends, self._conflict.until]
         asked = self._requests.open
         if asked is not None:
@@ -514,49 +534,59 @@ class Sequencer:
     # -- decisions of the caller ---------------------------------------------------------------------------------------
 
     def stand_at(self, phase: Phase, epoch: int, following: int) -> None:
-        """Set phase, epoch and next seq of a source that is read from a log. No request is open and no batch waits."""
+        """Set the phase, the epoch and the next seq of a source that is read from a log (Kafka, NATS, Redis).
+
+        Such a source never has an open request or a waiting batch.
+        """
         tracker = self.tracker
         self.phase, self.epoch = phase, epoch
         tracker.next = tracker.log_end = tracker.live_end = following
 
     def complete(self, *, certain: bool) -> None:
-        """Note that the batch being delivered emptied the publisher's cache.
+        """Record that the batch which is being delivered emptied the publisher's cache.
 
-        Nothing from before it is missing any more. If a loss or a new epoch is queued after the batch, it concerns
-        later batches, and nothing changes. Unless it is ``certain`` that the cache was emptied, kvbus still asks the
-        publisher for history that it may have.
+        Earlier missing batches do not matter.
+
+        If a lost batch or a new epoch is queued after this batch, nothing is recorded: later batches are missing.
+        Unless it is ``certain`` that the cache is empty, kvbus still requests the history that the publisher may have.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             self._epoch_state.emptied(certain=certain)
 
     def dump(self) -> dict[str, Any]:
-        """Return the state for a restart as plain data: the epoch, the position, and the fingerprints of batches."""
+        """Return plain data for a restart: the epoch, the position, and the fingerprints of the last batches."""
         return {"epoch": self.epoch, **self._epoch_state.dump()}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the state of the previous process. There is no connection until :meth:`up`."""
+        """Restore the result of :meth:`dump` from the previous process.
+
+        The sequencer is disconnected until :meth:`up`.
+        """
         self.epoch = data["epoch"]
         self._epoch_state.load(data)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore a batch from the write-ahead log: it was delivered before the restart."""
+        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
         self._epoch_state.restore_batch(seq, payload)
 
     def restore_loss(self, count: int) -> None:
-        """Restore a loss from the write-ahead log."""
+        """Restore the loss of ``count`` batches, which the write-ahead log has."""
         self.history.missing_before(self.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore a snapshot from the write-ahead log."""
+        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has as applied."""
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:
-        """Restore a new epoch from the write-ahead log."""
+        """Restore the beginning of a new epoch, which the write-ahead log has."""
         self._forget()
         if partial:
             self.history.missing_before(NOTHING, pending=True)
 
     def recovery_finished(self) -> None:
-        """Finish the recovery: drop the actions, because they were carried out before the restart."""
+        """Finish the recovery from the saved state.
+
+        Drop the actions, because the previous process has carried them out.
+        """
         self.actions.clear()
         self._epoch_state.recovery_finished()

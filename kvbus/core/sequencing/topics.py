@@ -1,16 +1,16 @@
-"""Select the batches under a source's topic from all batches of a publisher's socket.
+"""Select the batches of a source's topic from all batches of a publisher's socket.
 
-One PUB socket may carry several streams, each under its own topic. Either each topic has its own seqs, or all topics
-share one numbering. No message says which. kvbus reads all batches of the socket, and determines the numbering by the
-seqs:
+One PUB socket may carry several streams, each under its own topic. Either each topic has its own numbering, or all
+topics share one numbering. No message says which is the case. kvbus reads all batches of the socket, and infers it from
+the seqs. A batch of the source's topic is an *own* batch; a batch of another topic is a *foreign* batch.
 
-* A run of foreign batches that ends just before an own batch and begins no earlier than the next expected one proves a
-  shared numbering. From then on, each foreign batch takes up its number but delivers no events.
-* An own batch inside such a run, or a foreign batch under the number of another own batch, proves separate numberings.
-  From then on, foreign batches are ignored.
+* A run of foreign batches proves a shared numbering if it ends just before an own batch, and begins at the next
+  expected own batch or later. From then on, kvbus replaces each foreign batch by an empty batch with the same seq.
+* An own batch with a seq inside such a run proves separate numberings. So does a foreign batch with the seq of another
+  own batch. From then on, kvbus ignores foreign batches.
 
-During a connection, a source reads one topic: the first one that begins with the configured prefix. Without a prefix,
-batches under the empty topic also belong to the source, because that topic names no stream.
+During a connection, a source reads one topic: the first topic that begins with the configured prefix. If no prefix is
+configured, batches with the empty topic also belong to the source, because the empty topic names no stream.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 
 MAX_RUN: Final = 16_384
-"""Maximum number of foreign batches that wait for a proof. A replay buffer holds 10,000."""
+"""Maximum number of foreign batches that wait until the numbering is known. A replay buffer holds 10,000 batches."""
 
 _TS: Final = slice(1, 10)
 _FLOAT: Final = b"\xcb"
 _ZERO: Final = b"\xcb" + bytes(8)
 
 SeqBatch = tuple[int, bytes]
-"""A seq and its payload."""
+"""The seq and the payload of a batch."""
 
 
 def filler(payload: bytes) -> bytes:
-    """Return a batch without events in place of a foreign one. It holds its time, and its CRC-32 as a fourth element.
+    """Return an empty batch that replaces a batch of another topic under the same seq.
 
-    So different foreign batches have different fingerprints.
+    It has the time of the replaced batch, and the CRC-32 of that batch as a fourth element. So empty batches for
+    different batches have different fingerprints.
     """
     ts = payload[_TS] if payload[1:2] == _FLOAT and len(payload) > _TS.stop else _ZERO
     return b"\x94" + ts + b"\x90\xc0\xce" + crc32(payload).to_bytes(4, "big")
@@ -47,20 +48,20 @@ def _name(topic: bytes) -> bytes:
 
 
 class Topics:
-    """The topics of one source's socket.
+    """The topics of the socket from which one source reads.
 
     Args:
         prefix: prefix of the source's topic.
         shared: whether another source reads the same socket.
         sequencer: the sequencer of the source.
-        stats: counts batches under other topics.
+        stats: the counters of the source, which count batches of other topics.
 
     Attributes:
-        own: the topic that the source reads; None until a batch has come.
-        heard: whether a live batch has come under the own topic.
-        second: another topic that begins with the prefix.
-        elsewhere: a topic that does not begin with the prefix.
-        untold: whether a batch of an answer named no topic although the socket has several topics.
+        own: the topic that the source reads; None until a batch has arrived.
+        heard: whether the live stream has brought a batch of the source's topic.
+        second: another topic that begins with the prefix; None if there was none.
+        elsewhere: a topic that does not begin with the prefix; None if there was none.
+        untold: whether kvbus refused a batch of an answer, because it has no topic and the socket has several topics.
     """
 
     def __init__(self, prefix: bytes, shared: bool, sequencer: Sequencer, stats: SourceStats) -> None:
@@ -69,11 +70,14 @@ class Topics:
         self._sequencer = sequencer
         self._stats = stats
         self._runs: dict[int | None, list[SeqBatch]] = {}
-        """Runs of foreign batches that prove nothing yet: one of the live stream, and one of an answer."""
+        """Runs of foreign batches that do not prove a numbering yet.
+
+        The key None has the run of the live stream. The id of a request has the run of its answer.
+        """
         self.disconnected()
 
     def disconnected(self) -> None:
-        """Forget the topics: the next connection may be to another publisher."""
+        """Forget the topics, because the next connection may lead to another publisher."""
         self.own: bytes | None = None
         self._named: bytes | None = None
         self.heard = False
@@ -84,14 +88,17 @@ class Topics:
         self._runs.clear()
 
     def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return the sequencer's input for a live batch: nothing, the batch, or also foreign batches before it."""
+        """Return the batches that a live batch gives to the sequencer.
+
+        They are the batch itself, or the batch after empty batches for foreign ones, or none.
+        """
         if self._is_own(topic):
             self.heard = True
             return self._own(None, seq, payload, now)
         return self._foreign(None, topic, seq, payload, now)
 
     def of_answer(self, request: int, topic: bytes | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return the sequencer's input for a batch of a replay answer.
+        """Return the batches that a batch of a replay answer gives to the sequencer.
 
         A batch without a topic, or with an empty one, belongs to the source unless the socket has several topics.
         """
@@ -110,7 +117,7 @@ class Topics:
     def _is_own(self, topic: bytes) -> bool:
         if topic == self.own:
             return True
-        # the empty topic names no stream, and after a zero byte SGLang's topics name the epoch
+        # the empty topic names no stream. SGLang's topics have a zero byte, and after it the epoch
         if not topic.startswith(self.prefix) or (topic and self._named not in {None, _name(topic)}):
             return False
         if topic:
@@ -154,9 +161,9 @@ class Topics:
         return []
 
     def _separate_numberings(self, now: float) -> None:
-        """Ignore foreign batches from now on.
+        """Record that each topic has its own numbering, and ignore foreign batches from now on.
 
-        If foreign batches have taken up numbers, read the epoch again without them.
+        If empty batches for foreign ones were already delivered, read the epoch again without them.
         """
         self._separate = True
         self._runs.clear()
