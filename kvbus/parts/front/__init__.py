@@ -1,5 +1,6 @@
-"""kvbus as a proxy of an engine's HTTP API.
+"""Proxies of an engine's HTTP and gRPC APIs, so that routers find kvbus's events in place of the engine's.
 
-Routers and clients send their requests to kvbus. If a request asks where the engine's events are, kvbus answers with
-its own endpoints. kvbus forwards every other request to the engine, and the engine's answer to the client, unchanged.
+Routers and clients send their requests for the engine to kvbus. If a request asks for the endpoints of the engine's
+events, kvbus answers with its own endpoints. kvbus forwards every other request to the engine, and returns the engine's
+answer unchanged.
 """

@@ -1,6 +1,6 @@
-"""Replace the endpoints in an engine's answer, which says where its events are, by kvbus's.
+"""Rewrite an engine's answer that lists the endpoints of its events: replace the endpoints by kvbus's own.
 
-The answers have the forms that :mod:`kvbus.parts.discovery.engine_answers` reads. Every other part of an answer stays
+:mod:`kvbus.parts.discovery.engine_answers` describes the forms of these answers. All other fields of an answer stay
 unchanged.
 """
 
@@ -18,17 +18,17 @@ _KVBUS: Final = {"publisher": "zmq", "topic": "", "encoding": "msgpack", "schema
 
 
 class UnanswerableError(DiscoveryError):
-    """kvbus cannot say where the engine's events are. The text is for people."""
+    """kvbus cannot tell a router the endpoints of the engine's events. The error's text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The endpoints at which kvbus offers the events of one rank.
+    """The endpoints at which a router gets the events of one rank from kvbus.
 
     Attributes:
-        endpoint: the live stream's endpoint, as the output has it.
-        replay_endpoint: the replay's endpoint, None if there is no replay.
-        topic: the topic that kvbus publishes under; None if it is the engine's own.
+        endpoint: the endpoint of the live stream, as it is configured for kvbus's output.
+        replay_endpoint: the endpoint of the replay; None if kvbus offers no replay.
+        topic: the topic under which kvbus publishes; None if kvbus keeps the engine's topic.
         host: the host that replaces a wildcard in an endpoint.
     """
 
@@ -39,29 +39,32 @@ class Offer:
 
     @property
     def reached(self) -> str:
-        """The live stream's endpoint, with a host that other hosts can dial."""
+        """The endpoint of the live stream, with a host to which other hosts can connect."""
         return _reached(self.endpoint, self.host)
 
     @property
     def replay_reached(self) -> str | None:
-        """The replay's endpoint, with a host that other hosts can dial; None if there is no replay."""
+        """The endpoint of the replay, with a host to which other hosts can connect; None if kvbus offers no replay."""
         return None if self.replay_endpoint is None else _reached(self.replay_endpoint, self.host)
 
 
 Offers = Mapping[int, Offer]
-"""Offers by rank."""
+"""By rank: the endpoints at which a router gets the rank's events from kvbus."""
 
 
 def of_kvbus(offers: Offers) -> dict[str, Any]:
-    """Return an answer to ``/kv_event_sources`` for an engine without that path, in the vLLM router's form."""
+    """Return an answer to ``/kv_event_sources`` on behalf of an engine that does not have this path.
+
+    The answer has the form that vLLM's router reads.
+    """
     return {str(rank): _announced(_KVBUS, offer) for rank, offer in sorted(offers.items())}
 
 
 def of_vllm(answer: Any, offers: Offers) -> Any:
-    """Return an engine's answer to ``/kv_event_sources`` with kvbus's endpoints.
+    """Replace the endpoints in an engine's answer to ``/kv_event_sources`` by kvbus's endpoints.
 
     Raises:
-        DiscoveryError: the answer has no known form, or names a rank that kvbus does not have.
+        DiscoveryError: the answer has none of the known forms, or it lists a rank that kvbus does not have.
     """
     if isinstance(answer, list):
         return [_entry(each, offers) for each in answer]
@@ -73,12 +76,12 @@ def of_vllm(answer: Any, offers: Offers) -> Any:
 
 
 def of_sglang(answer: Any, offers: Offers) -> Any:
-    """Return an engine's answer to ``/server_info`` with kvbus's endpoints.
+    """Replace the endpoints in an engine's answer to ``/server_info`` by kvbus's endpoints.
 
-    An answer that does not mention KV events is returned unchanged, as the same object.
+    If the answer does not mention KV events, return the same object.
 
     Raises:
-        DiscoveryError: the answer's form cannot express where kvbus has the events.
+        DiscoveryError: the form of the answer cannot express kvbus's endpoints, or has an unknown form.
     """
     if not isinstance(answer, dict) or not (answer.get("kv_events") or answer.get("kv_event_sources")):
         return answer
@@ -88,18 +91,18 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
         answer["kv_event_sources"] = [_entry(each, offers) for each in sources]
     if described:
         described = mapping(described)
-        # the description counts the ranks of all nodes, and the list has those of this node
+        # take the ranks from the list, because `dp_size` also counts the ranks of other nodes
         ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1)) or 1))
         answer["kv_events"] = _described(described, ranks, offers)
     return answer
 
 
 def _described(described: dict[str, Any], ranks: list[int], offers: Offers) -> dict[str, Any]:
-    """Return SGLang's description with kvbus's endpoints. It describes rank r as base port + r."""
+    """Replace the endpoints in the object ``kv_events`` of SGLang's answer, which has rank r at a base port plus r."""
     first = offer_of(ranks[0], offers)
     announced = {
         **described,
-        # with a wildcard, routers take the host of the worker's URL, which is this host
+        # a wildcard may stay: routers replace it by the host of the worker's URL, which is kvbus's host
         "endpoint_host": parse_endpoint(first.endpoint).host,
         "endpoint_port_base": _base(ranks, [offer_of(rank, offers).endpoint for rank in ranks]),
         "replay_endpoint_port_base": None
@@ -124,9 +127,9 @@ def _base(ranks: list[int], endpoints: list[str]) -> int:
 
 
 def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
-    """Return a publisher's entry with kvbus's endpoints.
+    """Replace the endpoints in one publisher's entry.
 
-    An entry that is not ZeroMQ's does not publish, and is unchanged.
+    An entry of a publisher that does not use ZeroMQ stays unchanged.
     """
     publisher = mapping(entry)
     if publisher.get("publisher", "zmq") != "zmq":
@@ -141,7 +144,7 @@ def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
 
 
 def offer_of(rank: int, offers: Offers) -> Offer:
-    """Return the endpoints at which kvbus offers a rank.
+    """Return the endpoints at which a router gets this rank's events from kvbus.
 
     Raises:
         UnanswerableError: kvbus does not have this rank.

@@ -1,10 +1,13 @@
-"""A proxy of an engine's gRPC API: it forwards calls of all methods, and changes the answers of three methods.
+"""A proxy of an engine's gRPC API.
 
-Routers and workers beside the engine send their calls to kvbus. It forwards calls and answers as bytes.
+It forwards all calls, and changes the answers of three methods.
+
+Routers, and workers on the engine's host, send their calls to kvbus. kvbus forwards calls and answers as bytes, without
+decoding them.
 
 ``vllm.Control/GetKvEventSources`` and ``openengine.v1.Control/GetKvEventSources`` (TensorRT-LLM) return one source for
-each rank. Their messages differ in one field: the endpoint is a string in vLLM's, and a message in OpenEngine's.
-``sglang.runtime.v1.SglangService/GetServerInfo`` returns JSON in a string, with the content of SGLang's
+each rank. The two messages differ in one field: the endpoint is a string in vLLM's message, and a message in
+OpenEngine's. ``sglang.runtime.v1.SglangService/GetServerInfo`` returns a string with the same JSON as SGLang's
 ``/server_info``.
 """
 
@@ -39,29 +42,32 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglan
 from kvbus.parts.front.server import Observed, offers
 
 _SOURCES: Final = 1
-"""Field number in the answer of GetKvEventSources: the sources, one for each rank."""
+"""Number of the protobuf field that holds the sources in the answer of GetKvEventSources.
+
+It occurs once for each rank.
+"""
 _TRANSPORT, _ENDPOINT, _TOPIC, _REPLAY, _RANK, _ENCODING, _SCHEMA = range(1, 8)
-"""Field numbers in a source."""
+"""Numbers of the protobuf fields of a source."""
 _ZMQ: Final = b"zmq"
 
 Endpoint: TypeAlias = Callable[[str], bytes]
-"""A function that encodes an endpoint as a field of a source."""
+"""A function that encodes an endpoint as the protobuf field of a source."""
 
 
 def text_endpoint(endpoint: str) -> bytes:
-    """Return an endpoint as a field in vLLM's form, a string."""
+    """Encode an endpoint as a protobuf field in vLLM's form, which is a string."""
     return text_field(_ENDPOINT, endpoint.encode())
 
 
 def open_engine_endpoint(endpoint: str) -> bytes:
-    """Return an endpoint as a field in OpenEngine's form, a KvEndpoint message with host, port and protocol."""
+    """Encode an endpoint as a protobuf field in OpenEngine's form, a message with host, port and protocol."""
     address = parse_endpoint(endpoint)
     host, port, protocol = text_field(1, address.host.encode()), number_field(2, address.port), text_field(3, b"tcp")
     return text_field(_ENDPOINT, host + port + protocol)
 
 
 def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
-    """Return an answer of GetKvEventSources for an engine that does not have this method."""
+    """Encode an answer of GetKvEventSources on behalf of an engine that does not have this method."""
     sources = b""
     for rank, offer in sorted(offers.items()):
         head = text_field(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + number_field(_RANK, rank)
@@ -70,12 +76,12 @@ def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
 
 
 def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
-    """Return the engine's answer of GetKvEventSources with kvbus's endpoints.
+    """Replace the endpoints in an engine's answer of GetKvEventSources by kvbus's endpoints.
 
-    A source that is not ZeroMQ's stays unchanged.
+    A source that does not use ZeroMQ stays unchanged.
 
     Raises:
-        DiscoveryError: the answer is not such a message, or names a rank that kvbus does not have.
+        DiscoveryError: the answer is not a message of this kind, or it lists a rank that kvbus does not have.
     """
     return b"".join(
         text_field(_SOURCES, _source(field.value, offers, endpoint)) if field.number == _SOURCES else field.raw
@@ -84,10 +90,10 @@ def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint
 
 
 def of_server_info(answer: bytes, offers: Offers) -> bytes:
-    """Return SGLang's answer with kvbus's endpoints in its JSON.
+    """Replace the endpoints in the JSON of SGLang's answer of GetServerInfo by kvbus's endpoints.
 
     Raises:
-        DiscoveryError: the answer is not such a message, or its form cannot express where kvbus has the events.
+        DiscoveryError: the answer is not a message of this kind, or its form cannot express kvbus's endpoints.
     """
     return b"".join(
         text_field(JSON_INFO, _server_info(field.value, offers)) if field.number == JSON_INFO else field.raw
@@ -118,32 +124,35 @@ def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
 
 def _announced(offer: Offer, endpoint: Endpoint) -> bytes:
     texts = ((_TOPIC, offer.topic), (_REPLAY, offer.replay_reached))
-    # proto3 does not send an empty string
+    # leave out empty strings, because proto3 does not send them
     return endpoint(offer.reached) + b"".join(text_field(number, text.encode()) for number, text in texts if text)
 
 
 log = logging.getLogger("kvbus.front.grpc.server")
-# the call is refused below, so gRPC's traceback is not needed
+# drop gRPC's traceback of invalid metadata, because kvbus refuses such a call itself
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
 HANDSHAKE: Final = 20_000
-"""Milliseconds within which a client has to complete the HTTP/2 handshake."""
+"""Maximum time in milliseconds that a client may take for the HTTP/2 handshake."""
 DEAD: Final = 60_000
-"""Milliseconds of silence after which gRPC pings a client. The client has 20 s to answer."""
+"""Time in milliseconds without data after which gRPC pings a client. The client has 20 s to answer the ping."""
 ALONE: Final = 0.1
-"""Seconds to wait for the end of a request after its first message."""
+"""Time in seconds to wait, after the first message of a request, for the end of the request."""
 GRACE: Final = 1.0
-"""Seconds that calls under way get when kvbus shuts down."""
+"""Time in seconds in which open calls may end when kvbus shuts down."""
 LOOK: Final = 0.01
-"""Seconds between two checks of the channel's state. gRPC reports a lost connection after the calls that were on it."""
+"""Time in seconds between two checks of the state of the channel to the engine.
+
+Several checks are needed, because gRPC reports a lost connection only after it has ended the calls of that connection.
+"""
 LOOKS: Final = 10
 
 _SERVER: Final = (
     *METADATA_LIMITS,
-    ("grpc.so_reuseport", 0),  # otherwise a second kvbus could listen on the same port
+    ("grpc.so_reuseport", 0),  # with SO_REUSEPORT, a second kvbus could listen on the same port
     ("grpc.server_handshake_timeout_ms", HANDSHAKE),
     ("grpc.keepalive_time_ms", DEAD),
-    # engines accept any number of pings, so their clients may send many; a GOAWAY would cost a client its calls
+    # Accept any number of pings, as engines do. Otherwise gRPC would send a GOAWAY, which ends the client's calls.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
@@ -151,10 +160,10 @@ Context: TypeAlias = aio.ServicerContext
 
 
 class _Answer(NamedTuple):
-    """The functions that make the answer of a method.
+    """The functions that make kvbus's answer of one method.
 
-    ``changed`` rewrites the engine's answer. ``own`` makes an answer if the engine does not have the method; None if
-    kvbus cannot do so.
+    ``changed`` rewrites the engine's answer. ``own`` makes an answer if the engine does not have the method. It is None
+    if kvbus cannot answer without the engine.
     """
 
     changed: Callable[[bytes, Offers], bytes]
@@ -171,10 +180,10 @@ _ASKED: Final = {
 
 
 class GrpcFront:
-    """A gRPC server that listens in the engine's place.
+    """A gRPC server to which routers connect in place of the engine.
 
     Args:
-        observed: the configuration and the current sources.
+        observed: the daemon's configuration and its current sources.
         front: the configuration section ``front_grpc``.
     """
 
@@ -204,14 +213,14 @@ class GrpcFront:
         self.address = (host, port)
 
     async def close(self) -> None:
-        """Stop listening, and end the calls under way after ``GRACE``."""
+        """Stop listening. End the open calls after :data:`GRACE` seconds."""
         if self.address is not None:
             self.address = None
             await self._server.stop(GRACE)
             await self._channel.close()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a call, the same for every method."""
+        """Return the handler of a call. All methods have the same handler, which forwards bytes."""
 
         async def each(_: object, context: Context) -> None:
             await self._each(details.method, context)
@@ -240,7 +249,10 @@ class GrpcFront:
             stats.open -= 1
 
     async def _hand_on(self, method: str, context: Context, over: _Over) -> None:
-        """Forward the engine's answer. Send each message at once, but not faster than the client reads."""
+        """Forward a call to the engine, and the engine's answer to the client.
+
+        Each message is sent as soon as it comes, but not faster than the client reads.
+        """
         call, sending = await self._begin(method, context)
         begun = False
         try:
@@ -250,7 +262,7 @@ class GrpcFront:
             while (message := await call.read()) is not aio.EOF:
                 await context.write(message)
         except aio.AioRpcError:
-            pass  # the status is forwarded below
+            pass  # the engine's status is forwarded below
         finally:
             if sending is not None:
                 sending.cancel()
@@ -259,10 +271,13 @@ class GrpcFront:
         await _end(call, context)
 
     async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
-        """Call the engine. Return the call, and the task that forwards the client's further messages or None.
+        """Begin the call to the engine.
 
-        Nearly all requests have one message. kvbus writes it together with the end of the request. While grpcio writes
-        to a call that the engine has ended, it forgets the engine's status and reports INTERNAL.
+        Return the call, and the task that forwards the client's further messages.
+
+        The task is None if the request has only one message, as nearly all requests have. kvbus then writes that
+        message and the end of the request together. This avoids a fault of grpcio: if it writes to a call that the
+        engine has ended, it loses the engine's status and reports INTERNAL.
         """
         options = {"timeout": context.time_remaining(), "metadata": _metadata(context)}
         first = await context.read()
@@ -278,9 +293,12 @@ class GrpcFront:
         return call, asyncio.ensure_future(_send(context, call, first, more))
 
     async def _outcome(self, call: Any, *, begun: bool) -> str:
-        """Return the outcome of a call that has ended.
+        """Return the outcome of a call that has ended, as a label of counters.
 
-        The status UNAVAILABLE can come from the engine itself. If it does not, the connection to the engine is lost.
+        ``begun`` is whether the answer had begun.
+
+        The status UNAVAILABLE may be the engine's own answer, or it may mean that the connection to the engine was
+        lost. The state of the channel distinguishes the two cases.
         """
         if await call.code() is grpc.StatusCode.UNAVAILABLE:
             for _ in range(LOOKS):
@@ -290,9 +308,9 @@ class GrpcFront:
         return "passed"
 
     async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:
-        """Answer a call for the event endpoints.
+        """Answer a call that asks for the endpoints of the engine's events.
 
-        Other fields of the engine's answer, and its error, are passed on unchanged.
+        The other fields of the engine's answer stay unchanged. If the engine answers with an error, forward it.
         """
         asked = await context.read()
         call = self._channel.unary_unary(method)(
@@ -324,7 +342,7 @@ class GrpcFront:
 
 
 class _Over:
-    """Counter of a call's outcome. Only the first outcome reported counts."""
+    """A function that counts the outcome of one call. Only the first outcome that is reported counts."""
 
     def __init__(self, stats: CallStats) -> None:
         self._stats = stats
@@ -345,12 +363,19 @@ async def _end(call: Any, context: Context) -> None:
 
 
 async def _next(context: Context, message: Any) -> Any:
-    """Return the client's next message after ``message``. After the end of the request it is the end again."""
+    """Return the client's message after ``message``. If ``message`` is the end of the request, return it again."""
     return message if message is aio.EOF else await context.read()
 
 
 async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[Any]) -> None:
-    """Forward the client's messages and the end of its request to the engine."""
+    """Forward the client's messages, and the end of its request, to the engine.
+
+    Args:
+        context: the client's call.
+        call: the call to the engine.
+        first: the client's first message.
+        more: a task that returns the client's second message.
+    """
     try:
         if first is not aio.EOF:
             await call.write(first)
@@ -360,13 +385,13 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
             message = await context.read()
         await call.done_writing()
     except (aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
-        pass  # the engine has ended the call, and the coroutine that reads its answer handles that
+        pass  # the engine has ended the call; the coroutine that reads its answer handles that
     finally:
         more.cancel()
 
 
 def _refusal(host: str, port: int) -> str:
-    """Return why this host cannot listen at an address. gRPC does not report the operating system's error."""
+    """Return why kvbus cannot listen at an address. Find out by binding it, because gRPC does not report the reason."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -380,20 +405,23 @@ def _refusal(host: str, port: int) -> str:
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
-    """Return a call's metadata without ``user-agent``, which gRPC sends to the engine itself."""
+    """Return a call's metadata without ``user-agent``, because gRPC sends its own ``user-agent`` to the engine."""
     return tuple((name, value) for name, value in context.invocation_metadata() or () if name != "user-agent")
 
 
 def _is_ascii(value: str) -> bool:
-    """Return whether gRPC can send a metadata value. It also receives values that it cannot send."""
+    """Return whether gRPC can send this metadata value. It can receive values that it cannot send."""
     return value.isascii() and value.isprintable()
 
 
 def local_address(peer: str) -> str:
-    """Return the address of this host from which a client is reached. gRPC does not report the address that it dialled.
+    """Return the address of this host from which it reaches a client.
+
+    The address replaces a wildcard in kvbus's endpoints. gRPC does not report the address to which the client
+    connected.
 
     Args:
-        peer: the client as gRPC names it, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.
+        peer: the client's address in gRPC's form, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.
     """
     family, _, where = unquote(peer).partition(":")
     with socket.socket(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, socket.SOCK_DGRAM) as way:

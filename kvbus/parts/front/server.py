@@ -1,4 +1,4 @@
-"""A proxy of an engine's HTTP API: it forwards requests, and changes the answers that name event endpoints."""
+"""A proxy of an engine's HTTP API. It forwards requests, and changes the answers that list the endpoints of events."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_kvbus
 
 
 class Observed(Protocol):
-    """The daemon as the proxy sees it: its configuration, and the current source streams by slot."""
+    """The part of the daemon that a proxy needs: its configuration, and its current source streams by slot."""
 
     config: Config
     streams: dict[int, SourceStream]
 
 
 def offers(observed: Observed, front: Fronting, host: str) -> Offers:
-    """Return kvbus's endpoints of an engine by rank.
+    """Return, by rank, the endpoints at which a router gets an engine's events from kvbus.
 
     Args:
-        observed: the current sources.
+        observed: the daemon's configuration and its current sources.
         front: the configuration of the proxy. It names the engine's source, and the output that the engine's routers
             read.
         host: the host that replaces a wildcard in an endpoint.
 
     Raises:
-        UnanswerableError: kvbus has no such source now, several sources could be the engine, or all ranks share one
+        UnanswerableError: kvbus has no such source now, or several sources could be the engine, or all ranks share one
             stream.
     """
     config = observed.config
@@ -67,33 +67,37 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
 
 
 CONNECT: Final = 5.0
-"""Timeout for connecting to the engine, in seconds. The engine's answer has no timeout."""
+"""Timeout in seconds of connecting to the engine. There is no timeout for the engine's answer."""
 IDLE: Final = 75.0
-"""Timeout in seconds for the head of a request, between two parts of its body, and between two requests of a client. It
-is longer than routers keep idle connections."""
+"""Timeout in seconds of a client that sends nothing.
+
+It applies to the head of a request, between two parts of its body, and between two requests. It is longer than the time
+for which routers keep idle connections.
+"""
 KEPT: Final = 2.0
-"""Seconds for which kvbus reuses an idle connection to the engine. Engines close idle connections after five seconds. A
-request sent on a connection that the engine closes at that moment would be lost."""
+"""Time in seconds for which kvbus reuses an idle connection to the engine.
+
+Engines close idle connections after five seconds. If kvbus sent a request at that moment, the request would be lost.
+"""
 LINE: Final = 16_384
-"""Maximum bytes of a request line, a status line and each header, of requests and of answers."""
+"""Maximum size in bytes of a request line, of a status line, and of each header, in requests and in answers."""
 AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "Date", "Server", "User-Agent")
-"""Headers that aiohttp would add on its own."""
+"""Headers that aiohttp adds if they are missing. The proxy must not add them to forwarded messages."""
 
 _ODD: Final = "surrogateescape"
 _HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers that concern a single connection. kvbus does not forward them."""
+"""Headers that concern a single connection, so kvbus does not forward them."""
 _NEVER_NAMED: Final = frozenset({"content-length", "host"})
-"""Headers that kvbus forwards even if a Connection header names them. Without them the message would be a different
-one."""
+"""Headers that kvbus forwards even if a Connection header lists them, because the message depends on them."""
 
 
 class Engine:
-    """A pool of connections to one engine.
+    """The pool of connections to one engine.
 
     Args:
-        base: the base URL of the engine.
+        base: the base URL of the engine's HTTP API.
     """
 
     def __init__(self, base: str) -> None:
@@ -109,18 +113,18 @@ class Engine:
         )
 
     async def ask(self, request: web.Request, *, without: frozenset[str] = frozenset()) -> ClientResponse:
-        """Forward a request to the engine, and return the answer as soon as its head has come.
+        """Forward a request to the engine, and return the answer as soon as its head has arrived.
 
         Args:
-            request: the request. Its body is read as fast as the engine accepts it.
-            without: names of further headers that are not forwarded, in lower case.
+            request: the client's request. Its body is read only as fast as the engine accepts it.
+            without: names of further headers, in lower case, that are not forwarded.
 
         Raises:
             aiohttp.ClientError: the engine cannot be reached, or its answer is not HTTP.
             ValueError: the request cannot be written to the engine.
         """
         headers = end_to_end(request.raw_headers)
-        for name in ("expect", *without):  # kvbus has answered "Expect: 100-continue" itself
+        for name in ("expect", *without):  # kvbus has already answered "Expect: 100-continue"
             headers.popall(name, None)
         return await self._session.request(
             request.method,
@@ -136,15 +140,15 @@ class Engine:
 
 
 class BodyError(Exception):
-    """The body of a client's request ends too early or is malformed. The text is for people."""
+    """The body of a client's request ends too early or is malformed. The error's text is for the client's operator."""
 
 
 async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator[bytes]:
-    """Yield the parts of a body as they come.
+    """Yield the parts of a request's body as they arrive.
 
     Raises:
-        BodyError: no part has come for ``seconds``, or the client has closed the connection. A malformed chunk also
-            shows as silence.
+        BodyError: no part has arrived for ``seconds``, or the client has closed the connection. A malformed chunk has
+            the same effect as no part.
     """
     while True:
         try:
@@ -160,21 +164,21 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
 
 def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
-    """Return the headers in their original spelling, without the headers that concern a single connection."""
+    """Return the headers without those that concern a single connection. Keep the spelling of their names."""
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)
-    spelled: dict[str, str] = {}  # if one name has two spellings, aiohttp replaces the value instead of adding one
+    spelled: dict[str, str] = {}  # use one spelling for each name: aiohttp would replace, not add
     return CIMultiDict(
         (spelled.setdefault(name.lower(), name), value) for name, value in headers if name.lower() not in off
     )
 
 
 class Answer(web.StreamResponse):
-    """The engine's answer, as kvbus forwards it.
+    """The engine's answer, as kvbus forwards it to the client.
 
     Attributes:
-        absent: headers that the engine's answer lacks and that aiohttp would add.
+        absent: names of the headers that the engine's answer lacks and that aiohttp would add.
     """
 
     def __init__(self, upstream: ClientResponse) -> None:
@@ -184,7 +188,7 @@ class Answer(web.StreamResponse):
 
 
 async def as_it_came(_request: web.Request, response: web.StreamResponse) -> None:
-    """Remove the headers that aiohttp has added to an answer of the engine, before the answer is sent."""
+    """Remove the headers that aiohttp has added to an engine's answer, just before the answer is sent."""
     if isinstance(response, Answer):
         for name in response.absent:
             response.headers.popall(name, None)
@@ -193,7 +197,7 @@ async def as_it_came(_request: web.Request, response: web.StreamResponse) -> Non
 log = logging.getLogger("kvbus.front.server")
 
 MAX_ANSWER: Final = 4 * 1024 * 1024
-"""Maximum bytes of an engine's answer that says where its events are."""
+"""Maximum size in bytes of an engine's answer that lists the endpoints of its events."""
 NO_SUCH_PATH: Final = (404, 405)
 
 PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
@@ -201,14 +205,17 @@ PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
     "/server_info": of_sglang,
     "/get_server_info": of_sglang,
 }
-"""Paths at which routers ask an engine for its event endpoints, each with the function that rewrites the answer."""
+"""Paths at which routers ask an engine for the endpoints of its events.
+
+Each path has the function that rewrites the engine's answer.
+"""
 
 
 class FrontServer:
-    """An HTTP server that listens in the engine's place.
+    """An HTTP server to which routers connect in place of the engine.
 
     Args:
-        observed: the configuration and the current sources.
+        observed: the daemon's configuration and its current sources.
         front: the configuration section ``front``.
     """
 
@@ -246,7 +253,7 @@ class FrontServer:
         self.address = await self._connections.listen("front", *parse_address(self._front.listen))
 
     async def close(self) -> None:
-        """Stop listening, and end the requests under way."""
+        """Stop listening, and end the open requests."""
         await self._connections.close()
         if self._engine is not None:
             await self._engine.close()
@@ -282,7 +289,10 @@ class FrontServer:
         return await self._hand_on(request, upstream)
 
     async def _hand_on(self, request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-        """Forward the engine's answer. Send each part at once, but not faster than the client reads."""
+        """Forward the engine's answer to the client.
+
+        Each part is sent as soon as it comes, but not faster than the client reads.
+        """
         answer = Answer(upstream)
         try:
             await answer.prepare(request)
@@ -295,7 +305,7 @@ class FrontServer:
             log.warning("%s %s: the engine broke its answer off: %s", request.method, request.path, error)
             self.stats.requests["engine_broke_off"] += 1
             if request.transport is not None:
-                # the client sees that the answer is incomplete: the last chunk or some bytes are missing
+                # close the connection, so that the client notices that the last chunk or some bytes are missing
                 request.transport.close()
         else:
             self.stats.requests["passed"] += 1
@@ -306,9 +316,9 @@ class FrontServer:
     async def _where(
         self, request: web.Request, engine: Engine, read: Callable[[Any, Offers], Any]
     ) -> web.StreamResponse:
-        """Answer a request for the event endpoints.
+        """Answer a request that asks for the endpoints of the engine's events.
 
-        Other fields of the engine's answer, and a refusal, are passed on unchanged.
+        The other fields of the engine's answer stay unchanged. If the engine refuses the request, forward its refusal.
         """
         async with await engine.ask(request, without=frozenset({"accept-encoding"})) as upstream:
             text = bytearray()
@@ -342,7 +352,10 @@ class FrontServer:
         return offers(self._observed, self._front, host)
 
     def _problem(self, outcome: str, status: int, text: str) -> web.Response:
-        """Return an error answer that ends the connection, because the rest of the request was not read."""
+        """Count ``outcome``, and return an error answer that closes the connection.
+
+        The connection cannot be used again, because the remaining part of the request was not read.
+        """
         self.stats.requests[outcome] += 1
         response = web.json_response({"error": text}, status=status)
         response.force_close()
@@ -350,7 +363,10 @@ class FrontServer:
 
 
 def _refusal(request: web.Request) -> tuple[str, int, str] | None:
-    """Return why a request cannot be forwarded, as outcome, HTTP status and text. Return None if it can."""
+    """Return why a request cannot be forwarded: the outcome for counters, the HTTP status, and a text.
+
+    Return None if the request can be forwarded.
+    """
     coding = ", ".join(request.headers.getall("Transfer-Encoding", ()))
     if coding.lower() not in ("", "chunked"):
         return "bad_request", 501, f"kvbus hands on no Transfer-Encoding but chunked: {coding!r:.100}"
@@ -362,7 +378,7 @@ def _refusal(request: web.Request) -> tuple[str, int, str] | None:
 
 
 def _bad_requests(stats: FrontStats) -> type[AbstractAccessLogger]:
-    """Return an access logger that counts malformed requests. aiohttp shows them to no handler."""
+    """Return an access logger that counts malformed requests, because aiohttp passes them to no handler."""
 
     class BadRequests(AbstractAccessLogger):
         def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:  # noqa: ARG002
