@@ -1,7 +1,7 @@
-"""`LogRouter`: an index of prefixes from the streams of a log, for Python routers that read the log themselves.
+"""`LogRouter`: a prefix index for Python routers that read the streams of a log themselves.
 
-The log's kind needs its extra (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``). The streams have to contain
-token ids (``outputs[].token_ids: keep`` of their writers).
+The kind of log needs its extra (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``). The streams have to contain
+token ids, so their writers need ``outputs[].token_ids: keep``.
 
 >>> from kvbus.parts.log_router import LogRouter
 >>> async def choose(prompt: list[int]) -> None:
@@ -39,27 +39,28 @@ if TYPE_CHECKING:
     from kvbus.core.types import Hash
 
 PAUSE: Final = 1.0
-"""Seconds until kvbus tries again to read a log that it could not read."""
+"""Time in seconds after which kvbus tries again to read a log that it could not read."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream of the log, with its feed into the index and its slot."""
+    """One stream of the log: the object that applies its batches to the index, and the stream's slot."""
 
     feed: Feed
     slot: int
 
 
 class LogRouter:
-    """Follow the streams of a log, and find the worker that holds the longest prefix of a prompt.
+    """An index of the streams in a log, which finds the worker that holds the longest prefix of a prompt.
 
-    Use it with ``async with``, in the event loop that follows the log. A worker has the name of an aggregator's source,
-    ``WORKER.SOURCE.RANK``. A worker is removed when its writer ends the stream, or is silent for 30 s while the log can
-    be read. While the log cannot be read, all blocks stay, and :attr:`lag` grows.
+    Use it with ``async with``. It follows the log in the event loop in which it was entered. A worker has the same name
+    as an aggregator's source, ``WORKER.SOURCE.RANK``. A worker is removed when its writer ends the stream, or is silent
+    for 30 s while the log can be read. While the log cannot be read, all blocks stay, and :attr:`lag` grows.
 
     Args:
         kind: the kind of log: ``kafka``, ``nats`` or ``redis``.
-        keys: the keys of ``sources[].discover.KIND``: ``endpoint``, patterns of the streams, TLS and authentication.
+        keys: the keys of ``sources[].discover.KIND``: ``endpoint``, the patterns of the streams, and the settings of
+            TLS and authentication.
 
     Raises:
         ValueError: the kind does not exist, its extra is not installed, or a key is not valid. The text names each
@@ -82,12 +83,19 @@ class LogRouter:
         self._began_at = 0.0
         self._task: asyncio.Task[None] | None = None
         self.unreachable = ""
-        """Why the log cannot be read now; empty if it can."""
+        """The reason for which the log cannot be read now; empty if it can be read."""
 
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """Return how many blocks of a prompt each worker holds, longest first. Workers that hold none are omitted.
+        """Return the number of a prompt's blocks that each worker holds, in descending order.
+
+        A worker that holds no block of the prompt is left out.
+
+        Args:
+            tokens: the token ids of the prompt.
+            lora: the LoRA adapter of the request; None for the base model.
+            salt: the cache salt of the request; None if it has none.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -96,9 +104,15 @@ class LogRouter:
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
-        """Return the part of a prompt that each worker holds: blocks, block size, and blocks by medium; longest first.
+        """Return the part of a prompt that each worker holds, in descending order of the number of blocks.
 
-        Workers that hold none are omitted.
+        A :class:`~kvbus.client.prefix_index.Match` has the number of blocks, the block size, and the number of blocks
+        by medium. A worker that holds no block of the prompt is left out.
+
+        Args:
+            tokens: the token ids of the prompt.
+            lora: the LoRA adapter of the request; None for the base model.
+            salt: the cache salt of the request; None if it has none.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -108,9 +122,10 @@ class LogRouter:
         return self._index.matches(tokens, lora=lora, salt=salt)
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
-        """Return the part of a prompt that each worker holds, given the prompt's block hashes.
+        """Return the part of a prompt that each worker holds, found by the hashes of the prompt's blocks.
 
-        The hashes are in the prompt's order, as the engines compute them.
+        Args:
+            hashes: the hashes in the order of the prompt, as the engines compute them.
 
         Raises:
             RouterError: the router is not open, or has failed.
@@ -119,37 +134,45 @@ class LogRouter:
         return self._index.matches_by_hash(hashes)
 
     def blocks(self) -> dict[Worker, dict[str, int]]:
-        """Return the number of blocks of each worker by medium."""
+        """Return the number of blocks that each worker holds, by medium."""
         return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
-        """Return the hashes of each worker's oldest blocks, as `PrefixRouter.names` does."""
+        """Return the hashes of each worker's oldest blocks, up to ``most`` of each worker.
+
+        `PrefixRouter.names` describes the result.
+        """
         return {worker: self._index.names(worker, most) for worker in self._index.workers}
 
     def status(self) -> dict[str, Status]:
-        """Return the condition of each stream, by its worker's name."""
+        """Return the status of each stream, by the name of its worker."""
         return {
             each.feed.names[0]: replace(each.feed.status, unreachable=self.unreachable)
             for each in self._streams.values()
         }
 
     def __len__(self) -> int:
-        """Return the number of blocks of all workers."""
+        """Return the number of blocks that all workers hold together."""
         return len(self._index)
 
     @property
     def tokenless(self) -> int:
-        """Number of stores without token ids. No prompt finds their blocks. Their writers need ``token_ids: keep``."""
+        """Number of stores without token ids.
+
+        Their blocks are found by no prompt. The writers need ``token_ids: keep``.
+        """
         return sum(each.feed.status.tokenless for each in self._streams.values())
 
     @property
     def refused(self) -> dict[str, dict[Reason, int]]:
-        """Number of events and batches that were not applied, by worker and reason."""
+        """Number of events and batches that were not applied to the index, by worker and reason."""
         return {each.feed.names[0]: dict(each.feed.status.refused) for each in self._streams.values()}
 
     @property
     def lag(self) -> float:
-        """Seconds since the latest time up to which everything in the log is known to be read.
+        """Number of seconds by which the index may lag.
+
+        It contains everything that the log had this many seconds ago.
 
         Raises:
             RouterError: the router is not open, or has failed.
@@ -157,7 +180,7 @@ class LogRouter:
         return self._check().lag
 
     async def settled(self) -> None:
-        """Wait until everything was read that the log had when reading began.
+        """Wait until the index contains everything that the log had when reading began.
 
         Raises:
             RouterError: the router is not open, or has failed.
@@ -187,7 +210,7 @@ class LogRouter:
             self._streams.clear()
             self._settled.clear()
 
-    # -- in the loop
+    # -- following the log in the event loop
 
     async def _follow(self, carrier: LogStreams) -> None:
         while True:
@@ -212,7 +235,7 @@ class LogRouter:
                 stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)
                 carrier.open(endpoint, stream.slot, partial(self._take, carrier, stream.feed), lambda: None)
         if not self._streams:
-            self._settled.set()  # an empty set is yielded only after the complete log was read
+            self._settled.set()  # an empty set is yielded only after the log was read to its end
 
     def _take(self, carrier: LogStreams, feed: Feed, event: RelayEvent) -> None:
         if isinstance(event, RecordReceived):
