@@ -1,11 +1,12 @@
-"""Append one stream to a log. Append its state first, again after batches were dropped, and again when it is due.
+"""Append one stream to a log: first the stream's state, then its batches.
 
-A router can ask kvbus for a state, but a broker knows the engine's blocks only from its records. So a stream in a log
-begins with the state. The state is appended again when batches were dropped, because the queue was full or the log was
-unreachable, and when it is due. The queue is bounded, and no engine waits for the log.
+A router can request a state from kvbus. But a reader of a log knows the engine's blocks only from the stream's records.
+So a stream in a log begins with the state. kvbus appends the state again after batches were dropped, and when the
+configured time has passed. Batches are dropped if the queue is full or if the log is unreachable. The queue is bounded,
+and no engine waits for the log.
 
-kvbus divides large batches into several records. A record that the log refuses nevertheless, for example because it is
-too large, ends the turn like an unreachable log: the waiting batches are dropped, and the state is appended again.
+kvbus divides large batches into several records. If the log refuses a record nevertheless, for example because it is
+too large, the effect is that of an unreachable log: the waiting batches are dropped, and the state is appended again.
 """
 
 from __future__ import annotations
@@ -29,28 +30,31 @@ from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, 
 from kvbus.parts.outputs.contract import Services
 
 OVERDUE: Final = 10.0
-"""Seconds that a state may be late before it counts as overdue."""
+"""Time in seconds after which a state that is due, and not yet in the log, counts as overdue."""
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Minimum bytes of records after a state before the state is written again because of them."""
+"""Minimum size in bytes of the records after a state, from which on their size makes a new state due."""
 
 
 class StateDue:
-    """A timer that shows when one stream's state is due in the log.
+    """The rules for when the state of one stream has to be appended to the log again.
 
     Args:
-        every: seconds after which the state is due.
-        now: when the stream was opened.
+        every: seconds after a state at which the next one is due.
+        now: the time at which the stream was opened.
 
     Attributes:
         position: the position of the newest state of this writer epoch; None if the epoch has no state yet.
-        trimmed: whether the log no longer has that state.
+        trimmed: whether the log's retention has deleted that state.
     """
 
     def __init__(self, every: float, now: float) -> None:
         self._every = every
         self._written_at = now
-        """When the newest state of any writer epoch was written. Before the first state: when the stream was opened."""
+        """The time at which the newest state was appended, in any writer epoch.
+
+        Before the first state, it is the time at which the stream was opened.
+        """
         self._tail_bytes = self._state_bytes = 0
         self._state_at = self._look_at = 0.0
         self._pause = LEASE
@@ -58,12 +62,15 @@ class StateDue:
         self.trimmed = False
 
     def begin(self, now: float) -> None:
-        """Start a writer epoch. Its first state counts as missing, not as due, and the appender requests that state."""
+        """Start a writer epoch, which has no state yet.
+
+        Its first state is not due by these rules, because the appender requests that state anyway.
+        """
         self._state_at = now
         self.position, self.trimmed = None, False
 
     def wrote_batches(self, size: int) -> None:
-        """Count ``size`` bytes of batch records that were appended."""
+        """Count ``size`` bytes of batch records that were appended after the state."""
         self._tail_bytes += size
 
     def wrote_state(self, size: int, position: int, now: float) -> None:
@@ -75,20 +82,24 @@ class StateDue:
         self.trimmed = False
 
     def due(self, now: float) -> bool:
-        """Return whether the state is due: enough bytes follow it, the log has trimmed it, or it is too old."""
+        """Return whether a new state is due.
+
+        It is due if enough bytes follow the newest state, if the log has deleted that state, or if that state is too
+        old.
+        """
         paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
         return paid or self.trimmed or now - self._state_at >= self._every
 
     def overdue(self, now: float) -> bool:
-        """Return whether the newest state is older than allowed."""
+        """Return whether the newest state is older than ``every`` plus :data:`OVERDUE` seconds."""
         return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:
-        """Return whether it is time to check that the log still has the newest state."""
+        """Return whether to check now that the log still has the newest state."""
         return self.position is not None and not self.trimmed and now >= self._look_at
 
     def looked(self, now: float, *, kept: bool) -> None:
-        """Note whether the log still has the newest state."""
+        """Note the result of the check that the log still has the newest state."""
         self.trimmed = not kept
         if kept:
             self._pause = LEASE
@@ -99,50 +110,61 @@ log = logging.getLogger("kvbus.daemon")
 
 MOST_RECORDS: Final = 256
 MOST_BYTES: Final = 512 * 1024
-"""Limits of one append, in records and in bytes. A single record may be larger."""
+"""Maximum size in bytes of the records in one append.
+
+A single record may be larger.
+
+:data:`MOST_RECORDS` is the maximum number of records in one append.
+"""
 
 PAUSE: Final = 0.2
 MOST_PAUSE: Final = 5.0
-"""First and longest pause in seconds before kvbus tries to reach the log again. Each pause doubles the one before."""
+"""Maximum pause in seconds before kvbus tries to reach the log again.
+
+The first pause is :data:`PAUSE` seconds, and each further pause is twice as long as the one before.
+"""
 
 ASK_AGAIN: Final = 1.0
-"""Seconds before kvbus asks the relay again for a state that the relay could not give."""
+"""Time in seconds after which kvbus requests a state from the relay again. The relay cannot always give the state."""
 
 FAREWELL: Final = 5.0
-"""Timeout for appending the end of a stream, in seconds."""
+"""Timeout in seconds of appending the end of a stream."""
 
 READER: Final = 1
-"""The router's id under which the log asks the relay for states."""
+"""The router id with which an appender requests states from the relay. To the relay, the log is a router."""
 
 QUEUE_FULL: Final = "queue_full"
 UNAVAILABLE: Final = "log_unavailable"
 FENCED: Final = "fenced"
 CLOSED: Final = "closed"
-"""Reasons for dropped batches."""
+"""A reason for dropping batches: the stream was closed before they were appended.
+
+The other reasons are :data:`QUEUE_FULL`, :data:`UNAVAILABLE` and :data:`FENCED`.
+"""
 
 
 @dataclass(frozen=True)
 class _State:
-    """A queued state, at its position among the batches."""
+    """A state in the queue. It stands between the batches before it and the batches after it."""
 
     transfer: Transfer
     reason: str
 
 
 class _Gone:
-    """The queued end of the stream, after all batches."""
+    """The end of the stream in the queue. All batches of the stream are before it."""
 
 
 class Appender:
-    """The writer of one stream, from its first state to its end.
+    """The writer of one stream to a log, from the stream's first state to its end.
 
     Args:
         place: the log.
-        stream: the stream in the log.
+        stream: the names of the stream in the log.
         config: the output's configuration.
         services: the daemon's services.
-        asks: the event that asks the relay for the state. The relay answers with a call of :meth:`state`, or not at all
-            if it cannot give the state yet.
+        asks: the event with which the appender requests the stream's state from the relay. The relay answers with a
+            call of :meth:`state`. It does not answer while it cannot give the state.
         state_every: seconds after which the state is appended again.
     """
 
@@ -157,27 +179,32 @@ class Appender:
         self._asks = asks
         self._due = StateDue(state_every, asyncio.get_running_loop().time())
         self._others_pause = state_every + OVERDUE + LEASE_TTL
-        """Seconds within which another writer of the stream writes a state and its pointer."""
+        """Maximum seconds between two states of another writer of this stream, if that writer is running.
+
+        With each state, the writer also replaces the stream's pointer.
+        """
         self._fresh: deque[Publish | _State | _Gone] = deque()
-        """Queued items that are not flushed yet."""
+        """Items that were queued since the last :meth:`flush`."""
         self._queue: deque[Publish | _State | _Gone] = deque()
         self._in_flight: list[Publish] = []
         self._wake = asyncio.Event()
         self._shown = True
-        """Whether the stream's queue counts in the gauges."""
+        """Whether the gauges of the output include this stream's queue."""
         self._missing = "subscribed" if config.on_subscribe == "state" else ""
-        """Why a state has to be appended before any batch; empty if a batch may be next."""
+        """The reason for which a state has to be appended before any batch; empty if a batch may be next."""
         self._reason = ""
-        """Reason that counts the batches dropped until the state comes. It is empty before the first loss: batches that
-        come before the first state are not counted."""
+        """The reason under which batches are counted that are dropped until the next state comes.
+
+        It is empty before the first loss, because batches before the first state are dropped without being counted.
+        """
         self._asked = False
         self._coming = False
-        """Whether a state waits in the queue."""
+        """Whether the queue contains a state."""
         self._ask_at = 0.0
         self._seq = 0
         self._block_size = 0
         self._appended_at: float | None = None
-        """When the newest record of this writer epoch was appended; None before the first record."""
+        """The time at which the newest record of this writer epoch was appended; None before the first record."""
         self._overdue = self._fenced = False
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -185,7 +212,9 @@ class Appender:
     # -- incoming ------------------------------------------------------------------------------------------------------
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch, or drop it if a state has to come first.
+        """Queue one batch.
+
+        Drop it if the queue is full, or if a state has to be appended first.
 
         An empty batch is ignored, because a log does not need it.
         """
@@ -205,7 +234,7 @@ class Appender:
         self._stats.queue_depth += 1
 
     def state(self, transfer: Transfer) -> None:
-        """Queue the state that was asked for. Batches that are published from now on come after it."""
+        """Queue the state that was requested from the relay. Batches that are published from now on come after it."""
         if self._asked:
             self._fresh.append(_State(transfer, self._missing))
             self._asked, self._coming = False, True
@@ -213,23 +242,26 @@ class Appender:
 
     @property
     def fresh(self) -> bool:
-        """Whether items were queued since the last flush."""
+        """Whether items were queued since the last :meth:`flush`."""
         return bool(self._fresh)
 
     def flush(self) -> None:
-        """Hand the items queued since the last flush to the writing task."""
+        """Pass the items that were queued since the last flush to the task that writes the log."""
         self._queue.extend(self._fresh)
         self._fresh.clear()
         self._wake.set()
 
     @property
     def busy(self) -> int:
-        """Number of items that are not in the log yet. After closing: 1 until the writing task ends, then 0."""
+        """Number of items that are not in the log yet.
+
+        After the stream was closed, the number is 1 until the writing task has ended, and then 0.
+        """
         waiting = len(self._fresh) + len(self._queue) + len(self._in_flight)
         return waiting if self._shown else int(not self._task.done())
 
     def close(self, linger: float) -> None:
-        """Stop writing. Append the queued items for up to ``linger`` seconds."""
+        """Stop writing. Before that, append the queued items for up to ``linger`` seconds."""
         self.flush()
         waits = not self._fenced and not self._task.done()
         self._hide()
@@ -239,7 +271,7 @@ class Appender:
             self._end()
 
     def retire(self) -> None:
-        """Append the queued items and the end of the stream, then stop writing."""
+        """Append the queued items and the end of the stream, and then stop writing."""
         self._fresh.append(_Gone())
         self.close(FAREWELL)
 
@@ -251,7 +283,10 @@ class Appender:
             self._show_fenced(fenced=False)
 
     def _show_overdue(self) -> None:
-        """Count the stream in ``states_overdue`` if this kvbus writes its states and the newest one is overdue."""
+        """Update the gauge ``states_overdue``, which counts the streams whose newest state is overdue.
+
+        The stream counts only if this kvbus is its writer and has to append its states.
+        """
         wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
         before, self._overdue = self._overdue, wanted and self._due.overdue(asyncio.get_running_loop().time())
         self._stats.states_overdue += self._overdue - before
@@ -265,7 +300,7 @@ class Appender:
         self._stats.dropped_events[reason] += command.events
 
     def _let_go(self, reason: str) -> None:
-        """Drop all waiting items. Count their batches under a reason."""
+        """Drop all waiting items. Count their batches as dropped for this reason."""
         for item in (*self._in_flight, *self._queue, *self._fresh):
             if isinstance(item, Publish):
                 self._drop(reason, item)
@@ -289,7 +324,10 @@ class Appender:
                 return
 
     async def _write(self) -> None:
-        """Write the stream, one writer epoch after another, until it is closed and everything is in the log."""
+        """Write the stream, one writer epoch after another.
+
+        Return when it is closed and all its items are in the log.
+        """
         pause, before = PAUSE, ""
         while True:
             self._show_overdue()
@@ -327,22 +365,26 @@ class Appender:
                 pause = PAUSE
             if fenced:
                 await self._until_left(writer.epoch)
-            elif refused:  # the log may accept the claim and refuse every record, for example as too large
+            elif refused:  # the log may accept each claim and refuse each record, for example as too large
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE, 2 * pause)
 
     def _say(self, level: int, text: str) -> None:
-        """Log a text about the stream. The stream's key replaces ``%s``."""
+        """Log a text about the stream. ``%s`` in the text is replaced by the stream's key."""
         fields = {"output": self._config.name, "stream": self._stream.key}
         log.log(level, "output %s: %s", self._config.name, text.replace("%s", self._stream.key), extra=fields)
 
     async def _until_left(self, epoch: int) -> None:
-        """Wait until no other writer writes the stream. Otherwise two writers would fence each other forever.
+        """Wait until no other writer writes the stream.
 
-        A writer puts a pointer with each state. If the pointer of the other writer does not change for long enough,
-        that writer is gone. If there is no pointer, nobody writes the stream: it was erased, or its pointer was
-        overwritten by something else. A broker also fences a writer that keeps a transaction open for too long. The
-        pointer is then still this writer's own.
+        Otherwise the two writers would fence each other forever.
+
+        A writer replaces the pointer with each state. If the pointer stays the same for long enough, the other writer
+        is gone. If there is no pointer, no writer has the stream: either the operator has erased the stream, or another
+        program has overwritten the pointer.
+
+        A broker also fences a writer whose transaction is open for too long. The pointer is then that of this writer,
+        and there is nothing to wait for.
         """
         now = asyncio.get_running_loop().time
         seen: Pointer | None = Pointer(epoch)
@@ -380,7 +422,7 @@ class Appender:
             self._missing, self._reason = "lost", reason
 
     async def _turn(self, writer: Writer) -> None:
-        """Write one epoch. Return when the stream is closed and everything is in the log."""
+        """Write the stream in one epoch. Return when the stream is closed and all its items are in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
         self._ask_at = now()
@@ -411,11 +453,11 @@ class Appender:
                     await self._wake.wait()
 
     async def _look(self, writer: Writer) -> None:
-        """Check from time to time that the log still has the newest state, at which new readers begin."""
+        """Check at intervals that the log still has the newest state, because new readers begin there."""
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
-        kept = True  # assume that the log has it if the log cannot tell
+        kept = True  # if the log does not answer, assume that it has the state
         try:
             kept = await writer.keeps(self._due.position or START)
         except UnavailableError as error:
@@ -423,7 +465,7 @@ class Appender:
         self._due.looked(now(), kept=kept)
 
     def _ask(self) -> None:
-        """Ask the relay for a state if one is due, or if one is missing and the queue is empty.
+        """Request a state from the relay if a new state is due, or if a state is missing and the queue is empty.
 
         The relay cannot give the state while the stream has no source.
         """
@@ -434,7 +476,7 @@ class Appender:
             self._feed(self._asks)
 
     async def _append_batches(self, writer: Writer) -> None:
-        """Append the queued batches together, up to the limits of one append."""
+        """Append the first queued batches together, up to the limits of one append."""
         records: list[bytes] = []
         size = 0
         while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
@@ -457,7 +499,7 @@ class Appender:
         self._in_flight.clear()
 
     async def _append_state(self, writer: Writer, item: _State) -> None:
-        """Append a state, then a pointer to it."""
+        """Append a state, and then a pointer to it."""
         end = item.transfer.end_seq
         begin = self._seq
         position = size = 0
@@ -474,7 +516,7 @@ class Appender:
                 record = self._record(
                     writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
                 )
-                # packing a large payload takes milliseconds, and releases the GIL
+                # compress in a thread, because a large payload takes milliseconds, and zlib releases the GIL
                 records.append(await asyncio.to_thread(write, record))
                 size += len(records[-1])
                 if kind is Kind.CLEAR:
@@ -512,10 +554,10 @@ class Appender:
         more: bool = False,
         resync: bool = False,
     ) -> Record:
-        """Return the next record of the epoch.
+        """Return the next record of the epoch, with the next seq.
 
         Raises:
-            UnavailableError: the epoch has no seq left.
+            UnavailableError: the epoch has no seq left. The next turn begins another epoch.
         """
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)

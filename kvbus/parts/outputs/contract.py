@@ -21,15 +21,16 @@ class Services:
     """The daemon's services for the driver of one output.
 
     Attributes:
-        stats: the counters of the output. The driver updates those of queues, drops and readers.
-        feed: feeds a reader's request to the relay. The answer comes to :meth:`OutputDriver.answer`.
-        clock: returns the seconds for which the process has been running. Time in which it was stopped does not count.
-            The driver measures the progress of readers with it.
-        max_replay_sessions: maximum number of answers at once, on all streams of the output.
-        interposed: by endpoint, the ports that engines dial, too. The driver adds a port when it opens it, and removes
-            it when it closes it.
-        publisher_limits: limits for the messages of such an engine.
-        system: the operating system's services for endpoints.
+        stats: the counters and gauges of the output. The driver updates those of queues, drops and readers.
+        feed: function that passes a reader's request to the relay. The relay's answer comes to
+            :meth:`OutputDriver.answer`.
+        clock: function that returns the seconds for which the process has been running. Time in which the process was
+            stopped does not count. The driver measures the progress of readers with it.
+        max_replay_sessions: maximum number of answers that are sent at the same time, on all streams of the output.
+        interposed: the ports that engines dial, too, by endpoint. The driver adds a port when it opens the port, and
+            removes it when it closes the port.
+        publisher_limits: limits for the messages of the engines that dial these ports.
+        system: the functions of the operating system that endpoints use.
     """
 
     stats: OutputStats
@@ -42,67 +43,74 @@ class Services:
 
 
 class OutputDriver(Protocol):
-    """The driver of one output, which serves the output's streams by slot.
+    """The driver of one output.
 
-    A driver never blocks, and no reader delays another one.
+    It serves the output's streams, each of which has a slot.
 
-    The daemon has committed the state before it calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before
-    it yields a message of an answer. So a driver may send at once or later, and does not have to check the state.
+    A driver never blocks, and no reader delays another reader.
+
+    Before the daemon calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before it yields a message of an
+    answer, it has committed the state to disk. So a driver may send at once or later, and does not have to check this.
 
     The batches of a stream are sent in the order in which they were published. A dropped batch is counted in ``stats``
-    with a reason. The reason is ``queue_full`` if ``queue_batches`` batches were waiting, and another one if the driver
-    drops batches for another cause. A reason is shown from the start if the driver puts it into a counter with 0 when
-    it is made. When a stream closes, the driver takes back what the stream has added to the gauges of ``stats``,
-    including its limits.
+    with a reason. The reason is ``queue_full`` if ``queue_batches`` batches were waiting. A driver may have further
+    reasons. If it sets the counter of a reason to 0 when it is constructed, the metrics show the reason from the start.
+    When a stream closes, the driver subtracts what the stream has added to the gauges of ``stats``, including its
+    limits.
     """
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Start serving one stream to the readers that ``policy`` allows. ``topic`` is the stream's topic for now.
+        """Start serving one stream.
+
+        Args:
+            stream: the slot of the stream.
+            topic: the topic of the stream for now. A batch may have another topic.
+            policy: the readers that may connect.
 
         Raises:
             BindError: an endpoint cannot be bound. Nothing of the stream is then left open.
         """
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch. The driver may send it only at the next :meth:`flush`."""
+        """Queue one batch. The driver may wait until the next :meth:`flush` before it sends the batch."""
 
     def flush(self) -> None:
-        """Send the batches of this burst."""
+        """Send the batches that were queued since the last flush."""
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Send the messages of an answer.
+        """Send the messages of an answer to the reader that has sent the request.
 
-        Take each message from the iterator only when the requester can receive it.
+        Take a message from the iterator only when that reader can receive it.
         """
 
     def send_state(self, command: SendState) -> None:
-        """Send a state to the readers named in a :class:`~kvbus.core.events.Subscribed`, as fast as they read.
+        """Send a stream's state to the readers named in a :class:`~kvbus.core.events.Subscribed`, as fast as they read.
 
         A driver that never feeds such an event does nothing here.
         """
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the list of allowed keys by that of ``policy``, and disconnect the readers whose keys are not on it.
+        """Replace the list of allowed keys, and disconnect the readers whose keys are not on the list of ``policy``.
 
         Returns:
-            False if the driver cannot do this, or does not need to. The daemon then calls :meth:`reopen` if a key was
-                withdrawn.
+            False if the driver cannot do this, or does not need to. The daemon then calls :meth:`reopen` if the new
+                list lacks a key.
         """
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect all readers, and serve the readers that ``policy`` allows."""
+        """Disconnect all readers, and from then on serve the readers that ``policy`` allows."""
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected readers and those that left last; empty if the driver does not know its readers."""
+        """The connected and the most recently disconnected readers; empty if the driver does not know its readers."""
 
     @property
     def queue_max(self) -> int:
-        """Maximum number of batches that wait for one reader; 0 if every reader has all batches."""
+        """Number of batches that wait for the reader with the longest queue; 0 if every reader has all batches."""
 
     @property
     def behind_seconds(self) -> float:
-        """Age in seconds of the oldest batch that a connected reader lacks and needs."""
+        """Age in seconds of the oldest batch that some connected reader has to get and has not got."""
 
     @property
     def streams(self) -> list[int]:
@@ -113,40 +121,44 @@ class OutputDriver(Protocol):
         """Number of unfinished answers."""
 
     def end_answers(self) -> int:
-        """Close unfinished answers with END, and count them in ``stats``.
+        """End all unfinished answers with the marker END, and count them in ``stats``.
 
         Returns:
-            The number of unfinished answers.
+            The number of these answers.
         """
 
     def retire(self, stream: int) -> None:
-        """Stop serving one stream for good, because its source and its topic are gone.
+        """Stop serving one stream for good, because its source and its topic no longer exist.
 
-        The driver has to tell connected readers that the stream has no blocks left, even if they are far behind.
+        The driver has to inform connected readers that the stream has no blocks any more, even if they lag far.
         """
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Stop serving one stream. Send its queued messages for up to ``linger`` seconds."""
+        """Stop serving one stream. Before that, send its queued messages for up to ``linger`` seconds."""
 
 
 OutputFactory = Callable[[int, OutputConfig, Services], OutputDriver]
-"""The type of an entry point's object: it makes the driver of one output, given its index. It opens nothing."""
+"""The type of the object that an entry point of ``kvbus.outputs`` names.
+
+It constructs the driver of one output from the output's index in the configuration, its configuration, and the daemon's
+services. It opens no connection and no file.
+"""
 
 
 @runtime_checkable
 class ViewDriver(OutputDriver, Protocol):
     """A driver whose readers may have limited rights.
 
-    A reader with limited rights reads the streams of its view instead of the output's own streams. Commands and events
-    name a view by its number. The policy of :meth:`allow` says which view a reader has.
+    A reader with limited rights gets the streams of its view in place of the output's own streams. Commands and events
+    name a view by its number. The policy that :meth:`allow` receives assigns a view to each key.
     """
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view. The output's own stream in this slot is open."""
+        """Start serving one stream of a view. The output's own stream in the same slot is already open."""
 
     def close_view(self, number: int, stream: int) -> None:
         """Stop serving one stream of a view, and disconnect its readers."""
 
     @property
     def views(self) -> list[tuple[int, int]]:
-        """The open streams of views, each as the view's number and the stream's slot."""
+        """The open streams of all views, each as a tuple of the view's number and the stream's slot."""

@@ -1,4 +1,7 @@
-"""The driver of ``type: kafka``: streams in a topic of Kafka. It needs the extra ``kafka``."""
+"""The driver of outputs with ``type: kafka``, which write their streams to a Kafka topic.
+
+The extra ``kafka`` is required.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class KafkaOutput(LogOutput):
-    """The driver of one output in Kafka.
+    """The driver of one output that writes to Kafka.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
     """

@@ -1,4 +1,7 @@
-"""The driver of an output to a log, with one :class:`~kvbus.parts.outputs.appending.Appender` for each stream."""
+"""The common driver of outputs that write a log.
+
+Each stream has an :class:`~kvbus.parts.outputs.appending.Appender`.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from kvbus.transport.sockets import PeerPolicy
 
 
 class LogOutput:
-    """The driver of one output; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output that writes a log; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
         place: the log.
@@ -41,42 +44,42 @@ class LogOutput:
         self._closing: list[Appender] = []
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Start writing one stream. Claim it in the log as soon as the log can be reached."""
-        del policy  # the broker decides who may read
+        """Start writing one stream. The stream is claimed in the log as soon as the log can be reached."""
+        del policy  # not needed, because the broker decides which clients may read
         named = stream_of(self._cluster, topic, stream)
         asks = Subscribed(self._output, stream, (READER,))
         self._open[stream] = Appender(self._log, named, self._config, self._services, asks, self._state_every)
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch."""
+        """Queue one batch for the log."""
         self._open[command.stream].publish(command)
 
     def flush(self) -> None:
-        """Hand the batches of this burst to the writing tasks."""
+        """Pass the batches that were queued since the last flush to the tasks that write the log."""
         for each in self._open.values():
             if each.fresh:
                 each.flush()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Do nothing: the readers of a log cannot ask kvbus."""
+        """Do nothing, because the readers of a log cannot send requests to kvbus."""
 
     def send_state(self, command: SendState) -> None:
-        """Queue the state that was asked for."""
+        """Queue the state that the stream's appender has requested from the relay."""
         appender = self._open.get(command.stream)
         if appender is not None:
             appender.state(command.transfer)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Ignore the policy and return True, because the broker decides who may read."""
+        """Ignore the policy and return True, because the broker decides which clients may read."""
         del policy
         return True
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Do nothing: no reader is connected to kvbus."""
+        """Do nothing, because no reader of a log is connected to kvbus."""
 
     @property
     def routers(self) -> list[RouterView]:
-        """Always empty, because kvbus does not know who reads the log."""
+        """An empty list, because kvbus does not know which programs read the log."""
         return []
 
     @property
@@ -86,22 +89,22 @@ class LogOutput:
 
     @property
     def busy(self) -> int:
-        """Number of items that are not in the log yet, including those of closed streams."""
+        """Number of items that are not in the log yet, including the items of closed streams."""
         self._closing = [each for each in self._closing if each.busy]
         return sum(each.busy for each in (*self._open.values(), *self._closing))
 
     def end_answers(self) -> int:
-        """Return 0: there are no answers."""
+        """Return 0, because this output sends no answers."""
         return 0
 
     def retire(self, stream: int) -> None:
-        """Append the end of one stream, and stop writing it."""
+        """Append the end of one stream to the log, and stop writing the stream."""
         appender = self._open.pop(stream)
         self._closing.append(appender)
         appender.retire()
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Stop writing one stream. Append its queued batches for up to ``linger`` seconds."""
+        """Stop writing one stream. Before that, append its queued batches for up to ``linger`` seconds."""
         appender = self._open.pop(stream, None)
         if appender is not None:
             self._closing.append(appender)
@@ -109,9 +112,10 @@ class LogOutput:
 
 
 def stream_of(cluster: str, topic: bytes, slot: int) -> Stream:
-    """Return the stream in the log for a topic.
+    """Return the names of a stream in the log, from the topic that kvbus has rendered for the stream.
 
-    A topic of another form names a worker, and the rank is then the slot.
+    The topic of a log output has the model, the worker and the rank, separated by :data:`SEPARATOR`. Any other topic is
+    used as the worker's name, with the slot as the rank.
     """
     parts = topic.decode().split(SEPARATOR)
     if len(parts) == 3 and parts[2].isdigit():

@@ -1,4 +1,7 @@
-"""The driver of ``type: nats``: streams in NATS JetStream. It needs the extra ``nats``."""
+"""The driver of outputs with ``type: nats``, which write their streams to NATS JetStream.
+
+The extra ``nats`` is required.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class NatsOutput(LogOutput):
-    """The driver of one output in NATS JetStream.
+    """The driver of one output that writes to NATS JetStream.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
     """

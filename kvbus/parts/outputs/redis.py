@@ -1,4 +1,4 @@
-"""The driver of ``type: redis``: streams in Redis or Valkey. It needs the extra ``redis``."""
+"""The driver of outputs with ``type: redis``, which write to Redis or Valkey. The extra ``redis`` is required."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class RedisOutput(LogOutput):
-    """The driver of one output in Redis or Valkey.
+    """The driver of one output that writes to Redis or Valkey.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
     """

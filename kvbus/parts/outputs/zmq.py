@@ -1,9 +1,12 @@
-"""The ZeroMQ driver: each stream has a live endpoint and, if configured, a replay and a snapshot server.
+"""The ZeroMQ driver.
 
-With ``layout: per_topic`` all streams share one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
+Each stream has a live endpoint and, if configured, a replay server and a snapshot server.
 
-kvbus implements ZMTP itself (:mod:`kvbus.transport.zmtp`). So it knows each router, can send the state to a single
-router, and counts the batches that each router loses.
+With ``layout: per_topic`` all streams share one live endpoint, and a :class:`~kvbus.transport.live.hub.Hub` manages its
+routers.
+
+kvbus implements ZMTP itself (:mod:`kvbus.transport.zmtp`). So it can identify each router, send the state to a single
+router, and count the batches that each router loses.
 """
 
 from __future__ import annotations
@@ -37,16 +40,16 @@ from kvbus.transport.zmtp_keys import Keys
 log = logging.getLogger("kvbus.daemon")
 
 _HUB: Final = -1
-"""The key for all streams of an output that share an endpoint."""
+"""The key in :attr:`ZmqOutput._keys` for the endpoint that all streams of an output share."""
 
 
 class ViewDispatcher:
-    """A handler that passes each connection of a stream's listener to the view of its key.
+    """A handler that passes each connection of a stream's listener to the view that the router's CURVE key may read.
 
-    It is a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    It implements :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        pick: returns the handler of the view that serves a peer with a known key; None if no view does.
+        pick: function that returns the view's handler for a peer; None if no open view is for the peer's key.
     """
 
     def __init__(self, pick: Callable[[Peer], PeerHandler | None]) -> None:
@@ -54,7 +57,7 @@ class ViewDispatcher:
         self._handlers: dict[int, PeerHandler] = {}
 
     def opened(self, peer: Peer) -> None:
-        """Pick the view of a new peer. Close the connection if there is none."""
+        """Choose the view of a new peer. Close the connection if no view is for the peer."""
         handler = self._pick(peer)
         if handler is None:
             peer.close(Reason.REVOKED)
@@ -63,43 +66,46 @@ class ViewDispatcher:
         handler.opened(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Pass on a subscription."""
+        """Pass a peer's subscription to the peer's view."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.subscribed(peer, topic)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Pass on the end of a subscription."""
+        """Pass the end of a peer's subscription to the peer's view."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Pass on a message."""
+        """Pass a peer's message to the peer's view."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.received(peer, frames)
 
     def drained(self, peer: Peer) -> None:
-        """Pass on that a peer is writable again."""
+        """Inform the peer's view that the peer's socket is writable again."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Pass on the end of a connection, and forget the peer."""
+        """Inform the peer's view that the connection has ended, and forget the peer."""
         if (handler := self._handlers.pop(peer.id, None)) is not None:
             handler.closed(peer, reason)
 
 
 class NoListener:
-    """A view's listener, which has no connections. The stream's own listener has them and closes them."""
+    """The listener of a view's stream.
+
+    It has no connections, because the listener of the output's own stream has them.
+    """
 
     def close(self, linger: float = 0.0) -> None:
-        """Do nothing."""
+        """Do nothing, because this listener has no connections."""
 
 
 class ZmqOutput:
-    """The driver of one output's sockets, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output over ZeroMQ; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
     """
@@ -111,11 +117,14 @@ class ZmqOutput:
         self._sender = sender_of_output(services.stats, services.max_replay_sessions, services.clock)
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
-        """Publishers by the number of the output or view, and the stream's slot."""
+        """The publishers of live streams. The key is the number of the output or of a view, and the stream's slot."""
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
-        """CURVE keys by stream; the hub's keys are at :data:`_HUB`."""
+        """The CURVE keys of each live endpoint, by the stream's slot.
+
+        Those of a shared endpoint are at :data:`_HUB`.
+        """
         self._hub: Hub | None = None
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
@@ -124,7 +133,9 @@ class ZmqOutput:
         services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Bind one stream's endpoints, or connect its live endpoint.
+        """Bind one stream's endpoints.
+
+        If the output is configured to connect, connect its live endpoint.
 
         Raises:
             BindError: an endpoint cannot be bound. Nothing of the stream is then left open.
@@ -155,7 +166,7 @@ class ZmqOutput:
             raise
 
     def _opener(self, key: int, endpoint: str) -> Callable[[PeerHandler], Endpoint]:
-        """Return a function that binds or dials a live endpoint for a handler of its peers."""
+        """Return a function that binds or dials a live endpoint. Its argument is the handler of the connections."""
         config, services, policy = self._config, self._services, self._policy.at(key)
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
@@ -214,7 +225,7 @@ class ZmqOutput:
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view to the routers that read the view."""
+        """Start serving one stream of a view. The routers of the view use the listener of the output's own stream."""
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
     def close_view(self, number: int, stream: int) -> None:
@@ -226,7 +237,7 @@ class ZmqOutput:
 
     @property
     def views(self) -> list[tuple[int, int]]:
-        """The open streams of views, each as the view's number and the stream's slot."""
+        """The open streams of all views, each as a tuple of the view's number and the stream's slot."""
         return [key for key in self._live if key[0] != self._output]
 
     def _view_of(self, key: bytes) -> int:
@@ -257,9 +268,11 @@ class ZmqOutput:
         )
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
-        """Return a replay request, with whether a state answers it.
+        """Return the event of a replay request.
 
-        Return None if the router's view is not open any more.
+        It includes whether a state of the router's subscription answers the request.
+
+        Return None if the router's view is no longer open.
         """
         peer = self._replays[stream].peer_of(frames[0])
         number = self._view_of(peer.key)
@@ -275,31 +288,31 @@ class ZmqOutput:
         return SnapshotAsked(number, stream, frames) if (number, stream) in self._live else None
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch."""
+        """Queue one batch for the routers of its stream."""
         self._live[command.output, command.stream].publish(
             command.topic, command.seq.to_bytes(8, "big") + command.publisher_id, command.payload, command.events
         )
 
     def flush(self) -> None:
-        """Send the batches of this burst."""
+        """Send the batches that were queued since the last flush."""
         waiting = self._waiting
         while waiting:
             waiting.pop()()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Send an answer to a replay or snapshot request."""
+        """Send the answer to a replay or snapshot request."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
         servers[command.stream].send(command.answer, messages)
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that have subscribed or lack batches."""
+        """Send the state to the routers that have subscribed or have lost batches."""
         live = self._live.get((command.output, command.stream))
         if live is not None:
             live.send_state(command)
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected routers, and those that left last."""
+        """The connected routers and the most recently disconnected routers."""
         if self._hub is not None:
             return self._hub.routers
         return [
@@ -310,26 +323,31 @@ class ZmqOutput:
 
     @property
     def rings(self) -> list[Ring]:
-        """For each stream, a ring of the batches that some router lacks."""
+        """The rings of all streams. A ring keeps the batches that some router has not got yet."""
         return [live.ring for live in self._live.values()]
 
     @property
     def queue_max(self) -> int:
-        """Maximum number of batches that wait for one router."""
+        """Number of batches that wait for the router with the longest queue."""
         return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
-        """Age in seconds of the oldest batch that a connected router lacks."""
+        """Age in seconds of the oldest batch that some connected router lacks."""
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the list of allowed keys. Disconnect the routers whose keys are not on it any more."""
+        """Replace the list of allowed keys.
+
+        Disconnect the routers whose keys are not on the new list, or have other rights.
+
+        Return False if the output uses no keys.
+        """
         if policy.curve is None:
             return False
         before, self._policy = self._policy.curve, policy
         known = {} if before is None else before.clients
-        # a router with other rights has to connect again, and then gets another view
+        # a router with other rights has to connect again, because it then gets another view
         moved = {key for key, each in policy.curve.clients.items() if key in known and known[key].grant != each.grant}
         for stream, keys in self._keys.items():
             clients = policy.clients(stream)
@@ -348,7 +366,7 @@ class ZmqOutput:
         return [peer for (_, at), live in self._live.items() if at == stream for peer in live.peers]
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Close all sockets, and open them again with other keys."""
+        """Close all sockets, and open them again with the keys of ``policy``."""
         self._policy = policy
         if self._hub is not None:
             self._hub.reopen(self._opener(_HUB, self._config.endpoint))
@@ -372,22 +390,27 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Number of unfinished answers, and of routers that still receive data."""
+        """Number of unfinished answers, plus the number of routers that kvbus is still sending data to."""
         return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
-        """Send END for every unfinished answer, count these answers, and return their number."""
+        """End all unfinished answers with the marker END, count them, and return their number."""
         return sum(server.end() for server in self._servers)
 
     def retire(self, stream: int) -> None:
-        """Stop serving one stream for good. Before, send the state, which is empty, to routers that lack batches."""
+        """Stop serving one stream for good.
+
+        Before that, send the state to the routers that lack batches.
+
+        The state is empty then, so these routers remove the stream's blocks.
+        """
         live = self._live.get((self._output, stream))
         if live is not None:
             live.retire()
         self.close(stream)
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Close one stream's sockets. Send its queued messages for up to ``linger`` seconds."""
+        """Close one stream's sockets. Before that, send its queued messages for up to ``linger`` seconds."""
         for servers in (self._replays, self._snapshots):
             server = servers.pop(stream, None)
             if server is not None:

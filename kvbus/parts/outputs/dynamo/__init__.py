@@ -1,6 +1,8 @@
-"""Outputs on Dynamo's event plane, for an unmodified Dynamo frontend with a KvRouter.
+"""Outputs on Dynamo's event plane.
 
-The driver receives numbered batches of one rank each, in kvbus's encoding. It sends RouterEvents over ZMQ, and writes
-records into Dynamo's discovery, where the frontend finds it. It needs the extra ``dynamo`` (xxhash). It may use
-``config``, ``core`` and ``transport``.
+An unmodified Dynamo frontend with a KvRouter can read them.
+
+The driver receives numbered batches in kvbus's encoding, each of one rank. It sends them as RouterEvents over ZeroMQ.
+It also writes records into Dynamo's discovery, so that the frontend finds the streams. The extra ``dynamo`` (xxhash) is
+required. The driver may import ``config``, ``core`` and ``transport``.
 """

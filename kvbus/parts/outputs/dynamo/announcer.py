@@ -1,4 +1,4 @@
-"""Announce in Dynamo's discovery where each stream is, as long as its worker has a model card there."""
+"""Announce the endpoint of each stream in Dynamo's discovery, while the stream's worker has a model card there."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ Asked = TypeVar("Asked")
 Got = TypeVar("Got")
 
 PACE: Final = 2.0
-"""Seconds between two updates. Dynamo ignores records that are not refreshed for ten seconds."""
+"""Time in seconds between two updates of the records.
+
+Dynamo ignores a record that is not refreshed for ten seconds.
+"""
 
 
 class Store(Protocol):
-    """A store of Dynamo's discovery records.
+    """The interface of a store that holds the records of Dynamo's discovery.
 
-    Its methods block. They raise :class:`OSError` if something goes wrong.
+    Its methods block. They raise :class:`OSError` if they fail.
     """
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or refresh the records that are already there."""
+        """Write these records by path. Refresh a record that is already there."""
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete records."""
+        """Delete the records at these paths."""
 
     def find(self, prefix: str) -> dict[str, bytes]:
         """Return the records whose path begins with ``prefix``."""
@@ -44,16 +47,16 @@ class Store(Protocol):
 
 @dataclass(eq=False)
 class Source:
-    """One stream, as it is announced in discovery.
+    """One stream, as kvbus announces it in Dynamo's discovery.
 
     Attributes:
         name: the worker's name in kvbus.
-        rank: the data-parallel rank.
-        endpoint: where routers find the stream.
-        wanted: the worker's id in Dynamo; None if kvbus has to find it.
-        publisher: returns a new publisher's id, which stands for one incarnation of the worker.
-        moved: called with the worker's id or None, the publisher's id and the rank when any of them changes, before the
-            records are written.
+        rank: the data-parallel rank of the stream.
+        endpoint: the endpoint at which routers get the stream.
+        wanted: the worker's id in Dynamo, from the configuration; None if kvbus has to find the id.
+        publisher: function that returns a new publisher id. The id stands for one incarnation of the worker.
+        moved: function that is called before the records are written, if the worker or the rank has changed. Its
+            arguments are the worker's id or None, the new publisher id, and the rank.
     """
 
     name: str
@@ -70,13 +73,14 @@ class Source:
 
 
 class Announcer:
-    """The writer of the records of all streams of one output.
+    """The writer of the discovery records for all streams of one output.
 
     Args:
-        output: the output's name, for logs.
-        scope: the endpoint that the workers serve.
-        store: where the records are.
-        host: the host at which routers find this process. A worker with the same host is the worker beside kvbus.
+        output: the output's name, for log lines.
+        scope: the Dynamo endpoint that the workers serve.
+        store: the store of the records.
+        host: the host at which routers reach this process. A worker at the same host is the worker that kvbus runs
+            beside.
     """
 
     def __init__(self, output: str, scope: Scope, store: Store, host: str) -> None:
@@ -90,17 +94,20 @@ class Announcer:
         self._unreachable = False
 
     def add(self, stream: int, source: Source) -> None:
-        """Start announcing a stream."""
+        """Start announcing a stream in Dynamo's discovery."""
         self._sources[stream] = source
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def set_rank(self, stream: int, rank: int) -> None:
-        """Announce a stream under another rank, because the engine's batches have that rank."""
+        """Announce a stream under another rank, because the engine's batches name that rank."""
         self._sources[stream].rank = rank
 
     def remove(self, stream: int) -> None:
-        """Stop announcing a stream. A thread deletes the records, so that a store without an answer delays nothing."""
+        """Stop announcing a stream.
+
+        A thread deletes its records, so that kvbus does not wait for a store that does not answer.
+        """
         source = self._sources.pop(stream, None)
         last = not self._sources
         if last and self._task is not None:
@@ -110,7 +117,7 @@ class Announcer:
             threading.Thread(target=self._withdraw, args=(source.said, last)).start()
 
     def _withdraw(self, paths: tuple[str, ...], last: bool) -> None:
-        with self._lock, contextlib.suppress(OSError):  # the remaining records expire after ten seconds
+        with self._lock, contextlib.suppress(OSError):  # records that stay expire after ten seconds
             self._store.delete(paths)
             if last:
                 self._store.close()
@@ -144,11 +151,11 @@ class Announcer:
             await self._call(partial(self._put, source), about)
 
     def _put(self, source: Source, about: Mapping[str, bytes]) -> None:
-        if source in self._sources.values():  # the source may have been removed meanwhile
+        if source in self._sources.values():  # the source may have been removed before this thread began
             self._store.put(about)
 
     async def _move(self, source: Source, worker: int | None) -> None:
-        """Move a stream to another worker, or to none."""
+        """Assign a stream to another worker of Dynamo; None to no worker. Delete the records of the former worker."""
         if source.said:
             said, source.said = source.said, ()
             await self._call(self._store.delete, said)
@@ -162,7 +169,7 @@ class Announcer:
             log.info(text, self._output, source.name, source.said_rank, worker, extra=fields)
 
     def _worker(self, source: Source, found: list[Found]) -> int | None:
-        """Return the id of the worker that a stream belongs to; None if that worker has no model card."""
+        """Return the Dynamo id of the worker of this stream; None if kvbus cannot find the worker's model card."""
         if source.wanted is not None:
             known = [each.worker for each in found if each.worker == source.wanted]
         elif len(found) == 1:
@@ -187,9 +194,9 @@ class Announcer:
     async def _clear_up(
         self, source: Source, worker: int, sources: dict[str, bytes], channels: dict[str, bytes]
     ) -> None:
-        """Delete the records that an earlier process of this kvbus left for a rank.
+        """Delete the records that an earlier process of this kvbus has left for a rank.
 
-        Log any other source of the rank: if a rank has two sources, Dynamo's routers use neither of them.
+        Log a warning if the rank has another source. Dynamo's routers use neither of two sources of one rank.
         """
         strangers = []
         for other in registry.others(sources, channels, worker, source.said_rank, source.number):

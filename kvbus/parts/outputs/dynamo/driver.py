@@ -1,6 +1,6 @@
-"""The driver of Dynamo's event plane.
+"""The driver of outputs on Dynamo's event plane.
 
-Each stream has a live endpoint, whose peers get RouterEvents, and records in Dynamo's discovery.
+Each stream has a live endpoint, at which routers get RouterEvents, and records in Dynamo's discovery.
 """
 
 from __future__ import annotations
@@ -34,29 +34,32 @@ from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 log = logging.getLogger("kvbus.daemon")
 
 SETTLE: Final = 1.0
-"""Seconds between a router's connection and its state. A router silently drops events that come before it has combined
-the records of the source with the model card of the worker."""
+"""Time in seconds from a router's connection until kvbus sends it the state.
+
+A router first has to combine the discovery records of the source with the worker's model card. It silently drops events
+that come before.
+"""
 
 PUBLISHER_BITS: Final = 53
-"""Bits of a publisher's id. JSON represents integers of this size exactly."""
+"""Number of bits of a publisher id. JSON represents integers of up to 53 bits exactly."""
 
 
 class Stream(LivePublisher):
-    """A live publisher of one stream. Each peer has event ids of its own."""
+    """A live publisher of one stream, which gives each connection its own event ids."""
 
     numbering: Numbering
 
     def opened(self, peer: Peer) -> None:
-        """Give a new peer its own event ids."""
+        """Accept a new connection, and give it its own event ids."""
         peer.rewrite = self.numbering.connection().rewrite
         super().opened(peer)
 
 
 class DynamoOutput:
-    """The driver of one output; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output on Dynamo's event plane; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
-        output: index of the output in the configuration.
+        output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's services.
     """
@@ -79,12 +82,14 @@ class DynamoOutput:
         stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Bind one stream's endpoint, and announce it as soon as its worker is known.
+        """Bind one stream's endpoint.
+
+        Announce the endpoint in Dynamo's discovery as soon as the stream's worker is known there.
 
         Raises:
             BindError: the endpoint cannot be bound.
         """
-        del policy  # Dynamo's routers have no keys
+        del policy  # not needed, because Dynamo's routers have no CURVE keys
         worker, _, rank = topic.decode().rpartition("@")
         endpoint = self._config.stream_endpoints(stream).endpoint
         source = Source(
@@ -113,9 +118,9 @@ class DynamoOutput:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
 
     def _moved(self, stream: int, worker: int | None, publisher: int, rank: int) -> None:
-        """Restart a stream's ids after its worker or rank has changed.
+        """Begin new event ids for a stream whose worker or rank has changed.
 
-        Disconnect its routers, because they know the source under its former id.
+        Disconnect its routers, because they know the source by its former publisher id.
         """
         live = self._live[stream]
         live.numbering = Numbering(publisher, worker or 0, rank, self._left_out)
@@ -155,9 +160,9 @@ class DynamoOutput:
 
     def _requests(self, stream: int) -> Callable[[tuple[int, ...]], None]:
         def request_state(routers: tuple[int, ...]) -> None:
-            """Ask for the state of the routers that are connected for long enough.
+            """Request the state for those of these routers that are connected for at least :data:`SETTLE` seconds.
 
-            It is called again for the other routers.
+            The caller repeats the call for the routers that are not.
             """
             now = asyncio.get_running_loop().time()
             peers = self._live[stream].peers
@@ -168,49 +173,49 @@ class DynamoOutput:
         return request_state
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch."""
+        """Queue one batch for the routers of its stream."""
         rank = rank_of(command.payload)
         if rank != self._live[command.stream].numbering.rank:
             self._announcer.set_rank(command.stream, rank)
         self._live[command.stream].publish(TOPIC, command.seq.to_bytes(8, "big"), command.payload, command.events)
 
     def flush(self) -> None:
-        """Send the batches of this burst."""
+        """Send the batches that were queued since the last flush."""
         waiting = self._waiting
         while waiting:
             waiting.pop()()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Do nothing: the routers of this output cannot send requests."""
+        """Do nothing, because the routers of this output cannot send requests."""
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that have subscribed or lack batches."""
+        """Send the state to the routers that have subscribed or have lost batches."""
         live = self._live.get(command.stream)
         if live is not None:
             live.send_state(command)
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected routers, and those that left last."""
+        """The connected routers and the most recently disconnected routers."""
         return [view for live in self._live.values() for view in (*live.connected, *live.left)]
 
     @property
     def queue_max(self) -> int:
-        """Maximum number of batches that wait for one router."""
+        """Number of batches that wait for the router with the longest queue."""
         return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
-        """Age in seconds of the oldest batch that a connected router lacks."""
+        """Age in seconds of the oldest batch that some connected router lacks."""
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Return False: this output has no keys."""
+        """Return False, because this output has no list of allowed keys."""
         del policy
         return False
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect all routers, and accept them again."""
+        """Disconnect all routers, and open the endpoints again."""
         del policy
         for stream, live in list(self._live.items()):
             live.close()
@@ -224,17 +229,17 @@ class DynamoOutput:
 
     @property
     def busy(self) -> int:
-        """Number of routers that still receive data."""
+        """Number of routers that kvbus is still sending data to."""
         return sum(live.busy for live in self._live.values())
 
     def end_answers(self) -> int:
-        """Return 0: there are no answers."""
+        """Return 0, because this output sends no answers."""
         return 0
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Delete one stream's records in discovery, and close the stream.
+        """Delete one stream's records in Dynamo's discovery, and close the stream's endpoint.
 
-        Send its messages for up to ``linger`` seconds.
+        Before that, send its queued messages for up to ``linger`` seconds.
         """
         self._announcer.remove(stream)
         live = self._live.pop(stream, None)
@@ -243,7 +248,10 @@ class DynamoOutput:
 
 
 def _own_address(endpoint: str) -> str:
-    """Return the address at which routers find this host: the endpoint's, or the address of the host's name."""
+    """Return the address at which routers reach this host.
+
+    It is the host of ``endpoint``. If that is a wildcard, it is the address of this host's name.
+    """
     address = parse_endpoint(endpoint)
     if not address.is_wildcard:
         return address.host

@@ -1,4 +1,7 @@
-"""Translate batches into Dynamo's RouterEvents, with Dynamo's hashes and with event ids for each connection."""
+"""Translate kvbus's batches into Dynamo's RouterEvents.
+
+A RouterEvent has Dynamo's own block hashes, and an event id. Event ids differ from connection to connection.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ SEED: Final = 1337
 MASK: Final = 2**64 - 1
 
 SALT_TAG: Final = "dynamo-cache-salt:"
-"""The prefix by which Dynamo's workers mark a cache namespace among vLLM's ``extra_keys``."""
+"""The prefix with which Dynamo's workers mark a cache namespace in vLLM's ``extra_keys``."""
 
 _DIGEST: Final = 64
-"""Length of the hexadecimal digest by which vLLM names an image, in characters."""
+"""Number of characters in the hexadecimal digest that vLLM uses as an image's name."""
 
 
 def seed(lora: str | None, namespace: str | None) -> int:
-    """Return the hash seed of all blocks of one adapter and one cache namespace."""
+    """Return the seed of Dynamo's block hashes for one LoRA adapter and one cache namespace."""
     found = SEED
     if lora:
         found += xxh3_64_intdigest(lora.encode(), seed=0)
@@ -40,9 +43,9 @@ def seed(lora: str | None, namespace: str | None) -> int:
 
 
 def blocks_of(tokens: Sequence[Token], size: int) -> list[bytes]:
-    """Return the bytes of each block of ``size`` tokens.
+    """Return the bytes that Dynamo hashes for each block of ``size`` tokens.
 
-    With EAGLE's token pairs, a block also contains the first token of the next block.
+    If the tokens are EAGLE's token pairs, the bytes of a block also contain the first token of the next block.
     """
     pairs = bool(tokens) and isinstance(tokens[0], tuple)
     firsts = [token[0] if isinstance(token, tuple) else token for token in tokens]
@@ -55,15 +58,15 @@ def blocks_of(tokens: Sequence[Token], size: int) -> list[bytes]:
 
 
 def tokens_hash(block: bytes, seed: int, images: Iterable[int] = ()) -> int:
-    """Return the hash of one block's bytes and images."""
+    """Return Dynamo's hash of one block, from its bytes and the hashes of its images."""
     return xxh3_64_intdigest(block + b"".join(image.to_bytes(8, "little") for image in sorted(images)), seed=seed)
 
 
 def images_in(keys: Any, lora: str | None) -> list[int]:
     """Return the hashes of the images in one block, from the block's entry in ``extra_keys``.
 
-    A pair is an image with its offset. A bare string is an image only if it is a digest. Other strings are adapters and
-    salts.
+    A pair in the entry is an image and its offset. A string is an image only if it is a digest. Other strings are LoRA
+    adapters and salts.
     """
     found = []
     for each in keys if isinstance(keys, list) else ():
@@ -79,7 +82,7 @@ def images_in(keys: Any, lora: str | None) -> list[int]:
 
 
 def namespace_in(keys: Any, lora: str | None) -> str | None:
-    """Return the cache namespace of a store, from its first block's entry in ``extra_keys``.
+    """Return the cache namespace of a store, from the entry of its first block in ``extra_keys``.
 
     Return None if the entry has no namespace.
     """
@@ -92,37 +95,43 @@ def namespace_in(keys: Any, lora: str | None) -> str | None:
 TIERS: Final = {Tier.DEVICE: "device", Tier.HOST: "host_pinned", Tier.DISK: "disk", Tier.EXTERNAL: "external"}
 
 MAX_SALTED: Final = 1_000_000
-"""Maximum number of blocks whose cache namespace is kept. vLLM sends the namespace with the first block of a prompt,
-and it also applies to the child blocks. If a parent's namespace was dropped, its child is hashed without one, and no
-request finds the child."""
+"""Maximum number of blocks for which kvbus keeps the cache namespace.
+
+vLLM sends the namespace only with the first block of a prompt, and all its child blocks have the same namespace. If
+kvbus no longer has the namespace of a parent, it hashes the child without a namespace. No request then finds the child.
+"""
 
 _HERE: Final = (None, "LOCAL")
-"""Localities of blocks that the worker itself has."""
+"""Values of ``locality`` for blocks that the worker itself has."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class RouterEvent(NamedTuple):
-    """One encoded event in two parts: the bytes before its id, and the bytes after its id."""
+    """One encoded event of Dynamo, without its event id: the bytes before the id, and the bytes after it."""
 
     head: bytes
     tail: bytes
 
 
 class Batch(NamedTuple):
-    """A batch's timestamp and its events. None among the events is a clear of the rank."""
+    """The timestamp and the translated events of a batch.
+
+    None in place of an event means that all blocks are cleared.
+    """
 
     ts: float
     events: list[RouterEvent | None]
 
 
 class Translator:
-    """A translator of one rank's batches.
+    """A translator of one rank's batches into events of Dynamo.
 
     Args:
         worker: the worker's id in Dynamo.
         rank: the worker's data-parallel rank.
-        left_out: called with the number of events about blocks that are elsewhere. KvRouters do not accept such events.
+        left_out: function that is called with the number of events that were left out. They are about blocks that the
+            worker itself does not have. KvRouters do not accept such events.
     """
 
     def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -138,12 +147,12 @@ class Translator:
         """An encoded event that changes nothing."""
 
     def batch(self, payload: bytes) -> Batch:
-        """Translate one batch.
+        """Translate the payload of one batch.
 
         Raises:
-            ValueError: the payload is not a batch as kvbus writes it.
+            ValueError: the payload is not a batch in kvbus's encoding.
         """
-        batch = decode_batch(payload, sys.maxsize)  # the relay has bounded the batch
+        batch = decode_batch(payload, sys.maxsize)  # the relay has already limited the number of events
         if isinstance(batch, Reason):
             raise ValueError(f"no batch: {batch}")  # noqa: TRY004 - it is the value that is wrong
         local = [event for event in batch.events if _plain(event, "locality") in _HERE]
@@ -198,7 +207,7 @@ class Translator:
 
 
 def _plain(event: AnyEvent, name: str) -> Any:
-    """Return the decoded value of a field that kvbus otherwise only passes on; None if the event lacks it."""
+    """Return the decoded value of an event's field that the codec leaves encoded; None if the event lacks the field."""
     raw = value(event, name)
     return None if raw is None else decode_value(raw)
 
@@ -206,11 +215,13 @@ def _plain(event: AnyEvent, name: str) -> Any:
 TOPIC: Final = b"kv-events"
 
 LATEST: Final = 2**40
-"""Latest timestamp of a batch that is used, in seconds. An engine may send any number, and Dynamo reads milliseconds in
-64 bits."""
+"""Highest timestamp of a batch that kvbus sends to Dynamo, in seconds since 1970.
+
+An engine may send any number, and Dynamo reads the timestamp as milliseconds in 64 bits.
+"""
 
 _CACHED: Final = 64
-"""Number of translated batches that are kept for other connections."""
+"""Number of translated batches that are kept because other connections need them, too."""
 
 _ranked: Final = msgspec.msgpack.Decoder(tuple[float, msgspec.Raw, int]).decode
 
@@ -218,7 +229,7 @@ _MSGPACK: Final = b"\x01"
 
 
 class Envelope(msgspec.Struct):
-    """The envelope of a message on Dynamo's event plane."""
+    """The content of a message's last frame on Dynamo's event plane, with the encoded events in ``payload``."""
 
     publisher_id: int
     sequence: int
@@ -228,13 +239,13 @@ class Envelope(msgspec.Struct):
 
 
 class Numbering:
-    """The event ids of one publisher.
+    """The source of event ids for one publisher id, and the translator of its batches.
 
     Args:
-        publisher: the publisher's id.
+        publisher: the publisher id.
         worker: the worker's id in Dynamo.
         rank: the data-parallel rank.
-        left_out: see :class:`~kvbus.parts.outputs.dynamo.messages.Translator`.
+        left_out: function that is called with the number of events that were left out; see :class:`Translator`.
     """
 
     def __init__(self, publisher: int, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -242,40 +253,52 @@ class Numbering:
         self.worker = worker
         self.rank = rank
         self.newest = 0
-        """The highest event id used on any connection."""
+        """The highest event id that any connection has used."""
         translator = Translator(worker, rank, left_out)
         self.filler = translator.filler
         self.translate = lru_cache(maxsize=_CACHED)(translator.batch)
-        """Translate a batch. Connections share the results, because they get the same batches at about the same
-        time."""
+        """A function that translates a batch, and keeps its newest results.
+
+        Connections share the results, because all of them get the same batches at about the same time.
+        """
 
     def connection(self) -> Connection:
-        """Return the numbering of a new connection."""
+        """Return the event ids of a new connection."""
         return Connection(self)
 
 
 class Connection:
-    """The event ids of one router's connection.
+    """The event ids of one router's connection, and the translation of its messages.
 
-    :meth:`rewrite` gets the live stream as kvbus sends it to every other router.
+    :meth:`rewrite` gets the messages that kvbus would send to a router of any other kind.
     """
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._id = numbering.newest + 1
-        """The newest id. It starts at an id that no connection has used. So a router that knows this source finds a gap
-        before the first event."""
+        """The event id that was used last.
+
+        It starts at an id that no connection has used.
+
+        So a router that already knows this source finds a gap before the first event of this connection.
+        """
         self._seq: int | None = None
         self._encode = msgspec.msgpack.Encoder().encode
 
     def rewrite(self, data: bytes) -> bytes:
-        """Rewrite complete encoded messages of kvbus as messages of the event plane."""
+        """Translate encoded messages of kvbus into encoded messages of Dynamo's event plane.
+
+        ``data`` has complete messages.
+        """
         out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
         self._numbering.newest = max(self._numbering.newest, self._id)
         return out
 
     def _message(self, seq: int, batch: Batch) -> bytes:
-        """Return the message of one batch. A batch without events uses no ids, and a router ignores its message."""
+        """Return the encoded message of one batch.
+
+        A batch without events uses no event ids, and a router ignores its message.
+        """
         if self._seq is not None and seq != self._seq + 1:
             self._id += 1
         self._seq = seq
@@ -295,12 +318,12 @@ class Connection:
 
 
 def rank_of(payload: bytes) -> int:
-    """Return the rank in a batch of kvbus."""
+    """Return the rank in the payload of a batch in kvbus's encoding."""
     return _ranked(payload)[2]
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the seq and the payload of each message."""
+    """Yield the seq and the payload of each encoded message in ``data``."""
     at = 0
     while at < len(data):
         frames = []

@@ -1,4 +1,4 @@
-"""The records of Dynamo's discovery, and the two stores that hold them: a directory and etcd."""
+"""The records of Dynamo's discovery, and two stores that can hold them: a directory and etcd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPIC: Final = "kv-events"
 
 
 class Scope(NamedTuple):
-    """The endpoint that workers serve. It groups their model cards and their events."""
+    """The Dynamo endpoint that workers serve. Dynamo groups the workers' model cards and events by it."""
 
     namespace: str
     component: str
@@ -32,33 +32,34 @@ class Scope(NamedTuple):
 
     @property
     def workers(self) -> str:
-        """The path of the model cards and the instances of its workers."""
+        """The path of the model cards and instances of the workers that serve this endpoint."""
         return f"{self.namespace}/{self.component}/{self.endpoint}/"
 
     @property
     def events(self) -> str:
-        """The path of its event sources."""
+        """The path of the event sources of the workers that serve this endpoint."""
         return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
 
 
 class Found(NamedTuple):
-    """A worker with a model card, and the host at which it serves."""
+    """A worker that has a model card in Dynamo's discovery, and the host at which it serves requests."""
 
     worker: int
     host: str
 
 
 class Other(NamedTuple):
-    """Another publisher that claims to be the source of a rank's events."""
+    """A publisher other than this kvbus whose record claims to be the source of a rank's events."""
 
     publisher: int
     endpoint: str
 
 
 def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str) -> dict[str, bytes]:
-    """Return the records of one source by path.
+    """Return the two discovery records of one source, by path.
 
-    The source's record comes before the channel's, because a router that finds the channel has to know the source.
+    The first is the record of the source, and the second is the record of its channel. They are written in this order,
+    because a router that finds the channel has to know the source already.
     """
     path = f"{scope.events}{publisher:x}"
     place = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
@@ -84,7 +85,12 @@ def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str)
 
 
 def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]:
-    """Return the workers with a model card, sorted by id."""
+    """Return the workers that have a model card, in ascending order of their ids.
+
+    Args:
+        cards: the records of model cards, by path.
+        instances: the records of instances, by path. They have the workers' hosts.
+    """
     hosts = {_number(each, "instance_id"): _host(each) for each in map(_decoded, instances.values())}
     known = {_number(each, "instance_id") for each in map(_decoded, cards.values())} - {0}
     return [Found(worker, hosts.get(worker, "")) for worker in sorted(known)]
@@ -93,9 +99,9 @@ def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]
 def others(
     sources: dict[str, bytes], channels: dict[str, bytes], worker: int, rank: int, publisher: int
 ) -> list[Other]:
-    """Return the sources of a rank except this publisher's.
+    """Return the sources of a rank that have another publisher id than ``publisher``.
 
-    If a rank has two sources, a router uses neither of them.
+    If a rank has two sources, Dynamo's routers use neither of them.
     """
     found = []
     for path, body in sources.items():
@@ -112,20 +118,26 @@ def _host(instance: dict[str, Any]) -> str:
 
 
 def _part(record: Any, *names: str) -> Any:
-    """Return the value at a path in a record, which others may have written; None if there is none."""
+    """Return the value under nested keys of a record; None if there is none.
+
+    Another program may have written the record.
+    """
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
 def _number(record: Any, name: str) -> int:
-    """Return a number in a record; 0 if there is none."""
+    """Return an integer from a record; 0 if the record does not have it."""
     found = _part(record, name)
     return found if isinstance(found, int) else 0
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """Return a decoded record; empty if it is not valid, or is being written."""
+    """Decode a record.
+
+    Return an empty dict if the record is not valid, for example because it is just being written.
+    """
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -134,11 +146,11 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 OLD: Final = 10.0
-"""Seconds after which a record that is not refreshed is ignored."""
+"""Age in seconds from which on a record in a file is ignored, because its process does not refresh it any more."""
 
 
 class FileStore:
-    """A store of the records in one directory, ``$DYN_FILE_KV`` of the frontend and the workers.
+    """A store that keeps the records as files, in the directory ``$DYN_FILE_KV`` of Dynamo's frontend and workers.
 
     Args:
         directory: the directory.
@@ -148,7 +160,7 @@ class FileStore:
         self._directory = directory
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or refresh the records that are already there."""
+        """Write these records by path. Refresh the time of a file that already has the record."""
         for path, body in records.items():
             file = self._file(path)
             try:
@@ -157,31 +169,31 @@ class FileStore:
                     continue
             except OSError:
                 file.parent.mkdir(parents=True, exist_ok=True)
-            # watchers read every file in the directory of a bucket, so write the file outside it first
+            # write the file outside of its bucket's directory first, because watchers read every file in that directory
             half = self._directory / f".{os.getpid()}-{file.name[-64:]}"
             half.write_bytes(body)
             half.replace(file)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete records."""
+        """Delete the records at these paths."""
         for path in paths:
             self._file(path).unlink(missing_ok=True)
 
     def find(self, prefix: str) -> dict[str, bytes]:
-        """Return the records whose path begins with ``prefix``, without expired ones."""
+        """Return the records whose path begins with ``prefix``. Expired records are left out."""
         version, bucket, path = prefix.split("/", 2)
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for file in sorted((self._directory / version / bucket).iterdir()):
                 if not (name := unquote(file.name)).startswith(path):
                     continue
-                with contextlib.suppress(OSError):  # the file was deleted meanwhile
+                with contextlib.suppress(OSError):  # another process may just have deleted the file
                     if time.time() - file.stat().st_mtime < OLD:
                         found[f"{version}/{bucket}/{name}"] = file.read_bytes()
         return found
 
     def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
     def _file(self, path: str) -> Path:
         version, bucket, name = path.split("/", 2)
@@ -190,18 +202,19 @@ class FileStore:
 
 
 LEASE: Final = 10
-"""Seconds after which etcd deletes the records of a process that does not renew its lease."""
+"""Time in seconds after which etcd deletes the records of a process that does not renew its lease."""
 
 TIMEOUT: Final = 3.0
-"""Timeout for an answer of etcd, in seconds."""
+"""Timeout of a request to etcd, in seconds."""
 
 
 class EtcdStore:
-    """A store of the records in etcd.
+    """A store that keeps the records in etcd.
 
     Args:
-        url: ``http://host:2379``.
-        gone: called with the path of each record of this process that another process has deleted or replaced.
+        url: the address of etcd, such as ``http://host:2379``.
+        gone: function that is called with the path of each record of this process that another process has deleted or
+            replaced.
     """
 
     def __init__(self, url: str, gone: Callable[[str], None] = lambda _: None) -> None:
@@ -210,16 +223,20 @@ class EtcdStore:
         self._gone = gone
         self._lease: str | None = None
         self._held: dict[str, bytes] = {}
-        """Records that are known to be in etcd under the lease."""
+        """Records of this process that were written to etcd under the present lease, by path."""
         self._missing: set[str] = set()
-        """Paths of own records that the last :meth:`find` did not find as they were put. If the lease still holds,
-        another process has deleted or replaced them."""
+        """Paths of this process's records that the last :meth:`find` did not find as they were written.
+
+        If the lease is valid, another process has deleted or replaced these records.
+        """
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or refresh the records that are already there.
+        """Write these records by path.
+
+        Renew the lease, which refreshes the records that are already there.
 
         Raises:
-            OSError: etcd does not answer, or refuses.
+            OSError: etcd does not answer, or refuses the request.
         """
         if self._lease is not None:
             kept = self._call("lease/keepalive", {"ID": self._lease}).get("result", {})
@@ -242,10 +259,10 @@ class EtcdStore:
                 self._held[path] = body
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete records.
+        """Delete the records at these paths.
 
         Raises:
-            OSError: as for :meth:`put`.
+            OSError: etcd does not answer, or refuses the request.
         """
         for path in paths:
             self._held.pop(path, None)
@@ -254,10 +271,10 @@ class EtcdStore:
     def find(self, prefix: str) -> dict[str, bytes]:
         """Return the records whose path begins with ``prefix``.
 
-        The next :meth:`put` writes a record of this process again if it is not found as it was put.
+        If a record of this process is not found as it was written, the next :meth:`put` writes it again.
 
         Raises:
-            OSError: as for :meth:`put`.
+            OSError: etcd does not answer, or refuses the request.
         """
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         asked = {"key": _coded(prefix.encode()), "range_end": _coded(end.encode())}
@@ -272,7 +289,7 @@ class EtcdStore:
         return records
 
     def close(self) -> None:
-        """Give the lease back to etcd."""
+        """End the lease, so that etcd deletes the records."""
         lease, self._lease = self._lease, None
         if lease is not None:
             self._call("lease/revoke", {"ID": lease})
