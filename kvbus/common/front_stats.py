@@ -15,11 +15,11 @@ class FrontStats:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.http_connections = 0
-        """Number of open connections of clients."""
+        """Number of open connections of clients to the HTTP proxy."""
         self.http_closed: Counter[str] = Counter()
         """Number of connections that kvbus closed, by reason: ``too_many`` or ``slow``."""
         self.requests: Counter[str] = Counter()
-        """Number of requests, by outcome."""
+        """Number of requests to the HTTP proxy, by outcome."""
 
 
 class CallStats:
@@ -32,6 +32,6 @@ class CallStats:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.open = 0
-        """Number of calls that have not ended yet."""
+        """Number of calls through the gRPC proxy that have not ended yet."""
         self.calls: Counter[str] = Counter()
-        """Number of calls, by outcome."""
+        """Number of calls through the gRPC proxy, by outcome."""

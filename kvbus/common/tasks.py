@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 AGAIN: Final = 5.0
-"""Seconds after which a task that has not ended is cancelled again."""
+"""Seconds after which a cancelled task that has not ended is cancelled again."""
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:

@@ -22,7 +22,7 @@ MARGIN: Final = 1 << 32
 """Number of seqs that a stream skips if its reservation on disk may be older than the batches that it has sent."""
 
 MAX_SEQ: Final = 1 << 62
-"""Upper limit of sequence numbers: each of them is lower."""
+"""Upper limit of sequence numbers. Every sequence number is lower than this limit."""
 
 
 class StoreError(Exception):

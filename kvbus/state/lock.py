@@ -172,7 +172,10 @@ def unused(directory: Path, what: str) -> Iterator[None]:
 
 
 def mark_in(directory: Path) -> Mark | None:
-    """Return the mark of a directory; None if the mark is missing or damaged. Another process may use the directory."""
+    """Return the mark in the lock file of a directory, which another process may use.
+
+    Return None if the mark is missing or damaged.
+    """
     try:
         fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
     except OSError:

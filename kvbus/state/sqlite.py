@@ -1,8 +1,8 @@
 """The store of a bus's state in SQLite: a database in the directory of the state, and a mark in the lock file.
 
-If SQLite's write-ahead log is damaged, SQLite silently drops its end. To notice this, kvbus writes the progress of the
-database into the lock file: the *mark*. It overwrites the mark after each commit, before it sends anything. If the
-database has fewer writes than the mark, it has lost commits.
+SQLite silently drops the end of a damaged write-ahead log. To notice this, kvbus writes the progress of the database
+into the lock file: the *mark*. It overwrites the mark after each commit, before it sends anything. If the database has
+fewer writes than the mark, it has lost commits.
 
 The mark also has the highest reserved number. If the database cannot be used, kvbus moves it aside and begins an empty
 database, in which every stream begins above that number.
@@ -115,7 +115,7 @@ class SqliteStore:
         return Head(self._boot, self._sync, reserved=self.reserved)
 
     def _create(self) -> None:
-        """Create an empty database with only the reservations."""
+        """Create a database that has only the reservations, and no state."""
         self._head = self._new_head()
         self.database.create(self._head)
         self._write_mark()

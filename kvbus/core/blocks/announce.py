@@ -199,7 +199,7 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
-    """Return one store event for a chain: single blocks, each in its own chunk, that follow each other."""
+    """Return one store event for a chain of blocks. Each block has its own chunk, and is the parent of the next."""
     first = chain[0]
     hashes = [chunk.hashes[0] for chunk in chain]
     parent = out_parent(index, group_of(first), first.parent)

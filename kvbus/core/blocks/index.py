@@ -138,7 +138,8 @@ class Table:
     def freeze(self) -> Table:
         """Return a table with the current blocks, which later changes of this table do not affect.
 
-        The returned table has a copy of the dictionary. If the dictionary is large, it has the dictionary itself.
+        A small dictionary is copied. A large dictionary is shared: this table then stores its changes in a layer on top
+        of it.
         """
         frozen = Table()
         frozen.sub_blocks = len(self.refs)

@@ -105,7 +105,7 @@ class Journal:
     def position(self, seq: int) -> int:
         """Return the absolute position of the entry that contains ``seq``.
 
-        If that entry was dropped, return the oldest position.
+        If that entry was dropped, return the position of the oldest entry.
         """
         at = bisect_right(self._seqs, seq, self._spare) - 1 - self._spare
         return self.trimmed + max(at, 0)

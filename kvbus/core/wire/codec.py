@@ -135,7 +135,7 @@ def lacks_field(event: BlockStored) -> bool:
 
 
 def complete(event: BlockStored) -> None:
-    """Set the fields that the engine did not send to None, because kvbus always sends these fields."""
+    """Set every field that the engine left out to None, because kvbus always sends these fields."""
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
     if event.lora_id is UNSET:
@@ -251,13 +251,13 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
 
 
 MAX_UNKNOWN: Final = 32
-"""Maximum number of unknown names that are kept for each batch, and for each source."""
+"""Maximum number of names of unknown fields and events that kvbus keeps for each batch, and for each source."""
 
 _LONGEST_NAME: Final = 48
 
 
 def note(unknown: set[str], kind: str, name: Any) -> None:
-    """Add an unknown name to the set ``unknown``, for display.
+    """Add the name of an unknown field or event to the set ``unknown``, for display.
 
     The name is shortened, and has only characters that are safe in terminals, logs and HTML.
     """

@@ -163,7 +163,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 CANONICAL: Final = Wire()
-"""The wire of maps, with hashes and media as the engine named them."""
+"""The wire that sends events as maps, with hashes and media as the engine named them."""
 
 _STRICT: Final = Wire(strict=True)
 _DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
