@@ -78,7 +78,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
 
     async def next_event(self) -> Event:
-        """Return the next event from the peer.
+        """Wait for the next event from the peer, and return it.
 
         Raises:
             ClosedError: the connection is closed or broken.
@@ -101,7 +101,7 @@ class Connection:
             self.protocol.receive_data(data)
 
     async def receive(self) -> list[bytes]:
-        """Return the frames of the peer's next message. Raises the errors of :meth:`next_event`."""
+        """Wait for the peer's next message, and return its frames. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Message):
@@ -115,7 +115,7 @@ class Connection:
             return b""
 
     async def subscribed(self) -> bytes:
-        """Return the topic of the peer's next subscription. Raises the errors of :meth:`next_event`."""
+        """Wait for the peer's next subscription, and return its topic. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Subscribed):
@@ -139,7 +139,8 @@ class Connection:
             raise ClosedError(error.strerror or str(error)) from error
 
     async def _flush(self) -> None:
-        sealing = self.protocol.sealing  # the handshake's last command sets it, but is itself not sealed
+        # With CURVE, the protocol's own answers after the handshake, such as a PONG, must be encrypted like messages.
+        sealing = self.protocol.sealing
         data = self.protocol.data_to_send()
         if data:
             with contextlib.suppress(ClosedError):

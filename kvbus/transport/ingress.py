@@ -27,7 +27,7 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two checks whether kvbus has read all messages of an answer that was cut off."""
+"""Seconds between two checks whether kvbus has read all messages of an answer that libzmq has cut off."""
 
 
 def _queue(hwm: int | None) -> dict[str, int]:
@@ -115,7 +115,8 @@ class LiveStream:
     @property
     def unread(self) -> bool:
         """Whether batches of the engine wait to be read, in libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # the kernel first: messages move from there to libzmq
+        # The kernel is checked first, because messages move from the kernel to libzmq.
+        return self._monitor.unread or self._pump.look()
 
     @property
     def reached(self) -> str | None:
@@ -225,7 +226,8 @@ class RequestConnection:
     @property
     def unread(self) -> bool:
         """Whether messages of the answer wait to be read, in libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # the kernel first: messages move from there to libzmq
+        # The kernel is checked first, because messages move from the kernel to libzmq.
+        return self._monitor.unread or self._pump.look()
 
     def read(self, *, on: bool) -> None:
         """Start or stop reading the answer. While reading is stopped, its messages wait in libzmq's queue."""

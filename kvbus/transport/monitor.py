@@ -27,13 +27,13 @@ _DIALS: Final = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONN
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 GRACE: Final = 0.25
-"""Seconds to wait, after a connection was lost, for the event that libzmq dials the endpoint again.
+"""Seconds to wait, after a connection was lost, for libzmq to report that it dials the endpoint again.
 
-libzmq sends this event at once, or it has abandoned the endpoint and never sends the event.
+libzmq reports this at once, or it has abandoned the endpoint and never reports it.
 """
 
 REFUSED_GRACE: Final = 2.0
-"""Seconds to wait, after a failed handshake, for the event that libzmq dials the endpoint again.
+"""Seconds to wait, after a failed handshake, for libzmq to report that it dials the endpoint again.
 
 During these seconds the peer may add kvbus's key to its allow-list.
 """

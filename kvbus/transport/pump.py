@@ -125,7 +125,8 @@ class Pump:
         if self.closed:
             return
         if self._paused:
-            if not self._pending():  # the check rearms the signal; without it the loop would not pause
+            # The check makes the descriptor signal again. Without it the loop would call this method all the time.
+            if not self._pending():
                 self._call_those_behind(0, pending=False)
             return  # messages that arrive after the check wait in libzmq until the pump resumes
         try:

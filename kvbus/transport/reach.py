@@ -88,7 +88,7 @@ class Outcome:
         return f"{self.endpoint} is open" if self.stop is Stop.OPEN else self.finding().text
 
     def finding(self, at: str = "", name: str = "endpoint") -> Finding:
-        """Return the finding for the operator about a failed dial.
+        """Return the finding about the failed dial, which tells the operator the reason and what to do.
 
         Args:
             at: the configuration section that has the endpoint.
@@ -214,7 +214,8 @@ class Attempt:
     """One attempt to connect to an endpoint.
 
     Attributes:
-        outcome: the outcome if the attempt ended now, for example by a timeout. After a connection it is ``SILENT``.
+        outcome: the outcome if the attempt ended now, for example by a timeout. Once connected, it is ``SILENT``,
+            because the peer has sent nothing.
         address: the address that kvbus is connected to; None without a connection.
     """
 

@@ -31,7 +31,8 @@ MAX_PEERS: Final = 2_048
 """Maximum number of routers that are connected to one replay endpoint."""
 
 MAX_WAITING: Final = 10_000
-"""Maximum number of replay requests that wait at one endpoint, for a slot of the sender or for their router to read.
+"""Maximum number of requests that wait at one replay endpoint, because the sender is busy or their router does not
+read.
 
 kvbus refuses and counts further requests.
 """

@@ -184,7 +184,7 @@ class Sender:
             self._schedule()
 
     def _serve(self, session: Session, until: float) -> None:
-        """Send up to a quantum of a session, and decide whether the session takes part in the next round."""
+        """Send up to :data:`QUANTUM` bytes of a session, and decide whether it takes part in the next round."""
         peer = session.peer
         if not peer.writable:
             self._leave(session)
@@ -210,7 +210,7 @@ class Sender:
             self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
-        """Send up to a quantum of a session; return whether its generator has no more messages."""
+        """Send up to :data:`QUANTUM` bytes of a session; return whether its generator has no more messages."""
         if session.credit <= 0:
             session.credit += QUANTUM
         messages: list[bytes] = []

@@ -128,7 +128,7 @@ class Hub:
             self.shared.places.close()
 
     def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
-        """Disconnect every router, and open the endpoint again with another function."""
+        """Disconnect every router, and open the endpoint again with the new function ``open_endpoint``."""
         self._end(0.0)
         self._open_endpoint = open_endpoint
         if self._streams:
@@ -189,7 +189,7 @@ class Hub:
             stream.cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Do nothing with a message from a router. An application can send one on an XSUB."""
+        """Ignore a message from a router. kvbus expects none, but an application can send one on an XSUB."""
 
     def drained(self, peer: Peer) -> None:
         """Continue to send to a router that is writable again.

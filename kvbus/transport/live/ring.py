@@ -106,7 +106,10 @@ class Ring:
         self.bytes += len(entry.message)
 
     def skip(self, count: int) -> None:
-        """Drop all batches, and advance by ``count`` positions. Call this if no router needs the batches there."""
+        """Drop all batches, and use up ``count`` positions for new batches without storing these batches.
+
+        Call this if no router needs any of these batches.
+        """
         if self._entries:
             self.trim(self.end)
         self.first += count

@@ -1,4 +1,4 @@
-"""A router on one stream of an output, as an object with one state, and the table of the allowed transitions."""
+"""A router on one stream of an output: its state, and the table of the allowed transitions between states."""
 
 from __future__ import annotations
 
@@ -102,10 +102,12 @@ class Router:
         """The router's state, which only :meth:`Routers.move` changes."""
 
         self.position: int | None = None
-        """Ring position of the next batch for the router; None if the router needs no batch from the ring."""
+        """Position in the stream's ring of the batch that the router gets next; None if it needs no batch from the
+        ring.
+        """
         self.session: Session | None = None
-        """The sender's session for the router, which sends the state and then batches from the ring; None without a
-        session.
+        """The sender's session for the router, which sends the stream's state and then batches from the ring; None
+        without one.
         """
 
         # State transfers to the router: why and since when it wants a state, how many it got, and the transfer under
@@ -171,7 +173,7 @@ class Router:
 
 
 class Routers:
-    """The routers of one stream, also by their state.
+    """The routers of one stream, indexed by connection and by state.
 
     Args:
         output: the output's name, for logs.

@@ -1,9 +1,9 @@
 """Schedule the sending of states, so that routers can share a state and slow routers do not delay other routers.
 
-While kvbus sends a state, it keeps a frozen copy of the index in memory. So only a few states are sent at the same
-time, and each of them occupies a place. A router that needs more than :data:`SLOW_AFTER` seconds for its state counts
-as slow, and slow routers have separate places. The streams of one endpoint share the places, and a router gets the
-state of only one stream at a time.
+A state is a snapshot of the live blocks of a stream. While kvbus sends a state, it keeps a frozen copy of the index in
+memory. So only a few states are sent at the same time, and each of them occupies a place. A router that needs more than
+:data:`SLOW_AFTER` seconds for its state counts as slow, and slow routers have separate places. The streams of one
+endpoint share the places, and a router gets the state of only one stream at a time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ PACE: Final = 0.02
 """Seconds between two checks for routers that wait for a state or receive a state slowly."""
 
 GATHER: Final = 0.05
-"""Seconds that a router waits before its state begins.
+"""Seconds that a router waits before kvbus begins to send it the state of a stream.
 
 In this time other routers can join to share the state, and further subscriptions of the router can arrive.
 """
 
 PLACES: Final = 2
-"""Maximum number of states that are sent at the same time to fast routers, and as many again to slow routers."""
+"""Maximum number of states that are sent at the same time to fast routers.
+
+The same number of states can be sent at the same time to slow routers.
+"""
 
 SLOW_AFTER: Final = 5.0
-"""Seconds after which a router that has not received all of its state counts as slow."""
+"""Seconds after which a router counts as slow, if it has not received all of the state that kvbus sends it."""
 
 
 class Stream(Protocol):

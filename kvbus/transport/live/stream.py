@@ -1,5 +1,7 @@
 """The live side of one stream: it publishes batches to every router, and sends the state to routers that need it.
 
+The state is a snapshot of the stream's live blocks, as events.
+
 A router that reads fast enough gets each burst of batches in one write. A slower router has a position in the ring of
 recent batches, and gets the batches from there as fast as it reads. If the ring drops the batch at the router's
 position, the router loses this batch, and kvbus counts the loss. If the stream sends states, the router then gets the
@@ -30,9 +32,7 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
 RECENT: Final = 60.0
-"""Seconds after sending a router the state in which the state also counts as the answer to the router's replay
-request.
-"""
+"""Seconds for which a state that kvbus has sent to a router also answers a replay request of the router."""
 
 LEFT: Final = 100
 """Maximum number of disconnected routers that the status for operators shows."""
@@ -107,7 +107,9 @@ class LivePublisher:
         self._burst_at = 0.0
         self._queue_batches = queue_batches
         self._overflowed = False
-        """Whether batches after the current burst were dropped, so that all routers need the state again."""
+        """Whether batches were dropped because the current burst was full. All routers then need the stream's state
+        again.
+        """
         self._waiting = waiting
         self.ring = Ring(send_hwm, send_bytes, None if shared is None else shared.share)
         self.ring.give_up = lambda: self._pass_by(self.ring.pop())
@@ -209,7 +211,7 @@ class LivePublisher:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _pass_by(self, dropped: Entry) -> None:
-        """Handle that the ring has dropped its oldest batch: every router that had not got this batch loses it."""
+        """Record the loss of a batch that the ring has dropped, for each router that had not got this batch."""
         first = self.ring.first
         for router in self.routers.are(RouterState.WAITING, *_NEED_RING):
             if router.position is None or router.position >= first:
@@ -238,9 +240,9 @@ class LivePublisher:
         self._stats.dropped_events["slow_router"] += events
 
     def restart(self, router: Router) -> None:
-        """Drop all batches queued for a router, and let it wait for a new state.
+        """Drop all batches queued for a router, and let it wait for a new state of the stream.
 
-        The router has lost batches, or has to give up its place for receiving a state.
+        The router has lost batches, or another router needs its place among the states that are being sent.
         """
         if router.position is not None and router.position < self.ring.end:
             rest = self.ring.end - router.position
@@ -360,7 +362,7 @@ class LivePublisher:
             self._move(router, RouterState.IDLE)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Do nothing with a message from a router. An application can send one on an XSUB."""
+        """Ignore a message from a router. kvbus expects none, but an application can send one on an XSUB."""
 
     def drained(self, peer: Peer) -> None:
         """Continue to send to a router that is writable again."""
@@ -404,7 +406,10 @@ class LivePublisher:
         self._places.want(router)
 
     def _change_topic(self, topic: bytes) -> None:
-        """Change the stream's topic, and begin or stop to serve routers by their subscriptions to it."""
+        """Change the stream's topic, because a batch has another topic.
+
+        Begin to serve the routers whose subscriptions match the new topic, and stop serving all other routers.
+        """
         self.flush()
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic

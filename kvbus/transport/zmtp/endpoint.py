@@ -84,8 +84,8 @@ class Settings:
         limits: limits for the data that kvbus keeps for one peer.
         publisher_limits: the same limits for a peer that publishes, if the role is EITHER.
         max_peers: maximum number of connected peers.
-        max_publishers: maximum number of publishing peers in addition to ``max_peers``, if the role is EITHER. So many
-            subscribers cannot keep publishers out.
+        max_publishers: maximum number of publishing peers in addition to ``max_peers``, if the role is EITHER. Because
+            of this extra number, a large number of subscribers cannot keep publishers out.
         max_half_open: maximum number of connections in their handshake. For a further connection the oldest one is
             closed, so that silent peers cannot keep other peers out.
         handshake_timeout: maximum seconds for a handshake.

@@ -24,8 +24,9 @@ EVENTS: Final = 32
 """Maximum number of events that kvbus decodes of one connection in one iteration of the event loop."""
 
 MAX_UNREAD_PONGS: Final = 16 * 1024
-"""Maximum bytes of PONGs that a peer has not read. A correct peer waits for a PONG before it sends many further
-PINGs.
+"""Maximum bytes of PONGs that a peer has not read. Above it, kvbus disconnects the peer.
+
+A correct peer waits for a PONG before it sends many further PINGs.
 """
 
 WAITING: Final = frozenset({Reason.CURVE, Reason.KEY})

@@ -90,9 +90,9 @@ class Message(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The event that a frame was processed with no result for the caller, such as a PING.
+    """The event that a frame, such as a PING, was processed without a result for the caller.
 
-    The caller only counts it, because it limits the number of events in each iteration of the event loop.
+    The caller counts it towards its limit of events for each iteration of the event loop.
     """
 
 
@@ -226,7 +226,7 @@ class Protocol:
             self._buffer += data
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to send for the greeting, the handshake and answers, and forget them."""
+        """Remove and return the bytes that are to be sent to the peer: the greeting, the handshake and answers."""
         data = bytes(self._out)
         self._out.clear()
         return data
