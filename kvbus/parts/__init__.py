@@ -1,10 +1,14 @@
-"""Optional parts of kvbus: outputs, discoverers, the proxies of an engine's API, and the access to logs.
+"""Optional parts of kvbus: outputs, discoverers, proxies of an engine's API, and the access to logs.
 
-A kind of part is a folder. Each part is a module or a folder in it, and registers by an entry point. A part that needs
-a library has an extra of the package. The kinds are ``outputs`` (``outputs[].type`` names the part), ``discovery``
-(``sources[].discover`` names it) and ``front``, the proxies of an engine's API. Two modules are not kinds. The outputs
-and discoverers of a broker share ``log``. ``log_router`` is for routers in Python that read a log.
+There are three kinds of parts, and each kind has a folder. Parts in ``outputs`` send streams to readers
+(``outputs[].type`` names the part). Parts in ``discovery`` find engines (``sources[].discover`` names the part). Parts
+in ``front`` are proxies of an engine's API. A part is one module or one folder, and an entry point registers it. If a
+part needs a library, kvbus has an extra for it.
 
-A part receives the configuration, and the relay's commands and events. :mod:`kvbus.config.parts` finds the part. The
-daemon knows only the contracts. Parts may import every package below them in the import contract.
+Two modules here are not parts. ``log`` is the access to a log that outputs and discoverers share. ``log_router`` is for
+routers in Python that read a log.
+
+A part receives its configuration, and exchanges commands and events with the relay. :mod:`kvbus.config.parts` loads the
+part. The daemon knows only the contracts of the kinds. A part may import every package that is below ``kvbus.parts`` in
+the table of docs/ARCHITECTURE.md.
 """

@@ -159,7 +159,7 @@ class LogRouter:
     def tokenless(self) -> int:
         """Number of stores without token ids.
 
-        Their blocks are found by no prompt. The writers need ``token_ids: keep``.
+        No prompt can find their blocks. Their writers need ``token_ids: keep``.
         """
         return sum(each.feed.status.tokenless for each in self._streams.values())
 

@@ -52,7 +52,7 @@ class Engine:
         name: the engine's name, as :func:`fitting_name` returns it. It identifies the engine: if an engine with this
             name appears at another address, kvbus treats it as the same worker.
         publishers: the endpoints of the engine's ranks, in ascending order of the ranks.
-        where: a description of the place where the engine was found, for log lines and the admin page.
+        where: a description of the place where the engine was found, for the operator.
         topic: the ZeroMQ topic under which the engine publishes; None if the discoverer does not know it.
         api: the base URL of the engine's own HTTP API; None if the discoverer does not know it.
     """
@@ -88,7 +88,7 @@ class Discoverer(Protocol):
     """
 
     Settings: ClassVar[type[Section]]
-    """The class of this kind's configuration keys."""
+    """The class of the configuration keys of this kind of discoverer."""
 
     def __init__(self, settings: Any, services: Services) -> None: ...
 

@@ -127,9 +127,9 @@ def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
 
 
 def _at(endpoint: str, host: str, rank: int) -> str:
-    """Return a rank's endpoint: rank 0's endpoint with the port raised by ``rank``.
+    """Return the endpoint of a rank, from the endpoint of rank 0: its port is raised by ``rank``.
 
-    A wildcard or a loopback address is replaced by ``host``, because kvbus cannot reach the engine under it.
+    A wildcard or a loopback address is replaced by ``host``, because kvbus may run on another host than the engine.
     """
     try:
         address = parse_endpoint(endpoint)
@@ -163,7 +163,7 @@ def number(value: object) -> int:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return a value from an engine's answer that has to be a JSON object.
+    """Check that a value from an engine's answer is a JSON object, and return it.
 
     Raises:
         DiscoveryError: the value is not a JSON object.

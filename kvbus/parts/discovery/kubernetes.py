@@ -259,9 +259,9 @@ def _message(status: bytes) -> str:
 LIVE: Final = "kvbus/port"
 REPLAY: Final = "kvbus/replay-port"
 RANKS: Final = "kvbus/data-parallel-size"
-"""Annotation with the number of ranks of the engine in a pod.
+"""Pod annotation with the number of ranks of the pod's engine.
 
-This annotation, and those with the names :data:`LIVE` and :data:`REPLAY`, override the settings for their pod.
+The annotations :data:`LIVE` and :data:`REPLAY` have the ports. An annotation overrides the settings for its pod.
 """
 
 Object = dict[str, Any]

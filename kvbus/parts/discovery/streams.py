@@ -51,10 +51,7 @@ LOOK: Final = 2.0
 """Time in seconds between two checks whether the log has new streams."""
 
 MEASURE: Final = 1.0
-"""Time in seconds between two queries for the end of the log.
-
-With the answer, kvbus measures how far its reading lags.
-"""
+"""Time in seconds between two queries for the end of the log, from which kvbus computes how far its reading lags."""
 
 TAKE: Final = 0.1
 """Time in seconds for which one read waits for records. It is also the time between two checks of all streams."""
@@ -73,7 +70,7 @@ REFUSED: Final = {
     FOREIGN_KEY: "is a key that no stream can have",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
-"""Reasons for refusing a stream or a record, each with the second half of its log line.
+"""Reasons for refusing a stream or a record, each with a text for the log line that names the stream.
 
 Records that are dropped for any other reason are counted, but not logged.
 """
@@ -288,17 +285,16 @@ class LogStreams:
     def _list(self, names: set[str]) -> None:
         """Set the streams whose records are passed to the relay.
 
-        The records that were withheld from a newly listed source have to come first, so the log is read again from
-        there.
+        If a stream is new in this set, its earlier records have to come first. So the log is then read again.
         """
         self._dirty |= any(place.relayed.key in names - self._listed for place in self._slots.values())
         self._listed = names
 
     def _withholds(self, relayed: Relayed) -> bool:
-        """Return whether a record of this stream must not be passed to the relay yet.
+        """Return whether a record must not be passed to the relay yet.
 
-        This is so if the stream is a source but not in the yielded set of engines. The stream has to be listed first.
-        The next reader then reads the record again.
+        This is so if its stream is a source, but is not in the set of engines that was yielded last. The stream is
+        listed next, and another reader then reads the record again.
         """
         if relayed.slot is None or relayed.key in self._listed:
             return False
@@ -366,8 +362,8 @@ class LogStreams:
     def _alive(self, relayed: Relayed) -> bool:
         """Return whether a stream is an engine.
 
-        A stream is not an engine while it is stale. But once its epoch counts as abandoned, it is an engine until its
-        end is passed to the relay.
+        A stale stream is not an engine. But if the log had no record of a stream for :data:`LEASE_TTL`, the stream is
+        an engine until its end is passed to the relay.
         """
         if relayed.over or relayed.slot is not None:
             return not relayed.over
@@ -475,9 +471,9 @@ class LogStreams:
         self._level_once = True
 
     def _expire(self) -> None:
-        """Give up the epochs of streams whose writers are silent for too long.
+        """Give up the epochs of streams whose writers have been silent for :data:`LEASE_TTL`.
 
-        Only the time up to which the log was read completely counts as silence. A stream that had no record since
+        The silence counts only up to the time up to which the log is read completely. A stream that had no record since
         reading began again is included, because the relay has it as a source.
         """
         for each in self._relayed.values():

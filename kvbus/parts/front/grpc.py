@@ -295,10 +295,12 @@ class GrpcFront:
     async def _outcome(self, call: Any, *, begun: bool) -> str:
         """Return the outcome of a call that has ended, as a label of counters.
 
-        ``begun`` is whether the answer had begun.
-
         The status UNAVAILABLE may be the engine's own answer, or it may mean that the connection to the engine was
         lost. The state of the channel distinguishes the two cases.
+
+        Args:
+            call: the call to the engine.
+            begun: whether the engine's answer had begun.
         """
         if await call.code() is grpc.StatusCode.UNAVAILABLE:
             for _ in range(LOOKS):
@@ -391,7 +393,7 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
 
 
 def _refusal(host: str, port: int) -> str:
-    """Return why kvbus cannot listen at an address. Find out by binding it, because gRPC does not report the reason."""
+    """Bind an address, and return why that fails. gRPC itself does not report why it cannot listen there."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0

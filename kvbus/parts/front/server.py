@@ -77,7 +77,7 @@ for which routers keep idle connections.
 KEPT: Final = 2.0
 """Time in seconds for which kvbus reuses an idle connection to the engine.
 
-Engines close idle connections after five seconds. If kvbus sent a request at that moment, the request would be lost.
+Engines close a connection that is idle for five seconds. A request that kvbus sends at that moment would be lost.
 """
 LINE: Final = 16_384
 """Maximum size in bytes of a request line, of a status line, and of each header, in requests and in answers."""
@@ -140,7 +140,7 @@ class Engine:
 
 
 class BodyError(Exception):
-    """The body of a client's request ends too early or is malformed. The error's text is for the client's operator."""
+    """The body of a client's request ends too early or is malformed. The error's text is for people."""
 
 
 async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator[bytes]:

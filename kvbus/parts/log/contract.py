@@ -18,9 +18,11 @@ START: Final = 0
 
 
 TICKS: Final = 32
-"""Number of turns for each second of the clock.
+"""Number by which the clock's turn rises in a second.
 
-The number of turns since 1970 fits into :data:`TURN_BITS` bits until 2106.
+The clock's turn is the time since 1970 in this unit.
+
+It fits into :data:`TURN_BITS` bits until 2106.
 """
 
 UNREACHABLE: Final = "unreachable"
@@ -36,9 +38,9 @@ class FencedError(Exception):
 class UnavailableError(Exception):
     """The log cannot be reached, or does not accept records now.
 
-    If an append has failed with this error, its records may or may not be in the log. The writer's turn is over. The
-    caller has to close the writer, claim the stream again, and begin with the stream's state. Readers drop duplicate
-    records by their epoch and seq. They drop an unfinished state of the former turn by its epoch.
+    If an append has failed with this error, its records may or may not be in the log. The writer must not be used any
+    more. The caller has to close it, claim the stream again, and begin with the stream's state. Readers drop duplicate
+    records by their epoch and seq. They drop an unfinished state of the former writer by its epoch.
 
     Attributes:
         reason: the cause in one word, as a label of counters; :data:`UNREACHABLE` if the cause is not known.
@@ -53,7 +55,7 @@ Refused = deque[tuple[str, str]]
 """Names of streams and records that were refused, each after the reason. The same refusal may occur several times."""
 
 MAX_REFUSED: Final = 1000
-"""Maximum number of refusals that a log keeps until its user counts them."""
+"""Maximum number of refusals that a log keeps until its caller counts and removes them."""
 
 UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"
@@ -81,10 +83,10 @@ class Entry(NamedTuple):
 
 
 class Pointer(msgspec.Struct, array_like=True, frozen=True):
-    """The record of one stream at which a new reader begins.
+    """The place at which a new reader begins to read one stream: the stream's newest state.
 
     Attributes:
-        epoch: the newest epoch that a writer has got.
+        epoch: the newest epoch of the stream.
         seq: the seq of the CLEAR with which the newest complete state begins; -1 if this epoch has no complete state
             yet.
         position: the position of that CLEAR. If this epoch has no complete state yet, it is the position of an older
@@ -97,23 +99,22 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Writer(Protocol):
-    """The writer of one stream, for one turn.
+    """The writer of one stream for one *turn*, which lasts until it is closed, fails, or is fenced.
 
-    ``epoch`` is the number of the turn. It is greater than the epoch of every earlier turn.
+    ``epoch`` identifies the turn. It is greater than the epoch of every earlier turn.
     """
 
     epoch: int
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append records to the stream in this order.
-
-        Return the position of the last one.
+        """Append records to the stream in this order, and return the position of the last one.
 
         After the call has returned, the records survive every failure that the log promises to survive.
 
         Raises:
             FencedError: another writer has claimed the stream. None of these records is in the log.
-            UnavailableError: the log failed. These records may or may not be in it, and the turn is over.
+            UnavailableError: the log failed. These records may or may not be in it, and the writer must not be used any
+                more.
         """
 
     async def point(self, pointer: Pointer) -> None:
@@ -128,7 +129,7 @@ class Writer(Protocol):
         """Return whether the log still has the records from this position on.
 
         Raises:
-            UnavailableError: the log does not answer. The turn continues.
+            UnavailableError: the log does not answer. The writer may continue nevertheless.
         """
 
     async def close(self) -> None:
@@ -207,17 +208,17 @@ class Log(Protocol):
 
 
 def now_as_turn() -> int:
-    """Return the present time as the number of a turn: seconds since 1970 times :data:`TICKS`."""
+    """Return the present time as the number of a turn: the seconds since 1970 times :data:`TICKS`."""
     return int(time.time() * TICKS)
 
 
 def next_epoch(last: int) -> int:
     """Return an epoch that is greater than ``last``, the newest known epoch of a stream; 0 if none is known.
 
-    The upper bits of an epoch are the number of the turn. It is at least the clock's turn. So no number is used twice,
-    even if the log has lost everything and the writer remembers nothing. If the clock was also set back, the random
-    lower bits distinguish the two epochs. If the next turn does not fit, because another program wrote the pointer, the
-    clock's turn is used.
+    The upper bits of an epoch are the number of the writer's turn. It is at least the present time as a turn. So no
+    number is used twice, even if the log has lost everything and the writer remembers nothing. If the clock was also
+    set back, the random lower bits distinguish the two epochs. If the next turn does not fit, because another program
+    wrote the pointer, the present time as a turn is used.
     """
     turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
     return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)

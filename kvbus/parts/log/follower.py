@@ -1,4 +1,4 @@
-"""Follow one stream in a log, and decide which records count and which of the stream's blocks the reader then has.
+"""Follow one stream in a log: decide which records to accept, and which of the stream's blocks the reader then has.
 
 A follower receives records in the order of the log. Some are duplicates, some are of former writers, and some are
 missing because the log's retention has deleted them. The follower returns the writer's own stream: first a state that
@@ -28,7 +28,7 @@ longer interval may abandon the epoch for good.
 """
 
 LEASE_TTL: Final = 30.0
-"""Time in seconds without a record after which a stream's blocks are void.
+"""Time in seconds without a record after which a stream's blocks are void, because its writer is gone.
 
 If a reader has read the log to its end after this time, the stream's epoch is over for good.
 
@@ -80,16 +80,16 @@ class Follower:
     """The state of a reader of one stream.
 
     Attributes:
-        epoch: the epoch of the newest record that counts; 0 before the first such record.
+        epoch: the epoch of the newest record that was accepted; 0 before the first such record.
         seq: the seq of the next record.
         holds: how many of the stream's blocks the reader has now.
         counts: number of records that were not given to the reader, by reason: ``double`` (a duplicate), ``old_epoch``
             (of a former writer), ``malformed`` (not a record), ``damaged`` (the checksum is wrong), ``other_schema``
             (this version does not read it), ``known`` (part of a state that the reader already has), ``unusable``
-            (after missing records and before the next state) and ``late`` (of an abandoned epoch). Three counts are of
-            other things: ``lost`` is the number of missing records. ``expired`` is how many times the writer was silent
-            for too long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because the log
-            had lost its epochs and the writer's clock was set back.
+            (after missing records and before the next state) and ``late`` (of an abandoned epoch). Three further counts
+            are not of such records: ``lost`` is the number of missing records. ``expired`` is how many times the writer
+            was silent for too long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because
+            the log had lost its epochs and the writer's clock was set back.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Follower:
         self._unusable = False
         """Whether a record after the newest state was unusable or is missing."""
         self._given_up = False
-        """Whether the epoch is abandoned. Its further records do not count."""
+        """Whether the epoch is abandoned. Its further records are dropped."""
         self.heard = 0.0
         """Time at which the newest record came, by the clock of :meth:`follow`'s caller."""
 
@@ -110,7 +110,7 @@ class Follower:
     def stranded(self) -> bool:
         """Whether records come, but none is usable before the next state.
 
-        The reader then has to look for an older state in the log.
+        The reader then has to look for an earlier state in the log.
         """
         return self.holds is Holds.NOTHING and self._unusable
 
@@ -119,10 +119,13 @@ class Follower:
 
         Return it if the reader can continue at its seq; otherwise None.
 
-        The reader has to apply the record unless :attr:`Step.known` is True. A CLEAR begins with AllBlocksCleared. A
-        STATE and a BATCH have events. A GONE clears the stream. If records are missing, :attr:`holds` becomes
-        ``NOTHING``, and the reader has to clear the stream, too. A relay that publishes the stream under the log's own
-        numbers also needs the records that are known.
+        If :attr:`Step.known` is True, the reader already has the content of the record. Otherwise it has to apply the
+        record: a CLEAR begins with AllBlocksCleared, a STATE and a BATCH have events, and a GONE removes all blocks of
+        the stream. If records are missing, :attr:`holds` becomes ``NOTHING``, and the reader has to remove all blocks,
+        too.
+
+        A relay that publishes the stream under the log's own numbers also needs the records that the reader already
+        has.
         """
         try:
             record = read(data)
@@ -166,7 +169,7 @@ class Follower:
     def _reach(self, seq: int) -> None:
         """Count the missing records before ``seq`` as lost.
 
-        The reader's blocks are then void, because a change is unknown.
+        The reader's blocks are then void, because it lacks changes.
         """
         if seq > self.seq:
             self.counts["lost"] += seq - self.seq
@@ -210,9 +213,9 @@ class Follower:
         return True
 
     def give_up(self) -> None:
-        """Abandon the epoch, because the log had no record of it for :data:`LEASE_TTL`.
+        """Abandon the epoch.
 
-        The caller has checked this.
+        The caller has found that the log had no record of it for :data:`LEASE_TTL`.
 
         Later records of this epoch are dropped. A writer that was silent for so long begins another epoch.
         """
@@ -229,7 +232,7 @@ class Relayed:
         pointer: the stream's pointer, at which reading begins.
 
     Attributes:
-        stream: the names of the stream's worker, from its key.
+        stream: the names that the stream's key contains: cluster, model, worker and rank.
         pointer: the newest pointer that was read from the log.
         position: the position at which reading continues.
         slot: the slot of the source; None while the stream is not a source.
@@ -237,7 +240,7 @@ class Relayed:
         written: the time at which the log got the stream's newest record, by the log's clock.
         alive: whether a record came after the reader had caught up with the log. This proves that the writer was
             running.
-        follower: the object that decides which records count.
+        follower: the object that decides which records are accepted.
     """
 
     def __init__(self, key: str, pointer: Pointer) -> None:
@@ -251,11 +254,11 @@ class Relayed:
         self.alive = False
         self.follower = Follower()
         self._sent = 0
-        """The epoch of the newest record that counted, even if reading began again after it."""
+        """The epoch of the newest record that was accepted. It is kept when reading begins again."""
         self._begun = pointer
         """The pointer with which reading began the last time."""
         self._sent_at = START
-        """The position of the newest record that counted since reading began the last time."""
+        """The position of the newest record that was accepted since reading began the last time."""
 
     def begin_again(self) -> None:
         """Read the stream again from its newest state on, as a new reader does."""
@@ -288,7 +291,10 @@ class Relayed:
         return follower.stranded and (passed_over or (newest.epoch, newest.seq) >= (follower.epoch, follower.seq))
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
-        """Process the next record of the log. Return the event for the relay; None if the relay needs no event."""
+        """Process the next record of the log.
+
+        Return the event for the relay; None if the relay does not need the record.
+        """
         self.position = position + 1
         step = self.follower.follow(data, now)
         if step is None:
@@ -323,7 +329,7 @@ class Relayed:
         return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:
-        """Return the event of a state without blocks, under this number."""
+        """Return an event for the relay: a state without blocks, which routers get under the number ``seq``."""
         return RecordReceived(self.slot or 0, seq, begins=True, ends=True)
 
 

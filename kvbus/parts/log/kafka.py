@@ -52,12 +52,12 @@ from kvbus.parts.log.place import REQUEST, Place
 FETCH: Final = 0.2
 """Time in seconds for which one request waits for records while a topic is read to its end.
 
-It limits the wait, because the last offsets of a partition may be those of a transaction's own markers, which consumers
-do not get.
+It has to be short. The last offsets of a partition may belong to the markers of a transaction, which consumers do not
+get, so a request may wait in vain.
 """
 
 COMMIT: Final = 5.0
-"""Minimum age in seconds of a transaction that the next append commits."""
+"""Age in seconds from which on a transaction is committed with the next append."""
 
 TRANSACTION: Final = 60.0
 """Time in seconds after which the broker aborts an open transaction and fences its producer."""
@@ -84,7 +84,7 @@ class KafkaWriter:
         self._begun: float | None = None
         """Time at which the open transaction began; None if no transaction is open."""
         self._over: FencedError | UnavailableError | None = None
-        """The error that ended the turn; None while the turn lasts."""
+        """The error after which this writer must not append any more; None if there was none."""
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records, and wait until all required replicas have them."""
@@ -95,9 +95,10 @@ class KafkaWriter:
         await self._send(self._place.pointers, [write_pointer(pointer)])
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the first offset of the stream's partition is at or before this position.
+        """Return whether Kafka still has the records from this position on.
 
-        Kafka then has all later records, too. The partition's leader is asked.
+        It has them if the first offset of the stream's partition is not after the position. The partition's leader is
+        asked.
         """
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
@@ -206,7 +207,10 @@ class KafkaReader:
 
 
 def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-    """Return the leader of each partition, as the consumer knows it. The consumer reads from these brokers."""
+    """Return the leader of each partition, as the consumer knows it.
+
+    The consumer reads each partition from its leader.
+    """
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 

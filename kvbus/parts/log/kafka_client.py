@@ -1,4 +1,4 @@
-"""Corrections of aiokafka's clients: they can be cancelled, and they always close their connections.
+"""Corrections of aiokafka: its clients can be cancelled, close their connections, and skip unreadable batches.
 
 The module also finds out why a broker refuses kvbus.
 """
@@ -109,7 +109,7 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
-    """Ask the brokers for the topics.
+    """Request the topics' metadata from the brokers.
 
     Return why the brokers refuse; None if one broker returns the topics.
 
@@ -338,10 +338,10 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
 
 
 async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
-    """Ask all brokers, and return for each partition the broker that leads it according to most of its brokers.
+    """Return the broker that leads each partition, according to most of the brokers that have the partition.
 
-    A broker that is cut off from the other brokers does not know that it is no longer the leader, and its records are
-    old.
+    All brokers are asked. A broker that is cut off from the other brokers does not know that it is no longer the
+    leader, and its records are old.
 
     If two brokers have the partition, the vote of one is enough. Otherwise nothing could be read while the other broker
     is down. A partition is missing in the result if too few brokers agree.

@@ -64,7 +64,7 @@ class NatsWriter:
         self._pointer = 0
         """JetStream's sequence of the message with this stream's pointer."""
         self._over: FencedError | UnavailableError | None = None
-        """The error that ended the turn; None while the turn lasts."""
+        """The error after which this writer must not append any more; None if there was none."""
 
     async def claim(self) -> None:
         """Store the pointer of the next epoch, and then append a message that fences the former writer.
@@ -102,9 +102,10 @@ class NatsWriter:
         self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the first sequence of the JetStream stream is at or before this position.
+        """Return whether JetStream still has the records from this position on.
 
-        All later records are then there, too, because JetStream's limits apply to all subjects of a stream together.
+        It has them if the stream's first sequence is not after the position, because JetStream's limits apply to all
+        subjects of a stream together.
         """
         info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
@@ -208,7 +209,10 @@ class NatsLog:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
-        """By stream key: the epoch of the last turn that has failed in this process. The server may have lost it."""
+        """By stream key: the epoch of this process's last writer that has failed.
+
+        The server may have lost this epoch.
+        """
 
     async def claim(self, key: str) -> NatsWriter:
         """Become the writer of a stream: store the next pointer, and append a message that fences the former writer."""

@@ -60,10 +60,10 @@ AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 """Header of a message. Its value is the sequence of the subject's newest message at the time of the append."""
 
 ANOTHER: Final = 0.5
-"""Time in seconds before kvbus creates another consumer because a consumer's messages contradict each other."""
+"""Time in seconds before kvbus creates another consumer, if a consumer's message contradicts the messages before it."""
 
 MOST_TIMES: Final = 20
-"""Maximum number of consumers that are created because of one contradictory message.
+"""Maximum number of consumers that are created because of one message that contradicts the messages before it.
 
 Each consumer may be on any of the stream's servers.
 """
@@ -150,12 +150,15 @@ class Pulled:
         self._believed = ""
         """Name of the consumer whose contradictory messages are accepted.
 
-        It is accepted because :data:`MOST_TIMES` consumers before it have returned the same contradiction.
+        kvbus accepts them because :data:`MOST_TIMES` consumers before it have returned the same contradiction.
         """
         self._deleted: set[int] = set()
         """Sequences of deleted messages, as the stream's leader has listed them."""
         self.next = start
-        """The sequence of the next message to read. Deleted messages may be counted."""
+        """The sequence of the next message to read.
+
+        If that message was deleted, reading continues at the first one after it.
+        """
         self.back: int | None = None
         """The sequence from which reading begins again; None if reading continues normally.
 
@@ -305,12 +308,12 @@ class Pulled:
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
-        """Return the messages that continue the messages returned before.
+        """Return the messages up to the first one that does not follow the messages before it.
 
-        Read all later ones again, from another consumer.
+        Read the later ones again.
 
         Each message names the previous message of its subject. So the reader notices if a server has other messages
-        than its peers.
+        than its peers. It then reads from another consumer, which may be on another server.
 
         A server that was cut off by the network may have other messages than its peers under the same sequences,
         permanently. This was seen with nats-server 2.9.10: the server kept a message that its peers got again later,

@@ -1,4 +1,4 @@
-"""The address of a log, how kvbus authenticates to its servers, and why a server refuses kvbus."""
+"""The address of a log, the authentication to its servers, and the reasons for which a server refuses kvbus."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from kvbus.core.wire.encoding import decode_value, parts
 
 SCHEMA: Final = 2
 RANDOM_BITS: Final = 16
-"""Number of an epoch's low bits that are random. The bits above them are the number of the writer's turn."""
+"""Number of an epoch's low bits that are random. The bits above them number the turns of the stream's writers."""
 
 TURN_BITS: Final = 37
 MAX_EVENTS: Final = 128
@@ -75,7 +75,7 @@ class Kind(IntEnum):
     GONE = 3
     """The end of a stream. The stream has no blocks any more."""
     STATE = 4
-    """A batch of a state that is not the first one."""
+    """A further batch of a state, after the CLEAR with which the state begins."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -89,7 +89,8 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
         epoch: the number of the writer's turn, followed by random bits. Epochs ascend in a log, and none is used twice.
         seq: the number of the record in its epoch: 0, 1, 2 and so on.
         payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and for the end of a stream.
-        origin: the batch's seq on the writer's own stream. All parts of a divided batch have the same origin.
+        origin: the batch's seq on the writer's own stream. If a batch is divided into several records, all have its
+            seq.
         block_size: number of tokens of a block; 0 if the writer does not know it yet.
         more: for a CLEAR or STATE: whether the state continues with the next record.
         resync: for a CLEAR: whether records are missing before it, so that every reader has to apply the state. If it
@@ -200,7 +201,7 @@ def write(record: Record) -> bytes:
 
 
 CHECK: Final = b"\xce"
-"""The byte before the checksum, which is the last four bytes of a record: msgpack's marker of a 32-bit number."""
+"""The byte before a record's checksum: msgpack's marker of a 32-bit number. The checksum is the last four bytes."""
 
 
 def read(data: bytes) -> Record:

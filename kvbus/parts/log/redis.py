@@ -2,8 +2,8 @@
 
 Each stream of kvbus has a Redis stream and a hash. The extra ``redis`` is required.
 
-The Redis stream has the records. The hash has the pointer, and the token of the turn that may write. Every change is a
-Lua script. It first compares the token, so a writer with the token of a former turn is fenced.
+The Redis stream has the records. The hash has the pointer, and the token of the writer that may append. Every change is
+a Lua script. It first compares the token, so a former writer is fenced.
 
 The script also checks that the newest record is the one that the writer has appended last. This has two effects. An
 append that is repeated because its answer was lost changes nothing. And kvbus notices that the server has lost records,
@@ -40,10 +40,7 @@ from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
 from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, said, seen, stop
 
 KEEP: Final = 86_400
-"""Time in seconds for which the server keeps the pointer of a stream that has no writer.
-
-It is also the time for which the server keeps the mark that a stream was erased.
-"""
+"""Time in seconds for which the server keeps the pointer of a stream that has no writer."""
 
 REPLICATED: Final = 2.0
 """Time in seconds within which a replica has to confirm the claim of a stream."""
@@ -173,10 +170,10 @@ class RedisWriter:
         self._token = uuid4().hex
         self._newest = self._floor = 0
         self._over: FencedError | UnavailableError | None = None
-        """The error that ended the turn; None while the turn lasts."""
+        """The error after which this writer must not append any more; None if there was none."""
 
     async def claim(self) -> None:
-        """Start the turn: store a new token and the next epoch in the stream's hash.
+        """Claim the stream: store a new token and the next epoch in the stream's hash.
 
         Python parses the values in the hash. A script that parsed an invalid value would fail each time.
         """
@@ -267,9 +264,9 @@ class RedisReader:
         self._asked = 0
         """Number of calls of :meth:`ends` so far."""
         self._level = dict.fromkeys(self._next, -1)
-        """By stream: the number of the newest call of :meth:`ends` before which all records were read.
+        """By stream: the number of calls of :meth:`ends` before the newest read that left no records in Redis.
 
-        -1 if the stream lags.
+        It is -1 while the stream lags.
         """
 
     @contextlib.asynccontextmanager
@@ -324,7 +321,7 @@ class RedisReader:
     async def _judge(self, names: Iterable[bytes]) -> None:
         """Find the keys that do not hold a Redis stream, and exclude their streams from further requests.
 
-        If a request names such a key, the server refuses the complete request.
+        If a request names a key of this kind, the server refuses the complete request.
         """
         async with self.client() as client:
             asked = client.pipeline(transaction=False)
@@ -356,7 +353,7 @@ class RedisReader:
     async def ends(self) -> dict[str, int]:
         """Return the number of this call as the mark of each stream.
 
-        A stream has reached this mark when a later request shows that the server has no more records of it.
+        A stream has reached this mark when a read after this call has left no records of it in Redis.
 
         The newest position in the stream's hash would be another possible mark. But the stream's writer can store any
         number there, and then no reader would ever reach it.
@@ -365,9 +362,9 @@ class RedisReader:
         return dict.fromkeys(self._keys.values(), self._asked)
 
     async def reached(self, key: str) -> int:
-        """Return the number of the newest call of :meth:`ends` before which all records of this stream were read.
+        """Return the number of calls of :meth:`ends` before the newest read that left no records of this stream.
 
-        A key that does not hold a Redis stream has no records, so its stream is always read completely.
+        If the key does not hold a Redis stream, return the number of all calls, because there are no records to read.
         """
         name = names(self._place, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]
@@ -390,9 +387,9 @@ class RedisLog:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
-        """By stream key: the epoch and the newest position of the last turn that has failed in this process.
+        """By stream key: the epoch and the newest position of this process's last writer that has failed.
 
-        The server may have lost both.
+        The server may have lost this epoch and this position.
         """
 
     async def claim(self, key: str) -> RedisWriter:

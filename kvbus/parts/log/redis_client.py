@@ -29,7 +29,10 @@ MOST_KEYS: Final = 500
 
 DENIED: Final = ("denied", "no ACL allows this")
 IN_SCRIPT: Final = "The user executing the script can't"
-"""Text of an ACL error of a command in a Lua script. It has to be compared, because such an error has no code."""
+"""Text of an ACL error of a command in a Lua script.
+
+kvbus recognizes the error by it, because the error has no code.
+"""
 
 CODES: Final = {
     "OOM": ("memory_full", "the server's memory is full"),
@@ -160,14 +163,14 @@ def names(place: RedisPlace, key: str) -> list[str]:
 
 
 async def seen(place: RedisPlace, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
-    """Scan the database, and yield the keys of kvbus's streams that have a pointer, in groups.
+    """Scan the database, and yield in groups the keys of kvbus's streams that have a pointer.
 
-    A stream that was erased has a pointer hash, too. The same key may be yielded twice.
+    The same key may be yielded twice.
 
     Args:
         place: the prefix of the key names.
         client: the connection.
-        refused: receives the names that no stream can have.
+        refused: a list to which names are added that no stream can have.
     """
     before, behind = names(place, "*")[1].split("*")
     cursor: int | None = None

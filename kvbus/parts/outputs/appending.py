@@ -30,10 +30,13 @@ from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, 
 from kvbus.parts.outputs.contract import Services
 
 OVERDUE: Final = 10.0
-"""Time in seconds after which a state that is due, and not yet in the log, counts as overdue."""
+"""Time in seconds by which a state may be late before it counts as overdue."""
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Minimum size in bytes of the records after a state, from which on their size makes a new state due."""
+"""Minimum size in bytes of the batches after a state that makes a new state due.
+
+If the state itself is larger, its size is the minimum.
+"""
 
 
 class StateDue:
@@ -370,7 +373,7 @@ class Appender:
                 pause = min(MOST_PAUSE, 2 * pause)
 
     def _say(self, level: int, text: str) -> None:
-        """Log a text about the stream. ``%s`` in the text is replaced by the stream's key."""
+        """Log a text about the stream. Any ``%s`` in the text stands for the stream's key."""
         fields = {"output": self._config.name, "stream": self._stream.key}
         log.log(level, "output %s: %s", self._config.name, text.replace("%s", self._stream.key), extra=fields)
 
@@ -453,7 +456,7 @@ class Appender:
                     await self._wake.wait()
 
     async def _look(self, writer: Writer) -> None:
-        """Check at intervals that the log still has the newest state, because new readers begin there."""
+        """Check at intervals that the log still has the newest state. New readers begin at this state."""
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
@@ -557,7 +560,7 @@ class Appender:
         """Return the next record of the epoch, with the next seq.
 
         Raises:
-            UnavailableError: the epoch has no seq left. The next turn begins another epoch.
+            UnavailableError: the epoch has no seq left, so the stream has to be claimed again with another epoch.
         """
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)

@@ -50,7 +50,7 @@ class OutputDriver(Protocol):
     A driver never blocks, and no reader delays another reader.
 
     Before the daemon calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before it yields a message of an
-    answer, it has committed the state to disk. So a driver may send at once or later, and does not have to check this.
+    answer, it has committed the relay's state to disk. So a driver may send at once.
 
     The batches of a stream are sent in the order in which they were published. A dropped batch is counted in ``stats``
     with a reason. The reason is ``queue_full`` if ``queue_batches`` batches were waiting. A driver may have further
@@ -90,11 +90,13 @@ class OutputDriver(Protocol):
         """
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the list of allowed keys, and disconnect the readers whose keys are not on the list of ``policy``.
+        """Replace the list of allowed CURVE keys.
+
+        Disconnect the readers whose keys are not on the new list.
 
         Returns:
             False if the driver cannot do this, or does not need to. The daemon then calls :meth:`reopen` if the new
-                list lacks a key.
+                list lacks a key of the old one.
         """
 
     def reopen(self, policy: PeerPolicy) -> None:
@@ -114,11 +116,11 @@ class OutputDriver(Protocol):
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the open streams."""
+        """Slots of the streams that the driver serves now."""
 
     @property
     def busy(self) -> int:
-        """Number of unfinished answers."""
+        """Number of answers to readers that are not completely sent yet."""
 
     def end_answers(self) -> int:
         """End all unfinished answers with the marker END, and count them in ``stats``.

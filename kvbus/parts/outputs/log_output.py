@@ -84,7 +84,7 @@ class LogOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the open streams."""
+        """Slots of the streams that are written now."""
         return list(self._open)
 
     @property

@@ -44,12 +44,13 @@ _HUB: Final = -1
 
 
 class ViewDispatcher:
-    """A handler that passes each connection of a stream's listener to the view that the router's CURVE key may read.
+    """A handler that passes each connection of a stream's listener to the view of the router's CURVE key.
 
-    It implements :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    A view is a separate stream for the keys with one set of rights. The class implements
+    :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        pick: function that returns the view's handler for a peer; None if no open view is for the peer's key.
+        pick: function that returns the handler of a peer's view; None if that view is not open.
     """
 
     def __init__(self, pick: Callable[[Peer], PeerHandler | None]) -> None:
@@ -57,7 +58,7 @@ class ViewDispatcher:
         self._handlers: dict[int, PeerHandler] = {}
 
     def opened(self, peer: Peer) -> None:
-        """Choose the view of a new peer. Close the connection if no view is for the peer."""
+        """Choose the view of a new peer by its key. Close the connection if that view is not open."""
         handler = self._pick(peer)
         if handler is None:
             peer.close(Reason.REVOKED)
@@ -381,7 +382,7 @@ class ZmqOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the open streams."""
+        """Slots of the streams that are served now."""
         return [stream for number, stream in self._live if number == self._output]
 
     @property
@@ -390,7 +391,7 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Number of unfinished answers, plus the number of routers that kvbus is still sending data to."""
+        """Number of answers that are not completely sent, plus the number of routers that kvbus is sending data to."""
         return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:

@@ -79,8 +79,8 @@ class Announcer:
         output: the output's name, for log lines.
         scope: the Dynamo endpoint that the workers serve.
         store: the store of the records.
-        host: the host at which routers reach this process. A worker at the same host is the worker that kvbus runs
-            beside.
+        host: the host at which routers reach this process. If several workers exist, kvbus takes the worker on this
+            host as its own.
     """
 
     def __init__(self, output: str, scope: Scope, store: Store, host: str) -> None:
@@ -155,7 +155,7 @@ class Announcer:
             self._store.put(about)
 
     async def _move(self, source: Source, worker: int | None) -> None:
-        """Assign a stream to another worker of Dynamo; None to no worker. Delete the records of the former worker."""
+        """Assign a stream to another worker of Dynamo, or to no worker. Delete the records of the former worker."""
         if source.said:
             said, source.said = source.said, ()
             await self._call(self._store.delete, said)

@@ -160,9 +160,9 @@ class DynamoOutput:
 
     def _requests(self, stream: int) -> Callable[[tuple[int, ...]], None]:
         def request_state(routers: tuple[int, ...]) -> None:
-            """Request the state for those of these routers that are connected for at least :data:`SETTLE` seconds.
+            """Request the state for the routers that have been connected for at least :data:`SETTLE` seconds.
 
-            The caller repeats the call for the routers that are not.
+            The live publisher calls this function again for the remaining routers.
             """
             now = asyncio.get_running_loop().time()
             peers = self._live[stream].peers
@@ -224,12 +224,12 @@ class DynamoOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the open streams."""
+        """Slots of the streams that are served now."""
         return list(self._live)
 
     @property
     def busy(self) -> int:
-        """Number of routers that kvbus is still sending data to."""
+        """Number of routers that kvbus is sending data to."""
         return sum(live.busy for live in self._live.values())
 
     def end_answers(self) -> int:
@@ -239,7 +239,7 @@ class DynamoOutput:
     def close(self, stream: int, linger: float = 0.0) -> None:
         """Delete one stream's records in Dynamo's discovery, and close the stream's endpoint.
 
-        Before that, send its queued messages for up to ``linger`` seconds.
+        Before the endpoint closes, send its queued messages for up to ``linger`` seconds.
         """
         self._announcer.remove(stream)
         live = self._live.pop(stream, None)

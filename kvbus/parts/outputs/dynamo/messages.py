@@ -215,7 +215,7 @@ def _plain(event: AnyEvent, name: str) -> Any:
 TOPIC: Final = b"kv-events"
 
 LATEST: Final = 2**40
-"""Highest timestamp of a batch that kvbus sends to Dynamo, in seconds since 1970.
+"""Timestamp in seconds since 1970 from which on kvbus sends 0 in place of a batch's timestamp.
 
 An engine may send any number, and Dynamo reads the timestamp as milliseconds in 64 bits.
 """
