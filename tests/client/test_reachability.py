@@ -111,7 +111,7 @@ async def test_it_is_said_once_and_again_when_it_changes():
         assert len(reports) == 1  # the first look gives the connection time
         watch.refused(Refused.KEY)
         await looked()
-        assert reports[1].why == f"the CURVE keys do not fit at {there}"
+        assert reports[1].why == f"the CURVE keys of kvbus and {there} do not match"
         watch.connected()
         assert reports[2] == Reachable(there)
         assert watch.deadline == float("inf")

@@ -122,7 +122,7 @@ class TestWhatIsSaid:
         script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
         reason, heals = self.said(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
-        assert heals.startswith("ends when the engine answers one (it is asked again), or when the engine restarts")
+        assert heals.startswith("ends when the engine answers a request (kvbus repeats it), or when the engine restarts")
 
     def test_no_replay_endpoint(self):
         script = Kept().hear(up(), live(7, store([1])))

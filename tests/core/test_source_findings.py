@@ -67,12 +67,12 @@ def test_where_copies_do_not_count_there_is_nothing_to_say():
 
 def test_blocks_of_another_size_than_block_size():
     source = fed(*([store([2 * n + 1, 2 * n + 2], block_size=16)] for n in range(3)), block_size=24)
-    assert said(source)["block_size"] == "events refused (3): block_size is 24, and the engine has blocks of 16 tokens"
+    assert said(source)["block_size"] == "events refused (3): block_size is 24, but the engine has blocks of 16 tokens"
 
 
 def test_a_block_size_above_the_engines_leaves_everything_out():
     source = fed(*([store([n], block_size=16)] for n in range(1, MIN_LEFT_OUT + 1)), block_size=64)
-    assert said(source)["block_size_too_large"].startswith("every block is left out: block_size is 64")
+    assert said(source)["block_size_too_large"].startswith("no block is announced to routers: block_size is 64")
     assert said(fed([store([1], block_size=16)], block_size=16)) == {}
 
 

@@ -12,9 +12,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "RUNBOOK.md"
 BEGIN, END = "## Findings\n", "\n## Alerts\n"
 
 INTRO = """
-A finding has one id and one wording, in the log, in `/sources` and `/routers`, on the status page, in `kvbus top`, in
-`kvbus doctor` and here. A `problem` is certain to be wrong. A `note` may be intended, or passes by itself.
-One about refused messages ends ten minutes after the last of them. `python -m tests.docs.runbook` makes this section.
+A finding is a problem that kvbus has noticed. It has the same id and wording in the log, in `/sources` and `/routers`, on the
+status page, in `kvbus top`, in `kvbus doctor` and here. A `problem` is certainly wrong. A `note` may be intended, or ends by
+itself. A finding about refused messages ends ten minutes after the last refused message. Each section says what the finding
+means, its text, the configuration key that it concerns, and what to do. `python -m tests.docs.runbook` generates the sections.
 """
 
 

@@ -462,7 +462,7 @@ async def topic(scene):
 @mistake(
     "the wrong block size",
     key="block_size",
-    says="block_size is 24, and the engine has blocks of 16 tokens",
+    says="block_size is 24, but the engine has blocks of 16 tokens",
     running="block_size",
     number=5,
 )
@@ -648,7 +648,7 @@ async def state_file(scene):
     scene.over["state_dir"] = str(path)
 
 
-@mistake("others may read `state_dir`", key="state_dir", says="others may read state_dir")
+@mistake("others may read `state_dir`", key="state_dir", says="other users may read state_dir")
 async def state_open(scene):
     await scene.engine()
     path = scene.tmp / "open"

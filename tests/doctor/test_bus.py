@@ -70,8 +70,8 @@ async def test_its_reasons_and_what_it_has():
     async with Http([{**SOURCE, "findings": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
         report = await examine_bus(url, timeout=10)
     assert first_line(report) == (
-        "source engine: events refused (3): block_size is 24, and the engine has blocks [block_size]: "
-        "set it to the engine's, or to auto"
+        "source engine: events refused (3): block_size is 24, but the engine has blocks [block_size]: "
+        "set block_size to the engine's block size, or to auto"
     )
     assert [str(each) for each in report.seen] == [
         "sources[0] engine: tcp://127.0.0.1:5557; live, epoch 0, seq 5, 3 blocks, partial",

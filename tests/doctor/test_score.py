@@ -258,7 +258,7 @@ async def test_an_output_that_is_not_looked_at_is_named(tmp_path):
         report = await examined(scene)
     text = render(report, as_json=False, colour=False)
     assert text.startswith(
-        "note: output plane was not looked at: doctor has no probe for type dynamo [outputs[0].type]"
+        "note: output plane was not tested: doctor has no test for outputs of type dynamo [outputs[0].type]"
     )
     assert "nothing is wrong" not in text
 

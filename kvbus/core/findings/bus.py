@@ -11,7 +11,7 @@ from kvbus.core.findings.finding import note, problem
 LISTENS_ELSEWHERE: Final = problem(
     "listens_elsewhere",
     "{at}.{name}",
-    "a bus runs, and nothing listens at {endpoint}",
+    "a bus runs, but nothing listens at {endpoint}",
     "the running bus has another configuration: restart it",
     "Routers that connect to this port reach no process.",
 )
@@ -19,78 +19,78 @@ PORT_TAKEN: Final = problem(
     "port_taken",
     "{at}.{name}",
     "{endpoint} is in use by {who}",
-    "stop it, or choose another port",
+    "stop that process, or choose another port",
     "kvbus cannot start.",
 )
 OUR_REPLAY_SILENT: Final = problem(
     "our_replay_silent",
     "{at}.replay_endpoint",
     "the replay at {endpoint} does not answer",
-    "look at kvbus's log",
-    "Routers that ask for the state get nothing.",
+    "read kvbus's log",
+    "Routers that request a replay from kvbus get no answer.",
 )
 NO_ROUTER_LISTENS: Final = problem(
     "no_router_listens",
     "{at}.bind",
-    "no router listens at {endpoint}: if the router dials kvbus, both ends dial",
+    "no router listens at {endpoint}: if the router dials kvbus, both sides dial",
     "start the router, correct the port, or set bind: true if the router dials",
-    "kvbus connects to the router (bind: false), and no process accepts.",
+    "kvbus connects to the router (bind: false), but no process listens at the router's address.",
 )
 NOT_A_SUBSCRIBER: Final = problem(
     "not_a_subscriber",
     "{at}.endpoint",
     "{endpoint} is a {type} socket; expected a subscriber (SUB)",
-    "name the port that the router binds",
-    "kvbus dials a port that takes no events.",
+    "set endpoint to the port that the router binds",
+    "kvbus connects to a port whose program does not subscribe to events.",
 )
 ROUTER_TOPIC: Final = problem(
     "router_topic",
     "{at}.topic",
-    "{who} subscribes to {topics}, and the stream's topic is {topic}: it gets nothing",
-    "give the output the topic that this router reads, and its profile",
-    "The router knows no block.",
+    "{who} subscribes to {topics}, but the stream's topic is {topic}: the router gets nothing",
+    "set the output's topic to the topic that this router subscribes to, and its profile to this router's",
+    "The router knows no block of this stream.",
 )
 ROUTER_STALLED: Final = problem(
     "router_stalled",
     "{at}.send_hwm",
     "{who} reads nothing and was cut off from the live stream; {dropped:,} batches did not reach it",
-    "find out why it stands still; it gets the state again once it reads",
-    "The router's view is out of date until it reads again.",
+    "find out why the router hangs; kvbus sends it the state again once it reads",
+    "The router's view of the cache is out of date until the router reads again.",
 )
 ROUTER_BEHIND: Final = problem(
     "router_behind",
     "{at}.send_hwm",
     "{who} lags: its oldest unread batch is {seconds:,.0f} s old",
-    "give the router CPU, or look at the network to it",
-    "The router decides by an old view.",
+    "give the router more CPU, or check the network between kvbus and the router",
+    "The router chooses engines by an old view of their caches.",
 )
 ROUTER_LOST_BATCHES: Final = note(
     "router_lost_batches",
     "{at}.send_hwm",
     "{who} was cut off and lost {dropped:,} batches; {since}",
-    "give the router CPU; for bursts raise send_hwm",
-    "The router read too slowly for a while.",
+    "give the router more CPU; if only bursts are too large, raise send_hwm",
+    "The router read more slowly than the engine published.",
 )
 ROUTER_MISREADS: Final = problem(
     "router_misreads",
     "{at}.profile",
     "{router} misreads what this output sends: it needs {needs}",
     "set profile: {router}",
-    "The router reads every batch and drops events of it, without a word to kvbus.",
+    "The router reads every batch and ignores some of its events. It does not report this to kvbus.",
 )
 OUTPUT_NOT_PROBED: Final = note(
     "output_not_probed",
     "{at}.type",
-    "output {output} was not looked at: doctor has no probe for type {type}",
-    "look at kvbus's log and at /routers",
-    "doctor says nothing about this output.",
+    "output {output} was not tested: doctor has no test for outputs of type {type}",
+    "read kvbus's log, and the list of routers at /routers",
+    "doctor cannot tell whether this output works.",
 )
 LOG_AWAY: Final = problem(
     "log_away",
     "{at}.{name}",
-    "the log at {where} is away: {why}",
+    "the log at {where} cannot be reached: {why}",
     "{do}",
-    "Nothing is written to the log, and its readers hear nothing new.",
+    "kvbus writes nothing to the log, so readers of the log get no new batches.",
 )
 
 # -- kvbus and its machine
@@ -99,56 +99,56 @@ NO_ENGINE_FOUND: Final = problem(
     "no_engine_found",
     "{at}",
     "no engine is found: {where}",
-    "start an engine, or correct where kvbus searches",
-    "Routers get no block.",
+    "start an engine, or correct the settings of discover",
+    "Routers get no block, because kvbus reads no engine.",
 )
 DISCOVERY_FAILS: Final = problem(
     "discovery_fails",
     "{at}",
     "{name} cannot be asked for engines: {why}",
-    "correct it; kvbus itself asks again and again",
-    "New engines are not found.",
+    "correct the setting or repair the service; kvbus keeps asking",
+    "kvbus does not find new engines.",
 )
 ENGINE_LEFT_OUT: Final = problem(
     "engine_left_out",
     "{at}",
     "engines found and left out ({count:,}): {reason}",
     "{do}; one of them is {engine}",
-    "Routers know nothing of these engines.",
+    "Routers get no block of these engines.",
 )
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",
     "{at}",
     "{name} has {count:,} records of a schema that this version does not read",
-    "upgrade this kvbus: readers first, and then writers",
-    "Routers know nothing of the streams that these records belong to.",
+    "upgrade this kvbus; in a later upgrade, upgrade readers of the log before its writers",
+    "Routers get no block of the streams that these records belong to.",
 )
 STATE_NOT_WRITTEN: Final = problem(
     "state_not_written",
     "state_dir",
     "kvbus cannot write its state to {where}: {why}",
-    "make room in state_dir or correct its permissions; kvbus tries again every minute",
-    "Relaying goes on. A restart loses the state.",
+    "free disk space for state_dir or correct its permissions; kvbus tries again every minute",
+    "kvbus continues to relay events, but a restart of kvbus loses the state.",
 )
 STATE_DIR_NOT_FOUND: Final = note(
     "state_dir_not_found",
     "state_dir",
     "state_dir auto finds no directory ({why}): a restart loses the state",
-    "name a directory",
-    "After a restart routers get blocks only from the engines' replays.",
+    "set state_dir to a directory",
+    "After a restart of kvbus, routers get only the blocks that the engines' replays still have.",
 )
 STATE_DIR_OPEN: Final = problem(
     "state_dir_open",
     "state_dir",
-    "others may read state_dir {path} (mode {mode:04o}), and it holds token ids",
+    "other users may read state_dir {path} (mode {mode:04o}), and its files hold token ids",
     "chmod o= {path}",
-    "Token ids are prompts.",
+    "Prompts can be read from token ids.",
 )
 FILE_UNUSABLE: Final = problem(
     "file_unusable",
     "{key}",
     "{key} {value}: {why}",
-    "correct it or its permissions",
+    "correct the path, or the permissions of the file",
     "kvbus does not start with this file.",
 )
 LIBZMQ_TOO_OLD: Final = problem(
@@ -162,20 +162,20 @@ HTTP_TAKEN: Final = problem(
     "http_taken",
     "http",
     "{what}",
-    "choose another address for http, or stop what is there",
+    "choose another address for http, or stop the process that uses it",
     "kvbus cannot start.",
 )
 NO_BUS: Final = problem(
     "no_bus",
     "http",
     "{what}",
-    "name the address of a running bus, http://HOST:9477",
-    "doctor cannot ask the bus.",
+    "give doctor the address of a running bus: http://HOST:9477",
+    "doctor cannot read the state of the bus.",
 )
 OTHER_CONFIGURATION: Final = problem(
     "other_configuration",
     "sources",
     "the bus at {url} runs another configuration: it follows {theirs}",
-    "restart it, or give this one another http",
-    "What doctor probes is not what runs.",
+    "restart the bus, or set another http address in this configuration",
+    "doctor tests the configuration that it was given, and the running bus uses another.",
 )

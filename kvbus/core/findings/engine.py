@@ -20,148 +20,149 @@ NOTHING_LISTENS: Final = problem(
     "{at}.{name}",
     "nothing listens at {endpoint}{detail}",
     "start the engine with its KV-cache events on, or correct host and port",
-    "The machine answers, and no process has this port.",
+    "The machine answers, but no process listens at this port.",
 )
 NO_ROUTE: Final = problem(
     "no_route",
     "{at}.{name}",
-    "there is no way to {endpoint}{detail}",
-    "correct the address, or the route to it",
-    "The network has no route to the address, or forbids it.",
+    "the network has no route to {endpoint}{detail}",
+    "correct the address, or the routes of this machine's network",
+    "This machine's network has no route to the address, or a rule forbids the connection.",
 )
 NO_ANSWER: Final = problem(
     "no_answer",
     "{at}.{name}",
-    "nobody answers at {endpoint}: a firewall drops the packets, or the machine is away{detail}",
+    "nothing answers at {endpoint}: a firewall drops the packets, or the machine is down{detail}",
     "open the firewall or NetworkPolicy for this port, or correct the address",
-    "Connection attempts get no answer at all.",
+    "Connection attempts get no answer, not even a refusal.",
 )
 OTHER_ADDRESS: Final = problem(
     "other_address",
     "{at}.{name}",
     "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries{detail}",
-    "write that address in place of the name",
+    "write the right address in place of the host name",
     "The host name has several addresses, and ZeroMQ tries only the first one.",
 )
 SILENT_PORT: Final = problem(
     "silent_port",
     "{at}.{name}",
-    "{endpoint} accepts and says nothing: it is no ZeroMQ socket, or its process stands still{detail}",
-    "correct the port; if it is the engine's, find out why its process stands still",
-    "The connection opens, and the ZeroMQ handshake gets no answer.",
+    "{endpoint} accepts connections and sends nothing: it is not a ZeroMQ socket, or its process hangs{detail}",
+    "correct the port; if it is the engine's, find out why the engine's process hangs",
+    "The connection opens, but the ZeroMQ handshake gets no answer.",
 )
 NOT_ZEROMQ: Final = problem(
     "not_zeromq",
     "{at}.{name}",
     "{endpoint} does not speak ZeroMQ{detail}",
     "correct the port: the engine's HTTP port is not its event port",
-    "Another protocol answers at this port.",
+    "The process at this port speaks another protocol.",
 )
 ZMTP_TOO_OLD: Final = problem(
     "zmtp_too_old",
     "{at}.{name}",
     "{endpoint} speaks ZMTP 1.0 or 2.0, which is too old{detail}",
-    "give the peer libzmq 3 or newer",
-    "The peer's ZeroMQ is too old for kvbus.",
+    "update the libzmq of the program at this address to version 3 or newer",
+    "The program at this address uses a ZeroMQ version that kvbus does not support.",
 )
 CURVE_ONE_SIDE: Final = problem(
     "curve_one_side",
     "{at}.curve_secret_key_file",
-    "CURVE is on at one side of {endpoint} only{detail}",
+    "only one side of the connection to {endpoint} uses CURVE{detail}",
     "set the CURVE keys on both sides or on neither",
-    "One side encrypts and the other does not, so no connection opens.",
+    "One side encrypts and the other side does not, so no connection opens.",
 )
 CURVE_KEYS_DIFFER: Final = problem(
     "curve_keys_differ",
     "{at}.curve_server_key_file",
-    "the CURVE keys do not fit at {endpoint}{detail}",
-    "put the peer's public key into curve_server_key_file, and this bus's public key into the peer's list",
-    "Both sides encrypt, and one does not accept the other's key.",
+    "the CURVE keys of kvbus and {endpoint} do not match{detail}",
+    "put the public key of the program at this address into curve_server_key_file, and kvbus's public key into that "
+    "program's list of allowed keys",
+    "Both sides encrypt, but one side does not accept the other side's key.",
 )
 CURVE_NOT_INSTALLED: Final = note(
     "curve_not_installed",
     "{at}.{name}",
-    "CURVE at {endpoint} cannot be looked at: kvbus[curve] is not installed{detail}",
+    "the CURVE keys of {endpoint} cannot be tested: kvbus[curve] is not installed{detail}",
     "pip install 'kvbus[curve]'",
-    "doctor cannot try the keys here. The bus itself may be well.",
+    "doctor cannot test the keys on this machine. The running bus may have no problem.",
 )
 HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
     "{at}.{name}",
     "{endpoint} ends the connection in the handshake{detail}",
-    "correct the port; if it is the engine's, its log says why",
-    "The peer accepts the connection and closes it.",
+    "correct the port; if it is the engine's, read the engine's log for the cause",
+    "The program at this address accepts the connection and closes it during the ZeroMQ handshake.",
 )
 ENDPOINT_IS_SUBSCRIBER: Final = problem(
     "endpoint_is_subscriber",
     "{at}.endpoint",
     "{endpoint} is a subscriber ({type}) socket; expected a publisher (PUB)",
-    "this is a router's or kvbus's own port; name the engine's",
-    "The configured port belongs to a reader of events.",
+    "this port belongs to a router or to kvbus; set endpoint to the engine's event port",
+    "The configured port belongs to a program that reads events and publishes none.",
 )
 ENDPOINT_IS_REPLAY: Final = problem(
     "endpoint_is_replay",
     "{at}.endpoint",
     "{endpoint} is a replay (ROUTER) socket; expected a publisher (PUB)",
-    "name the engine's event port",
-    "The configured port answers replays and publishes nothing.",
+    "set endpoint to the engine's event port",
+    "The configured port answers replay requests and publishes no events.",
 )
 ENDPOINT_IS_OTHER: Final = problem(
     "endpoint_is_other",
     "{at}.endpoint",
     "{endpoint} is a {type} socket; expected a publisher (PUB)",
-    "name the engine's event port",
+    "set endpoint to the engine's event port",
     "The configured port belongs to another ZeroMQ service.",
 )
 SWAPPED_PORTS: Final = problem(
     "swapped_ports",
     "{at}.endpoint",
     "endpoint and replay_endpoint are swapped: {endpoint} answers replays and {replay} publishes",
-    "exchange the two ports",
-    "kvbus subscribes to the replay and asks the publisher: nothing comes.",
+    "exchange the values of endpoint and replay_endpoint",
+    "kvbus subscribes to the replay port and sends replay requests to the event port, so it gets nothing from either.",
 )
 BOTH_DIAL: Final = problem(
     "both_dial",
     "{at}.bind",
-    "the engine is there (its replay answers) and nothing listens at {endpoint}: it dials, and so does kvbus, or it "
-    "publishes at another port",
+    "the engine runs (its replay answers), but nothing listens at {endpoint}: the engine and kvbus both dial, or the "
+    "engine publishes at another port",
     'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
-    "One side has to bind the port. Here both connect to it.",
+    "One side has to bind the port and the other has to connect. Here both sides connect.",
 )
 BOTH_BIND: Final = problem(
     "both_bind",
     "{at}.bind",
-    "a publisher listens at {endpoint} already: the engine binds, and so does kvbus",
+    "a publisher already listens at {endpoint}: the engine and kvbus both bind",
     "set bind: false, or give the engine a concrete host in its endpoint",
-    "One side has to connect to the port. Here both bind it.",
+    "One side has to bind the port and the other has to connect. Here both sides bind.",
 )
 NO_ENGINE_DIALLED_IN: Final = problem(
     "no_engine_dialled_in",
     "{at}.bind",
     "no engine has dialled in at {endpoint}",
     "give the engine this endpoint with a concrete host; if it binds (tcp://*), set bind: false",
-    "kvbus listens, and no engine has connected.",
+    "kvbus listens (bind: true), but no engine has connected.",
 )
 ENGINE_PORT_TAKEN: Final = problem(
     "engine_port_taken",
     "{at}.bind",
     "{endpoint} is in use{detail}",
     "choose another port; if the engine binds this one, set bind: false",
-    "kvbus is to listen here (bind: true), and another ZeroMQ socket does.",
+    "kvbus has to listen at this port (bind: true), but another ZeroMQ socket already does.",
 )
 CANNOT_LISTEN: Final = problem(
     "cannot_listen",
     "{at}.{name}",
     "kvbus cannot listen on {endpoint}: {why}",
     'choose a free port, and an address of this machine or "*"',
-    "The operating system refuses the address or the port.",
+    "The operating system does not let kvbus bind the address or the port.",
 )
 NO_PUBLISHER_DIALLED_IN: Final = problem(
     "no_publisher_dialled_in",
     "{at}.endpoint",
     "a {type} socket has dialled in at {endpoint}; expected a publisher (PUB)",
-    "correct the endpoint of the process that dials",
-    "A process that is no engine connects to the engine's port.",
+    "correct the endpoint in the configuration of the process that dials",
+    "A process that is not an engine has connected to the port where kvbus waits for the engine.",
 )
 
 # -- ranks
@@ -169,30 +170,30 @@ NO_PUBLISHER_DIALLED_IN: Final = problem(
 RANKS_MISSING: Final = problem(
     "ranks_missing",
     "{at}.data_parallel_size",
-    "rank {ranks} of {size} is missing: nothing listens at {endpoint}, while {there} answer",
-    "set it to {there} if the engine has no more ranks, or start the rest",
-    "More ranks are configured than the engine has, or some of them are down.",
+    "of {size} data-parallel ranks, rank {ranks} is missing: nothing listens at {endpoint}, while {there} answer",
+    "set data_parallel_size to {there} if the engine has no more ranks, or start the missing ranks",
+    "data_parallel_size is larger than the engine's number of ranks, or some ranks do not run.",
 )
 MORE_RANKS_PERHAPS: Final = note(
     "more_ranks_perhaps",
     "{at}.data_parallel_size",
-    "a publisher that no source names answers at {endpoint}, the port after the last rank's",
-    "if it is this engine's, raise data_parallel_size above {rank}",
-    "The engine may have more ranks than configured, or the port is another engine's.",
+    "a publisher answers at {endpoint}, the port after the last rank's, and no source reads it",
+    "if the publisher is a rank of this engine, raise data_parallel_size above {rank}",
+    "The engine may have more ranks than data_parallel_size, or the port belongs to another engine.",
 )
 RANK_SHIFTED: Final = problem(
     "rank_shifted",
     "{at}.endpoint",
     "rank {theirs} publishes at {endpoint}, the port of rank {ours}",
-    "name the port of rank 0; rank r is at port + r",
-    "The ports begin at another rank's, so routers file blocks under the wrong rank.",
+    "set endpoint to the port of rank 0; rank r publishes at that port plus r",
+    "endpoint is not the port of rank 0, so routers assign blocks to the wrong rank.",
 )
 RANK_OUT_OF_RANGE: Final = problem(
     "rank_out_of_range",
     "{at}.data_parallel_size",
-    "a batch names rank {rank}, and there are {size} ranks",
-    "set the number of ranks that the engine has",
-    "The engine has more ranks than configured.",
+    "a batch names rank {rank}, but data_parallel_size is {size}",
+    "set data_parallel_size to the engine's number of ranks",
+    "The engine has more ranks than data_parallel_size says.",
 )
 
 # -- the replay and the snapshots of an engine
@@ -200,38 +201,38 @@ RANK_OUT_OF_RANGE: Final = problem(
 REPLAY_NOT_ROUTER: Final = problem(
     "replay_not_router",
     "{at}.replay_endpoint",
-    "{endpoint} {what} and answers no replay",
-    "name the engine's replay port",
-    "Missing batches cannot be recovered.",
+    "{endpoint} {what} and does not answer replay requests",
+    "set replay_endpoint to the engine's replay port",
+    "kvbus cannot recover batches that were lost on the way from the engine.",
 )
 REPLAY_SILENT: Final = problem(
     "replay_silent",
     "{at}.replay_endpoint",
     "the replay at {endpoint} does not answer",
-    "name the replay port of this engine and rank; if it is that, its process stands still",
-    "Until the replay answers, missing batches cannot be recovered.",
+    "set replay_endpoint to the replay port of this engine and rank; if it is already, the engine's process hangs",
+    "Until the engine's replay answers, kvbus cannot recover lost batches.",
 )
 REPLAY_OF_ANOTHER: Final = problem(
     "replay_of_another",
     "{at}.replay_endpoint",
-    "the replay at {replay} answers with other batches than {endpoint} publishes",
-    "name the replay port of the same engine and rank",
-    "The replay belongs to another engine or rank. What it brings is wrong.",
+    "the replay at {replay} returns batches that differ from those that {endpoint} publishes",
+    "set replay_endpoint to the replay port of the same engine and rank",
+    "The replay belongs to another engine or rank, so its batches describe another cache.",
 )
 REPLAY_EMPTY: Final = problem(
     "replay_empty",
     "{at}.replay_endpoint",
     "the replay at {replay} has none of the batches that {endpoint} publishes",
-    "name the replay port of the same engine and rank, and give it buffer_steps",
-    "Missing batches cannot be recovered.",
+    "set replay_endpoint to the replay port of the same engine and rank, and set buffer_steps at the engine",
+    "kvbus cannot recover batches that were lost on the way from the engine.",
 )
 REPLAY_ALONE: Final = problem(
     "replay_alone",
     "{at}.endpoint",
-    "batches arrive late, by the replay only, and none arrives live: is endpoint the event port of the engine that "
+    "no batch arrives live; all come late, by the replay: is endpoint the event port of the engine that "
     "replay_endpoint belongs to?",
     "set endpoint to the event port of the engine that replay_endpoint belongs to",
-    "Routers learn of blocks seconds late.",
+    "Routers learn of new and removed blocks seconds late.",
 )
 REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
@@ -244,9 +245,10 @@ REPLAY_TOO_LONG: Final = problem(
 REQUEST_WAITS: Final = note(
     "request_waits",
     "{at}.replay_endpoint",
-    "a request to the engine waits in kvbus, because file descriptors are short",
-    "nothing: it is sent in its turn; with a higher limit (ulimit -n) more requests go at a time",
-    "It passes by itself. Nothing counts as lost meanwhile.",
+    "a request to the engine waits in kvbus, because kvbus has no free file descriptor",
+    "nothing: kvbus sends the request as soon as a descriptor is free; with a higher limit (ulimit -n) kvbus sends "
+    "more requests at a time",
+    "This ends by itself. kvbus counts no batch as lost while the request waits.",
 )
 
 # -- messages of an engine
@@ -254,142 +256,145 @@ REQUEST_WAITS: Final = note(
 CONFLICT: Final = problem(
     "conflict",
     "{at}.endpoint",
-    "several publishers send on one endpoint, {endpoint}: kvbus accepts no batch until only one of them is left",
-    "give each engine and each rank a source and an address of its own, and no Service or proxy before several",
-    "Nothing on the wire tells the batches of two publishers apart. Routers hold no block of the source.",
+    "several publishers send on one endpoint, {endpoint}: kvbus accepts no batch until only one publisher is left",
+    "give each engine and each rank its own source and address, and put no Service or proxy in front of several "
+    "engines",
+    "Messages do not name their publisher, so kvbus cannot separate the batches of two publishers. kvbus has cleared "
+    "the source's blocks at routers.",
 )
 TOPIC: Final = problem(
     "topic",
     "{at}.topic",
     "no live batch comes under topic {prefix}: the engine publishes under {elsewhere}",
-    "name the topic that the engine publishes under, or leave it empty",
-    "kvbus admits no live batch. At most the replay brings batches, late.",
+    "set topic to the engine's topic, or leave topic empty",
+    "kvbus accepts no live batch of this engine. Batches come only by the replay, if the engine has one, and late.",
 )
 OTHER_TOPIC: Final = problem(
     "other_topic",
     "{at}.topic",
-    "the engine publishes several streams: topic {own} is read, and batches under {second} are refused",
-    "give each topic of that endpoint a source of its own, with its whole name as topic",
-    "Routers do not learn of the other topic's blocks.",
+    "the engine publishes several streams: kvbus reads topic {own} and refuses batches under {second}",
+    "configure a source for each topic of this endpoint, with the topic's complete name as topic",
+    "Routers do not learn of the blocks that the engine announces under the other topic.",
 )
 TOPIC_UNKNOWN: Final = problem(
     "topic_unknown",
     "{at}.topic",
-    "the socket has several topics, and replay answers name none: kvbus takes nothing from them",
-    "give each topic of that endpoint a source of its own, with its whole name as topic",
-    "Missing batches are lost.",
+    "the engine publishes several topics, and its replay answers name no topic: kvbus cannot use the answers",
+    "configure a source for each topic of this endpoint, with the topic's complete name as topic",
+    "kvbus cannot recover batches that were lost on the way from the engine, and counts them as lost.",
 )
 NOT_EVENTS: Final = problem(
     "not_events",
     "{at}.endpoint",
     "events or batches refused ({count:,}): {why}",
-    "name an engine's event port; kvbus record saves the stream",
-    "The port may be no engine's event port.",
+    "set endpoint to an engine's event port; to inspect the stream, save it with kvbus record",
+    "The port may not be an engine's event port.",
 )
 EVENTS_REFUSED: Final = problem(
     "events_refused",
     "{at}.endpoint",
     "events refused ({count:,}): {why}",
-    "look the reason up in docs/PROTOCOL.md; kvbus record saves the stream for a report",
-    "Routers do not learn what these events say of the cache.",
+    "look up the reason in docs/PROTOCOL.md; to report a defect, save the stream with kvbus record",
+    "Routers do not learn of the changes to the cache that these events announce.",
 )
 FRAME_TOO_LARGE: Final = problem(
     "frame_too_large",
     "limits.max_frame_bytes",
     "a frame of {endpoint} is larger than limits.max_frame_bytes",
-    "raise limits.max_frame_bytes, if the engine is right",
-    "Batches of this size are lost.",
+    "raise limits.max_frame_bytes, if the engine needs frames of this size",
+    "kvbus closes the connection at such a frame, and the batch is lost.",
 )
 BATCH_TOO_LARGE: Final = problem(
     "batch_too_large",
     "limits.max_events",
     "batches of {endpoint} hold more events than limits.max_events",
-    "raise limits.max_events, if the engine is right",
-    "Batches of this size are refused whole.",
+    "raise limits.max_events, if the engine needs batches of this size",
+    "kvbus refuses such a batch with all its events.",
 )
 BLOCK_SIZE: Final = problem(
     "block_size",
     "block_size",
-    "events refused ({count:,}): block_size is {size}, and the engine has blocks{own}",
-    "set it to the engine's, or to auto",
-    "Routers do not learn of the refused blocks.",
+    "events refused ({count:,}): block_size is {size}, but the engine has blocks{own}",
+    "set block_size to the engine's block size, or to auto",
+    "Routers do not learn of the blocks in refused events.",
 )
 BLOCK_SIZE_TOO_LARGE: Final = problem(
     "block_size_too_large",
     "block_size",
-    "every block is left out: block_size is {size}, and the engine's blocks are smaller",
-    "set it to the engine's, or to auto",
-    "Routers get no block.",
+    "no block is announced to routers: block_size is {size}, and the engine's blocks are smaller",
+    "set block_size to the engine's block size, or to auto",
+    "Routers get no block of this engine.",
 )
 NO_PREFIX: Final = problem(
     "no_prefix",
     "groups",
     "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block",
-    "groups: all, if the routers can use such blocks",
-    "kvbus passes only blocks that carry prefixes, and this model has none.",
+    "set groups: all, if the routers can use such blocks",
+    "kvbus announces only blocks of groups whose blocks form prefixes, and this model has no such group.",
 )
 REANNOUNCED: Final = problem(
     "reannounced",
     "duplicates",
-    "{stores:,} stores announced whole prefixes that were live, and one block counts {copies:,} copies",
-    "duplicates: ignore, if requests set kv_cache_report_mode=full",
-    "If so, blocks that the engine has evicted stay live at routers.",
+    "{stores:,} stores announced prefixes that the cache already held, and one block counts {copies:,} copies",
+    "set duplicates: ignore, if requests set kv_cache_report_mode=full",
+    "The engine may announce each prefix again with each request. If so, routers keep blocks that the engine has "
+    "evicted.",
 )
 NO_STORES: Final = problem(
     "no_stores",
     "{at}.endpoint",
-    "batches of {endpoint} hold no stores, its history included",
-    "prefix caching must be on in the engine",
-    "Routers get no block.",
+    "no batch of {endpoint}, live or replayed, announces a stored block",
+    "switch on prefix caching in the engine",
+    "Routers get no block of this engine.",
 )
 NO_EVENTS: Final = problem(
     "no_events",
     "{at}.endpoint",
     "the engine at {endpoint} has published nothing so far: its replay is empty",
-    "prefix caching and KV-cache events must be on in the engine; then send it a new, long prompt",
-    "Routers get no block.",
+    "switch on prefix caching and KV-cache events in the engine, then send it a new, long prompt",
+    "Routers get no block of this engine.",
 )
 ENGINE_IDLE: Final = note(
     "engine_idle",
     "{at}.endpoint",
     "nothing has come from {endpoint} so far: the engine is idle, or publishes no events",
-    "send it a new, long prompt; --history looks at what it has sent before",
-    "An engine without requests is silent.",
+    "send the engine a new, long prompt; with --history, doctor reads the batches that the engine published earlier",
+    "An engine that serves no requests publishes nothing, so this may be normal.",
 )
 CLOCK_OFF: Final = note(
     "clock_off",
     "{at}.endpoint",
     "the clock of the engine at {endpoint} is {seconds:,.0f} s {which}, or its batches come late",
     "set the clocks of both machines (NTP)",
-    "Times of events are wrong. Routing is not.",
+    "kvbus's figures for the age of events are wrong. Routing is not affected.",
 )
 SEVERAL_ADDRESSES: Final = note(
     "several_addresses",
     "{at}.endpoint",
-    "the name in {endpoint} means {count} addresses, and kvbus follows one of them",
-    "name each engine by an address of its own, or use discover.dns",
-    "Engines at the other addresses are not followed.",
+    "the host name in {endpoint} has {count} addresses, and kvbus reads one of them",
+    "configure a source for each engine's address, or use discover.dns",
+    "kvbus does not read engines at the host name's further addresses.",
 )
 HASHES_DIFFER: Final = note(
     "hashes_differ",
     "sources",
     "{one} and {other} have different hashes for the same prompts: PYTHONHASHSEED is unset, or not the same",
-    "set it to one value in all engines, if the router compares hashes of several workers",
-    "A router that looks up one worker's hashes at another finds nothing.",
+    "set PYTHONHASHSEED to one value in all engines, if the router compares block hashes of several workers",
+    "A router that looks up the hashes of one worker's blocks among another worker's blocks finds nothing.",
 )
 API_UNUSABLE: Final = problem(
     "api_unusable",
     "{at}.api",
     "the engine's API at {api} does not say whether the engine sleeps ({why})",
-    "correct it; leave it out for an engine that is not vLLM",
-    "kvbus cannot see that the engine sleeps.",
+    "correct api; leave it out for an engine that is not vLLM",
+    "kvbus cannot see when the engine sleeps, and then routers keep blocks that the engine has dropped.",
 )
 ENGINE_RESTARTED: Final = note(
     "engine_restarted",
     "{at}.endpoint",
     "engine restarted, {blocks:,} blocks cleared, epoch {before} → {epoch}",
-    "nothing; if it happens often, the engine's log says why",
-    "The engine's cache is empty. Routers were cleared of its blocks.",
+    "nothing; if the engine restarts often, read its log",
+    "The engine's cache is empty after its restart. kvbus has cleared the engine's blocks at routers.",
 )
 
 # -- data that a partial source lacks
@@ -405,14 +410,14 @@ HISTORY_UNANSWERED: Final = problem(
     "history_unanswered",
     "{at}.replay_endpoint",
     "partial: {what} has not answered a replay request so far",
-    "ends when the engine answers one (it is asked again), or when {ends}",
+    "ends when the engine answers a request (kvbus repeats it), or when {ends}",
     "The engine may hold blocks that routers do not know of.",
 )
 BATCHES_LOST: Final = problem(
     "batches_lost",
     "{at}.replay_endpoint",
-    "partial: {what} lost for good{where}",
-    "ends when {ends}; a larger buffer_steps of the engine makes losses rarer",
+    "partial: {what} lost and not recoverable{where}",
+    "ends when {ends}; to make losses rarer, raise the engine's buffer_steps",
     "The engine holds blocks that routers do not know of.",
 )
 NO_REPLAY: Final = problem(
@@ -428,12 +433,12 @@ INDEX_FULL: Final = problem(
     "partial: the index is full: kvbus refuses blocks beyond limits.max_blocks ({blocks:,}), limits.max_index_bytes "
     "({size:,}) or limits.max_groups ({groups:,})",
     "raise the limit that is reached; ends when {ends}",
-    "Routers do not learn of further blocks.",
+    "Routers do not learn of blocks that the engine stores while the index is full.",
 )
 TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",
-    "partial: blocks were stored without tokens, and are known nowhere else: no router gets them",
+    "partial: the engine announced blocks without tokens, and no earlier event had them: no router gets these blocks",
     "ends when {ends}",
     "The engine holds blocks that routers do not know of.",
 )
@@ -447,15 +452,15 @@ STORES_REFUSED: Final = problem(
 HASHES_ALONE: Final = problem(
     "hashes_alone",
     "{at}.endpoint",
-    "partial: the engine does not say the tokens of some blocks (masked ones of a sliding window, or offloaded ones): "
-    "routers that hash tokens do not get these",
+    "partial: the engine announces some blocks without tokens (masked blocks of a sliding window, or offloaded "
+    "blocks): routers that hash tokens do not get these blocks",
     "ends when {ends}",
     "Routers that hash tokens do not know of these blocks.",
 )
 TIER_UNKNOWN: Final = problem(
     "tier_unknown",
     "{at}.endpoint",
-    "partial: a tier that came up after a reset of the cache may hold more than was announced",
+    "partial: a tier that was first announced after a reset of the cache may hold blocks that were never announced",
     "ends when {ends}",
     "The engine may hold blocks that routers do not know of.",
 )

@@ -162,7 +162,7 @@ def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numberi
     assert source.stats.rejected == {Reason.OTHER_TOPIC: source.stats.rejected[Reason.OTHER_TOPIC]}
     assert source.stats.rejected[Reason.OTHER_TOPIC] >= 10
     assert list(said(source)) == ["other_topic"]
-    assert "topic 'kv@a@m' is read, and batches under 'kv@b@m' are refused" in said(source)["other_topic"]
+    assert "kvbus reads topic 'kv@a@m' and refuses batches under 'kv@b@m'" in said(source)["other_topic"]
 
 
 def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_replay() -> None:
