@@ -1,4 +1,4 @@
-"""A conversation with the relay, written down: ``script >> what happens << what the relay does about it``.
+"""Tests of the relay as a conversation: ``script >> an event << the commands that the relay returns``.
 
 ::
 
@@ -11,11 +11,11 @@
         << publish(0, store([1, 2]))
     )
 
-Every command must be accounted for before the next thing happens; a failure prints the conversation so far, what was
-expected and what came instead. ``script.after(live(0), live(1))`` is what the relay does about several things.
-``script.router`` is a plain set fed with everything that was published.
+A script fails if a command is not named before the next event. The failure prints the conversation so far, the expected
+command and the actual one. ``script.after(live(0), live(1))`` returns the commands of several events. ``script.router``
+is a router's set of blocks, to which everything published was applied.
 
-A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversation with a sequencer alone.
+A :class:`~tests.core.sequencing.script.SequencerScript` has the same conversation with a sequencer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVERYTHING = Rights()
 
 
 class Bench:
-    """One normalizer with a plain-set router behind it."""
+    """A normalizer, and a router that applies the normalizer's events to a plain set of blocks."""
 
     def __init__(self, **rules: Any) -> None:
         self.stats = SourceStats()
@@ -66,10 +66,10 @@ class Bench:
         self.router = PlainSetRouter()
         self.seq = 0
         self.left: list[AnyEvent] = []
-        """What left of the last batch."""
+        """The events that the normalizer returned for the last batch."""
 
     def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
-        """One batch in; the events that leave, as :func:`plain` maps."""
+        """Apply one batch, and return the outgoing events as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
         decoded = decode(batch)
         assert isinstance(decoded, Batch), decoded
@@ -80,13 +80,16 @@ class Bench:
         return plain_all(out)
 
     def restart(self) -> None:
-        """Go on as another process that has loaded the state: nothing is cached. Tails are not taken along."""
+        """Continue with a new normalizer that has loaded the state of the old one, as after a restart of the process.
+
+        The new normalizer has no caches, and does not know the tail blocks.
+        """
         before = self.normalizer
         self.normalizer = Normalizer(before.spec, self.stats, before.index)
         self.normalizer.load(before.dump())
 
     def announced(self) -> PlainSetRouter:
-        """A router that knows only what :meth:`Normalizer.announce` says."""
+        """Return a router that knows only the events of :meth:`Normalizer.announce`."""
         router = PlainSetRouter()
         router.apply(0, payload(*self.normalizer.announce()))
         return router
@@ -101,7 +104,7 @@ class Bench:
 
     @property
     def live(self) -> set[Any]:
-        """The hashes the router holds, on any medium, in any group."""
+        """The hashes of all blocks that the router holds, on any medium and in any group."""
         return {block for _, _, block in self.router.blocks}
 
 
@@ -109,7 +112,7 @@ class Bench:
 
 
 class Happens:
-    """Something a shell tells the relay, put together when its turn comes."""
+    """An event for the relay, which is built when the script reaches it."""
 
     def __init__(self, text: str, make: Callable[[Conversation], RelayEvent], *, after: float = 0.0) -> None:
         self.text = text
@@ -137,7 +140,7 @@ def raw(*frames: bytes, source: int = 0) -> Happens:
 
 
 def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None) -> Happens:
-    """One batch of the answer to the request asked last (or to the one named)."""
+    """Return the event of one batch in the answer to the newest request, or to ``request``."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -147,7 +150,7 @@ def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None
 
 
 def replay_end(source: int = 0, request: int | None = None) -> Happens:
-    """The END of the answer to the request asked last."""
+    """Return the event of END in the answer to the newest request, or to ``request``."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -157,7 +160,7 @@ def replay_end(source: int = 0, request: int | None = None) -> Happens:
 
 
 def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
-    """The answer to the request asked last breaks off at a frame that is too large."""
+    """Return the event of an answer to the newest request that breaks off at a frame that is too large."""
 
     def make(script: Conversation) -> RelayEvent:
         return ReplayAborted(source, script.requests[source] if request is None else request)
@@ -166,7 +169,7 @@ def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
 
 
 def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = None) -> Happens:
-    """The reply to the snapshot request made last."""
+    """Return the event of the reply to the newest snapshot request."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -180,7 +183,9 @@ def tick(seconds: float = 0.0, wall: float = 0.0, stood: float = 0.0) -> Happens
 
 
 def unread(source: int = 0, *, answer: bool = False) -> Happens:
-    """Something waits to be read: of the answer to the request asked last, or of the live stream."""
+    """Return the event that messages wait to be read, on the live stream or, with ``answer``, in the newest request's
+    answer.
+    """
     what = "the answer" if answer else "the live stream"
     return Happens(f"{what} waits", lambda script: Unread(source, script.requests[source] if answer else None))
 
@@ -198,7 +203,7 @@ def asked_raw(*frames: bytes, output: int = 0, stream: int = 0) -> Happens:
 
 
 class Answering(NamedTuple):
-    """An answer that begins, and what reads it."""
+    """The command that starts a replay answer, and the reader of the answer."""
 
     command: AnswerReplay
     reader: AnswerReader
@@ -208,7 +213,10 @@ Done = Command | Action | Answering
 
 
 class Does:
-    """An expected command, or action of a sequencer; it equals those that are as expected."""
+    """An expected command of the relay, or action of a sequencer.
+
+    It equals a command or action that meets the expectation.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -224,7 +232,7 @@ class Does:
 
 
 def publish(seq: int, *events: Any, output: int = 0, stream: int = 0, **envelope: Any) -> Does:
-    """A batch of exactly these events; ``ts``, ``rank`` and ``topic`` are compared where given."""
+    """Expect a batch of exactly these events. Compare ``ts``, ``rank`` and ``topic`` only if they are given."""
     expected = [{k: v for k, v in event.items() if v is not None} for event in events]
 
     def differs(command: Done) -> bool:
@@ -273,7 +281,7 @@ def cancel(source: int = 0) -> Does:
 
 
 def answer(*seqs: int, output: int = 0, stream: int = 0) -> Does:
-    """A replay answer of exactly these batches and one END."""
+    """Expect a replay answer of exactly these batches and one END."""
 
     def differs(read: Done) -> bool:
         if not isinstance(read, Answering) or (read.command.output, read.command.stream) != (output, stream):
@@ -284,7 +292,7 @@ def answer(*seqs: int, output: int = 0, stream: int = 0) -> Does:
 
 
 def seqs_of(reply: Any) -> list[int | str]:
-    """The numbers of a whole answer, ``END`` for the marker."""
+    """Return the seqs of a complete answer, with ``END`` for the END marker."""
     found: list[int | str] = []
     while (message := reply.next_message()) is not None:
         if message:
@@ -308,21 +316,21 @@ def _say(command: Done) -> str:
 
 
 class Conversation:
-    """What happens to a machine, and what it does about it."""
+    """The events that a relay or a sequencer gets, and its answers to them."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.requests: dict[int, int] = {}
-        """The newest request to each source."""
+        """By source, the id of the newest request."""
         self._pending: list[Any] = []
         self._lines: list[str] = []
 
     def handle(self, event: RelayEvent) -> list[Any]:
-        """What the machine does about this."""
+        """Return the commands or actions that follow from the event."""
         raise NotImplementedError
 
     def frames(self, seq: int, *events: Any, **envelope: Any) -> list[bytes]:
-        """A batch as the publisher sends it."""
+        """Return the frames of a batch as the publisher sends it."""
         return batch(seq, *events, **envelope)
 
     def __rshift__(self, happens: Happens) -> Self:
@@ -343,7 +351,7 @@ class Conversation:
         return self
 
     def readable(self, done: Done) -> Done:
-        """What was done, with what reads it where it is an answer."""
+        """Return a command unchanged, or a command that starts an answer together with the reader of the answer."""
         return done
 
     def __bool__(self) -> bool:
@@ -351,11 +359,11 @@ class Conversation:
         return True
 
     def after(self, *happens: Happens) -> list[Any]:
-        """All that is done about these."""
+        """Return all commands that follow from these events."""
         return [command for each in happens for command in (self >> each).whatever()]
 
     def whatever(self) -> list[Any]:
-        """The commands not yet accounted for; now they are."""
+        """Return the commands that the script has not named yet, and accept all of them."""
         commands, self._pending = self._pending, []
         self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]
         return commands
@@ -370,7 +378,10 @@ class Conversation:
 
 
 class Script(Conversation):
-    """A relay with one source and one output, unless told otherwise. Other keywords are fields of a SourceSpec."""
+    """A conversation with a relay that by default has one source and one output.
+
+    Other keywords are fields of the SourceSpec.
+    """
 
     def __init__(
         self,
@@ -403,7 +414,7 @@ class Script(Conversation):
         )
         super().__init__()
         self.router = PlainSetRouter()
-        """Fed with stream 0 of output 0."""
+        """A router that gets every batch of stream 0 of output 0."""
 
     @property
     def source(self) -> Any:

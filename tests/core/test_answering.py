@@ -40,7 +40,7 @@ def ask(of, start, cut=never, **options):
 
 
 def cutter(of, *hashes):
-    """Cuts of a stream whose source holds these blocks, each in an event of its own; and how often one was made."""
+    """Return a function that makes snapshots of a stream with these blocks, one event each, and the list of its calls."""
     bench = Bench()
     bench.feed(*[store([block]) for block in hashes])
     made = []
@@ -135,7 +135,10 @@ LLMD = [name for name in PROFILES if name not in LATE_FROM_0]
 
 
 class TestByProfile:
-    """The stream's journal begins at 10. A router may have the state by its subscription, and asks all the same."""
+    """Tests for answers of a stream whose journal begins at 10, by profile and by start.
+
+    A router may have got the state by its subscription and still request a replay.
+    """
 
     @pytest.mark.parametrize("profile", LLMD)
     def test_a_state_of_a_subscription_answers_a_request_of_llm_d_from_0(self, profile):

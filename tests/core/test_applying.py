@@ -1,4 +1,4 @@
-"""Every record does after a restart what it did when it was decided."""
+"""Tests that each record of the write-ahead log has the same effect after a restart as when it was written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.doubles.payloads import batch, cleared, payload, removed, store
 from tests.properties.world import everything
 
 ONE, OTHER = b"1" * 16, b"2" * 16
-"""Ids of two epochs of the publisher."""
+"""Publisher ids of two epochs."""
 
 
 def make_relay() -> Relay:
@@ -41,7 +41,7 @@ def make_relay() -> Relay:
 
 
 class Kept:
-    """A relay whose records are kept, and an engine that has the newest batch for replay."""
+    """A relay whose records are kept, and an engine whose replay has only the newest batch."""
 
     def __init__(self) -> None:
         self.relay = make_relay()
@@ -75,7 +75,7 @@ class Kept:
         self.take(SnapshotReceived(0, self.asked.request, frames))
 
     def is_the_same_again(self) -> None:
-        """A relay that loads the checkpoint and applies the records stands where this one does."""
+        """Check that a relay which loads the checkpoint and applies the records has the same state as this relay."""
         assert self.relay.records is not None
         body, payloads = self.relay.records.take()
         records = decode_records(body, b"".join(payloads))

@@ -1,4 +1,7 @@
-"""A checkpoint by example: what it gives back, and what it refuses. The random relay, which is killed, has the rest."""
+"""Tests by example for a checkpoint: the state that it restores, and the data that it refuses.
+
+The random relay in tests/properties, which is killed, has further tests.
+"""
 
 import re
 
@@ -15,7 +18,7 @@ from tests.doubles.payloads import pack, payload, plain_all, removed, store
 
 
 def restored(*batches, **rules):
-    """A script whose relay was loaded from the checkpoint of another one that took these batches."""
+    """Return a script whose relay was loaded from the checkpoint of a relay that applied these batches."""
     first, second = Script(**rules), Script(**rules)
     for events in batches:
         first.source.normalizer.apply(decode_batch(payload(*events)))
@@ -39,14 +42,16 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
 
 
 def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
-    """Blocks of a numbered group that came one by one, beside a coarse one, until several came in one event."""
+    """Blocks of a numbered group come one by one, beside larger blocks, until several blocks in one event prove the
+    size.
+    """
     script = restored([store([9], block_size=32, group=0)], [store([1], group=0)])
     out = script.source.normalizer.apply(decode_batch(payload(store([2, 3], 1, group=0))))
     assert plain_all(out)[1:] == plain_all([store([1], group=0), store([2, 3], 1, group=0)])
 
 
 def loaded(first, second):
-    """The second script's relay, with all that the first one's holds."""
+    """Load the state of the first script's relay into the second script's, and return the second relay's normalizer."""
     loader = Loader(second.relay)
     for blob in dump(first.relay):
         loader.feed(blob)
@@ -58,7 +63,7 @@ def announced(normalizer):
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
-    """Whatever comes before its slices are taken is in the log behind it."""
+    """Changes that come before all slices were read are in the log after the checkpoint, and not in the checkpoint."""
     first, second = Script(), Script()
     first >> live(0, store([1, 2]))
     first.whatever()
@@ -79,7 +84,10 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
     ids=["", "reblock", "dynamo", "topic"],
 )
 def test_blocks_are_announced_as_before(options):
-    """More chunks than fit into one record, one with a field no struct knows, one of which a block is gone."""
+    """There are more chunks than one record holds.
+
+    One chunk has a field that no struct defines, another lacks a block.
+    """
     first, second = Script(**options), Script(**options)
     first >> live(0, {**store([1, 2, 3]), "unheard_of": 7}, topic=b"engine")
     first.whatever()

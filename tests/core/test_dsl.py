@@ -1,4 +1,4 @@
-"""The script itself: it must fail where the relay does something else, and say what."""
+"""Tests for the scripts: a script has to fail if the relay does something else, and the failure has to name it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Events are what any shell may hand in: the relay takes each of them, whatever its frames hold."""
+"""Tests that the relay accepts every kind of event, whatever the event's frames hold."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -19,7 +19,7 @@ HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff
 
 
 def made(kind, frames):
-    """An event of this kind, of source or output 0."""
+    """Return an event of this kind about source or output 0."""
     values = {
         int: 0,
         int | None: 0,

@@ -1,4 +1,4 @@
-"""The first example of each reason: what it was like, whose it was, and nothing of a prompt."""
+"""Tests for the first example of each reason: its shape and its source, without content of a prompt."""
 
 from __future__ import annotations
 

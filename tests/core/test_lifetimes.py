@@ -1,4 +1,4 @@
-"""Blocks on a medium of which an engine never says that one has gone: they stay for as long as they are heard of."""
+"""Tests for blocks on a medium whose removals an engine never announces: they expire if the engine names them no more."""
 
 import collections
 import sys
@@ -17,7 +17,7 @@ CPU = {"medium": "CPU"}
 
 
 class Engine:
-    """An engine that announces what it stores on the CPU, and a router behind kvbus."""
+    """An engine that announces the blocks that it stores on the CPU, and a router that reads them through kvbus."""
 
     def __init__(self, **rules):
         self.script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0, source_timeout=30.0, **rules)
@@ -67,7 +67,7 @@ def test_of_a_chain_those_that_were_stored_with_a_child_stay_longer(engine):
 
 @pytest.mark.parametrize("duplicates", ["count", "last", "ignore"])
 def test_copies_go_with_it(duplicates):
-    """They were announced again, and will not be removed either."""
+    """The copies of an expired block expire too, because the engine will not announce their removal either."""
     engine = Engine(duplicates=duplicates)
     engine.sends(*[store([1], **CPU)] * 3)
     engine.waits(61)
@@ -125,7 +125,10 @@ def test_of_what_is_not_taken_in_nothing_is_remembered():
 
 
 def test_a_long_chain_is_walked_once_in_a_step():
-    """A conversation of many blocks grows one at a time: a block costs what it is, not what is before it."""
+    """A conversation of many blocks grows block by block.
+
+    The cost of a block must not grow with the blocks before it.
+    """
     engine = Engine()
     calls: collections.Counter[str] = collections.Counter()
 

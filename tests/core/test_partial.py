@@ -1,4 +1,4 @@
-"""`partial`: what is missing, since when, what ends it; and that a restart from the log comes to the same."""
+"""Tests for `partial`: what is missing, since when, and what ends it, also after a restart from the log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WALL = 1_700_000_000.0
 
 
 class Kept(Script):
-    """A conversation whose log is kept."""
+    """A conversation whose relay writes a write-ahead log."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -30,14 +30,14 @@ class Kept(Script):
         self.relay.records = Records()
 
     def hear(self, *happens: Happens) -> Kept:
-        """Whatever the relay does about it."""
+        """Give the relay these events, and accept all its commands."""
         for each in happens:
             self >> each
             self.whatever()
         return self
 
     def resumed(self, *, checkpoint: bool = False) -> Relay:
-        """What a process comes to that finds this one's log, or its checkpoint."""
+        """Return the relay of a new process that loads this relay's log, or its checkpoint."""
         assert self.relay.records is not None
         body, payloads = self.relay.records.take()
         log = [] if checkpoint else decode_records(body, b"".join(payloads))
@@ -63,7 +63,7 @@ class Kept(Script):
 
 
 def older_than_kvbus(*first: Any, **options: Any) -> Kept:
-    """An engine whose buffer begins at batch 100."""
+    """Return the script of an engine whose replay buffer begins at batch 100."""
     script = Kept(replay=True, **options)
     script.hear(up(), replayed(100, *(first or [store([1])])), replay_end(), tick(0.1, WALL))
     return script
@@ -85,11 +85,11 @@ STORES = {
     Reason.UNKNOWN_MEDIUM: store([5], medium="HBM"),
     Reason.TOO_MANY_GROUPS: store([5], group=3),
 }
-"""By reason, a store that is refused."""
+"""By reason, a store that is refused for this reason."""
 
 
 def partial(script: Script) -> bool:
-    """Whether anything is said to be missing."""
+    """Return whether a finding says that blocks are missing."""
     return any(each.text.startswith("partial: ") for each in source_findings(script.source))
 
 
@@ -122,7 +122,9 @@ class TestWhatIsSaid:
         script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
         reason, heals = self.said(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
-        assert heals.startswith("ends when the engine answers a request (kvbus repeats it), or when the engine restarts")
+        assert heals.startswith(
+            "ends when the engine answers a request (kvbus repeats it), or when the engine restarts"
+        )
 
     def test_no_replay_endpoint(self):
         script = Kept().hear(up(), live(7, store([1])))
@@ -142,7 +144,7 @@ class TestWhatIsSaid:
 
     @pytest.mark.parametrize("reason", STORES)
     def test_a_store_that_was_refused(self, reason: Reason):
-        """Whatever the reason, the engine holds a block that routers do not get."""
+        """For every reason, the engine then holds a block that routers do not get."""
         script = Kept(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
@@ -182,7 +184,7 @@ class TestSince:
 
 
 def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
-    """Whether a clear has ended it, in this process and in one that goes on from its log."""
+    """Send a clear, and return whether it ended `partial`, in this process and in one that continues from its log."""
     script.hear(live(seq, cleared()), live(seq + 1, store([21, 22])), tick(0.1, WALL + 9))
     assert script.source.partial == (script.source.partial_since is not None) == partial(script)
     script.is_the_same_after_a_restart(checkpoint=checkpoint)
@@ -220,11 +222,11 @@ class TestAClear:
         ids=["live", "gone", "unknown", "tokenless", "left out", "no medium we know"],
     )
     def test_does_not_end_it_where_another_tier_was(self, spoken: Iterable[Any], checkpoint: bool):
-        """vLLM's clear is of the device alone, and what that tier holds from before is not known."""
+        """vLLM's clear empties only the device. The earlier blocks of the other tier stay unknown."""
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
     def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):
-        """It may have held blocks when the clear came."""
+        """The other tier may have held blocks before the clear."""
         script = older_than_kvbus()
         assert emptied(script, 101, checkpoint)
         script = older_than_kvbus().hear(live(101, cleared()), tick(0.1, WALL + 1))
@@ -250,7 +252,7 @@ class TestAClear:
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
-        """It is still to be delivered when the next epoch begins, late."""
+        """The clear of the old epoch is still to be delivered when the next epoch begins."""
         script = Kept(reorder_grace=10)
         last = 2 + SLICE + 20
         script.hear(live(0, store([1])), *(live(seq, store([seq])) for seq in range(2, last)), live(last, cleared()))
@@ -268,7 +270,10 @@ class TestAClear:
 @pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
 @pytest.mark.parametrize("tiers", [False, True])
 def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
-    """As a kvbus before this one sends it. A clear that leaves a tier begins no state, and neither does a mere batch."""
+    """An earlier kvbus in the chain sends such a state.
+
+    A clear that leaves a tier does not begin a state, nor does a batch.
+    """
     script = Kept(replay=True)
     script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))
     assert script.source.sequencer.history.unanswered

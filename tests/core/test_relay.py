@@ -1,4 +1,4 @@
-"""The whole core in conversation: a shell tells what happens, the relay says what to do."""
+"""Tests of the complete core: a script hands events to the relay and checks the relay's commands."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def blocks(script):
 
 
 def answered(script, start):
-    """The seqs and payloads of a whole replay answer."""
+    """Return the seqs and payloads of a complete replay answer."""
     script >> asked(start)
     (command,) = script.whatever()
     found = []
@@ -58,7 +58,9 @@ def answered(script, start):
 
 
 def sent(script):
-    """How many blocks the batches name that were just sent, none of them more than routers take."""
+    """Return the number of blocks in the batches just sent, and check that no batch has more blocks than routers
+    accept.
+    """
     batches = [unpack(command.payload)[1] for command in script.whatever()]
     named = [[len(event["block_hashes"]) for event in events] for events in batches]
     assert max(map(sum, named)) <= MOST_BLOCKS
@@ -67,7 +69,7 @@ def sent(script):
 
 
 def replayed_view(script):
-    """What a router that has seen nothing holds after the answer from 0."""
+    """Return a new router that has got the answer to a request from 0."""
     router = PlainSetRouter()
     for seq, body in answered(script, 0):
         router.apply(seq, body)
@@ -99,7 +101,7 @@ class TestLives:
 
 
 class TestLargeBlocks:
-    """An event that leaves re-cut may be many times as large as it came."""
+    """Tests for events that become many times larger because kvbus cuts their blocks."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
     def test_what_is_cut_leaves_in_batches_routers_take(self, count):
@@ -171,7 +173,7 @@ class TestReplayAnswers:
 
 
 class TestNumbering:
-    """A stream that goes on from a former process, and the snapshot protocol's sequence frames."""
+    """Tests for a stream that continues the seqs of a former process, and for the seq frames of the snapshot protocol."""
 
     def relay(self, **fields):
         spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)
@@ -186,7 +188,7 @@ class TestNumbering:
 
     @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
     def test_an_engine_of_another_rank_than_expected_is_cleared_under_that_one_too(self, extra):
-        """Routers filed a former process's blocks under the rank that the engine said."""
+        """Routers hold the blocks of a former process under the rank that the engine itself sent."""
         relay = self.relay(first_seqs=[5000])
         relay.handle(Started(7.0), 0.0)
         sent = relay.handle(BatchReceived(0, batch(0, A | extra, rank=3)), 0.0)
@@ -199,13 +201,13 @@ class TestNumbering:
         assert again.seq == 5003
 
     def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
-        """One that begins with AllBlocksCleared would say that the engine is SGLang."""
+        """If batch 0 began with AllBlocksCleared, readers would conclude that the engine is SGLang."""
         (first,) = self.relay().handle(BatchReceived(0, batch(0, A, rank=3)), 0.0)
         _, (event,), rank = unpack(first.payload)
         assert (first.seq, event["type"], rank) == (0, "BlockStored", 3)
 
     def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
-        """Routers that stayed hold their blocks, and nobody else clears them."""
+        """Routers that stayed connected hold the blocks of these ranks, and no other process clears them."""
         sources = [SourceSpec("engine/1", 1, replay=False)]
         spec = OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9], known_slots=3)
         relay = Relay([SourceSpec(), *sources], [spec])
@@ -214,7 +216,7 @@ class TestNumbering:
 
     @pytest.mark.parametrize("placed", [False, True], ids=["started", "placed"])
     def test_a_merged_stream_with_only_rank_0_is_cleared_once_under_that_rank(self, placed):
-        """SMG's gateway takes the first batch of another rank for a gap."""
+        """SMG's gateway would see a gap at the first batch of another rank."""
         spec = OutputSpec("out", PROFILES["smg"], [b""], merged=True, first_seqs=[9], known_slots=4)
         relay = Relay([SourceSpec("engine/0", 0, replay=False), SourceSpec("engine/1", 1, replay=False)], [spec])
         sent = relay.handle(OutputPlaced(0, spec) if placed else Started(), 0.0)
@@ -242,7 +244,7 @@ class TestSnapshots:
 
     @pytest.mark.parametrize("envelope", [[], [b""]])
     def test_by_the_replay_endpoint(self, envelope):
-        """vllm#50134: batches at the seq that the live stream goes on with, then END."""
+        """vllm#50134: the answer has batches under the seq of the next live batch, and then END."""
         relay = self.relay()
         for seq, event in enumerate((A, B, removed([2]), C)):
             relay.handle(BatchReceived(0, batch(seq, event)), 0.0)

@@ -1,4 +1,6 @@
-"""Sources that come and go: slots, numberings, and what everybody else sees of it, which is nothing."""
+"""Tests for sources that are added and removed: their slots, their seqs, and that other sources' routers see no
+change.
+"""
 
 from msgspec import structs
 
@@ -70,7 +72,7 @@ def test_a_source_of_a_log_takes_no_number_when_it_comes_or_goes_and_keeps_the_r
 
 
 def test_free_slots_are_silent():
-    """No heartbeat, no timeout, nothing at the beginning."""
+    """The stream of a free slot sends no heartbeat and no first batch, and has no timeout."""
     one = Relay(
         [source("a"), SourceSpec(), source("c")],
         [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],

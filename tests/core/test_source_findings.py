@@ -1,4 +1,4 @@
-"""What is said of a stream of which nothing is missing: only with evidence that no captured engine has given."""
+"""Tests for findings about complete streams: each needs evidence that no captured stream of a healthy engine gives."""
 
 import pytest
 
@@ -24,7 +24,7 @@ PREFIX = store([1, 2, 3])
 
 
 def said(source):
-    """What is wrong with a source, by id."""
+    """Return the findings about a source: by id, the text."""
     return {each.id: each.text for each in source_findings(source)}
 
 
@@ -130,7 +130,7 @@ def test_why_there_is_no_connection_until_there_is_one():
 
 
 def test_several_publishers_on_one_endpoint():
-    # each begins anew, on one connection
+    # each publisher begins a new epoch on the same connection
     source = fed_again(*([store([n])] for n in range(1, 8)))
     assert said(source)["conflict"].startswith("several publishers send on one endpoint")
     assert list(said(source)) == ["conflict"]
@@ -146,7 +146,7 @@ def test_a_replay_that_does_not_answer():
 
 
 def answered(script, **options):
-    """How the first output of a script answers a request from 0."""
+    """Return the outcome of a request from 0 at the first output of a script."""
     (command,) = script.relay.handle(ReplayAsked(0, 0, [b"id", *replay_request(0)], **options), script.now)
     next(command.answer.messages())
     script.relay.take_commands()

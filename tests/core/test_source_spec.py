@@ -1,4 +1,6 @@
-"""A source as the core knows it has the configuration's names and defaults; its states are public names."""
+"""Tests that the core's description of a source has the configuration's names and defaults, and that state names are
+public.
+"""
 
 from kvbus.config import Config, SourceConfig
 from kvbus.config.load import load
@@ -47,7 +49,9 @@ def test_each_comes_from_its_key():
 
 
 def test_the_states_are_public():
-    """``/sources`` shows them, and ``kvbus_source_state`` has them as labels: renaming one breaks dashboards."""
+    """``/sources`` shows the states, and ``kvbus_source_state`` has them as labels, so renaming a state breaks
+    dashboards.
+    """
     assert [*State] == ["connecting", "syncing", "live", "gap", "lost", "conflict"]
 
 

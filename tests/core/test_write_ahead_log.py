@@ -1,4 +1,4 @@
-"""Records as they are written and read again: all of them, in order, and nothing else is taken for one."""
+"""Tests that records are read as they were written, all of them and in order, and that other bytes are refused."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Single blocks that follow one another leave as one event, which says of each block what its own event would say."""
+"""Tests for joining consecutive single blocks into one event that keeps the fields of each block."""
 
 from collections import Counter
 from typing import Any
@@ -26,7 +26,9 @@ def index_of(*events, **rules):
 
 
 def lanes(count, **more):
-    """Requests that decode side by side: every block is the child of the one ``LANES`` before it."""
+    """Return one store per block for ``LANES`` requests that decode in parallel: each block's parent is ``LANES``
+    blocks earlier.
+    """
     return [store([at], at - LANES if at > LANES else None, **more) for at in range(1, count + 1)]
 
 
@@ -39,7 +41,7 @@ def lengths(events):
 
 
 def each_alone(index):
-    """Every block as an event of its own, in the order of the index."""
+    """Return one store event for each block of the index, in the order of the index."""
     return [store_of(index, chunk, at, at + 1) for _, chunk, first, end in runs(index) for at in range(first, end)]
 
 
@@ -139,7 +141,9 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 50), st.integers(1, 30))
 def test_what_is_announced_is_the_index(steps, size, window):
-    """Random chains, forks, holes and cycles of parents: every block once, as it is, behind its parent."""
+    """With random chains, forks, holes and cycles of parents, every block is announced once, unchanged and after its
+    parent.
+    """
     events: list[Any] = []
     for step in steps:
         if step[0] == "removed":

@@ -87,7 +87,9 @@ def test_it_is_made_once_for_all_who_ask():
 
 
 def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collector():
-    """A large index is frozen, and changes are kept on top of it, for as long as a snapshot lives."""
+    """While a snapshot lives, a large index stays frozen and keeps changes on top, so the snapshot has to be freed at
+    once.
+    """
     gc.disable()
     try:
         snapshot = cut_of(bench_of(*[store([block]) for block in range(100)]))
@@ -104,7 +106,10 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
 
 
 def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
-    """To find it is most of the work. One that comes when all is made finds it, too."""
+    """Collecting a batch's blocks is most of the work.
+
+    A reader that begins after the last batch gets the collected batches too.
+    """
     found = []
 
     def plans():

@@ -1,4 +1,4 @@
-"""The bytes of an index: right after any order of removals, near what the process grows by, and a limit that holds."""
+"""Tests for the size of an index in bytes: exact after any order of removals, near the process's growth, and limited."""
 
 import sys
 import tracemalloc
@@ -26,7 +26,7 @@ def test_bytes_are_about_what_the_process_grows_by():
 
 
 def _calls(bench, payload_):
-    """Calls that one batch makes."""
+    """Return the number of function calls that the normalizer makes for one batch."""
     counted = 0
 
     def profile(_frame, event, _argument):
@@ -43,7 +43,7 @@ def _calls(bench, payload_):
 
 @pytest.mark.parametrize("event", [store([10**6]), cleared(), removed([1], group=0, medium="DISK")])
 def test_what_an_event_costs_does_not_grow_with_the_tables(event):
-    """Hundreds of groups and media, whose blocks stay: no event looks at each of them."""
+    """With blocks in hundreds of groups and media, an event must not visit each group and medium."""
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     costs = []
     for groups in (2, 64):

@@ -1,4 +1,7 @@
-"""Which events of a batch may be applied; the reasons one by one are in test_normalizer."""
+"""Tests for the decision which events of a batch are applied.
+
+``test_normalizer`` tests each reason to refuse an event.
+"""
 
 import pytest
 
@@ -81,7 +84,9 @@ def test_spellings_that_are_very_long_are_not_kept(kind):
 
 
 def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
-    """With a second size, blocks of a group without a number are radix nodes, under whatever adapter they came."""
+    """Once a second block size shows that stores without a group number are radix nodes, this holds for all LoRA
+    adapters.
+    """
     bench = Bench()
     bench.feed(store([1], lora_id=1), store([2], lora_id=2), store([3], lora_id=3, group=5))
     bench.feed(store([4], block_size=24, lora_id=1))
@@ -113,7 +118,7 @@ def test_stores_without_tokens_teach_the_block_size_until_one_with_tokens_comes(
 
 
 def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
-    """A tail of the pinned size: blocks of that size leave all the same."""
+    """The first store of a group is a tail of the configured size. Later blocks of that size are still announced."""
     bench = Bench(block_size=64)
     bench.feed(store([1]), store([2]))
     for n in (3, 5):

@@ -1,4 +1,4 @@
-"""The rules of one event: each break has one reason."""
+"""Tests for the rules of a single event: each violation has one reason."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a clear speaks of, and what it leaves."""
+"""Tests for the tiers that a clear empties, and for the blocks that remain."""
 
 from typing import Any
 
@@ -14,7 +14,10 @@ from tests.typed import well_formed
 class TestClear:
     @pytest.mark.parametrize("clears", [2, 3, 5])
     def test_a_second_one_in_a_batch_speaks_of_the_other_tiers(self, clears):
-        """vLLM resets its offloaded blocks too (``reset_external``): two clears, neither of which names a medium."""
+        """vLLM can reset its offloaded blocks too (``reset_external``).
+
+        It then sends two clears without a medium in one batch.
+        """
         bench = Bench()
         bench.feed(*[store([i], medium=medium) for medium in ("GPU", "CPU", "DISK") for i in range(184)])
         assert bench.feed(*[cleared()] * clears) == plain_all([cleared()])
@@ -24,7 +27,7 @@ class TestClear:
 
 
 class TestWhatAClearSpeaksOf:
-    """Two tiers, and a clear: what is live after it."""
+    """Tests for the blocks that remain after a clear, if the engine had blocks on two tiers."""
 
     @pytest.mark.parametrize(
         ("clears", "opens", "left"),
@@ -46,7 +49,7 @@ class TestWhatAClearSpeaksOf:
 
 
 class TestEmptied:
-    """Whether a clear has left nothing in the engine."""
+    """Tests for the flag which says that a clear has emptied all tiers of the engine."""
 
     def test_it_does_where_only_the_device_was_spoken_of(self):
         bench = Bench()
@@ -65,10 +68,10 @@ class TestEmptied:
 
 
 class TestNamedClears:
-    """Where an output needs removals in place of a clear."""
+    """Tests for outputs that send removals in place of a clear."""
 
     def feed(self, bench, *events):
-        """What such an output sends."""
+        """Apply events, and return the events of an output that sends removals in place of a clear."""
         bench.normalizer.names_cleared = True
         out = bench.feed(*events)
         names = [plain_all(make()) for make in bench.normalizer.cleared]
@@ -85,7 +88,7 @@ class TestNamedClears:
 
     @pytest.mark.parametrize(("clears", "left"), [("auto", {3, 5}), ("all", {5})])
     def test_several_in_a_batch(self, clears, left):
-        """Where a clear speaks of one tier, the second one speaks of the others."""
+        """If the first clear of a batch means only one tier, the second clear means the other tiers."""
         bench = Bench(clears=clears)
         self.feed(bench, store([1, 2]))
         self.feed(bench, removed([2]), cleared(), store([3, 4]), removed([4]), cleared(), cleared(), store([5]))
@@ -103,7 +106,7 @@ class TestNamedClears:
 
 
 class TestOneMedium:
-    """ATOM's AllBlocksCleared names the medium that was emptied."""
+    """Tests for an AllBlocksCleared that names the emptied medium, as ATOM sends it."""
 
     @pytest.mark.parametrize(
         "event",

@@ -1,4 +1,4 @@
-"""Blocks with copies: what one removal takes away, by the operator's rule and by what the engine says."""
+"""Tests for the copies that a removal takes away, by the setting ``duplicates`` and by the engine's own counts."""
 
 import pytest
 from msgspec import msgpack
@@ -13,7 +13,7 @@ from tests.doubles.payloads import plain_all, removed, store
 class TestWhatIsSaid:
     @pytest.mark.parametrize("rule", ["count", "last", "ignore"])
     def test_by_the_engine_about_each_block(self, rule):
-        """vllm#48933, whatever is counted."""
+        """The engine's counts (vllm#48933) take precedence over every value of ``duplicates``."""
         bench = Bench(duplicates=rule)
         for _ in range(3):
             bench.feed(store([1, 2]))
@@ -40,7 +40,9 @@ class TestWhatIsSaid:
         assert "remaining_copy_counts" not in event
 
     def test_hits_announced_again_are_no_copies_where_it_is_said(self):
-        """``kv_cache_report_mode=full``, which counting alone cannot tell."""
+        """With ``kv_cache_report_mode=full`` the engine announces cache hits again, which counting cannot distinguish
+        from copies.
+        """
         bench = Bench()
         for _ in range(5):
             bench.feed(store([1]))
@@ -48,7 +50,9 @@ class TestWhatIsSaid:
 
 
 def test_positions_of_the_field_are_those_of_the_encoder():
-    """``remaining_copy_counts`` as vllm#48933's test of the wire has it: a map, and nothing where it is not known."""
+    """The wire test of vllm#48933 sends ``remaining_copy_counts`` in a map, and leaves the field out if the counts are
+    unknown.
+    """
     body = msgpack.encode(
         [
             1.0,

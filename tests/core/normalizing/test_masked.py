@@ -1,7 +1,9 @@
-"""Stores with masked blocks: vLLM leaves out the hashes of blocks that a sliding window or Mamba never reads again.
+"""Tests for stores with masked blocks: vLLM leaves out the hashes of blocks that a sliding window or Mamba never reads
+again.
 
-Such a store has the tokens of all its blocks and the hashes of some, in order. ``parent_block_hash`` is the block before
-the first of all, which may never have been stored.
+Such a store has the tokens of all its blocks and the hashes of some of them, in order. ``parent_block_hash`` is the
+block
+before the first block, and may never have been stored.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from tests.doubles.payloads import cleared, removed, store, tokens_of, unpack
 from tests.doubles.router import PlainSetRouter
 
 STRICT = sorted(name for name in PROFILES if name not in {"vllm", "aibrix", "dynamo-plane", "mooncake"})
-"""Profiles whose routers need tokens, and whose events can be compared one by one."""
+"""Profiles whose routers need tokens and whose outgoing events can be compared one by one."""
 
 WINDOW = {"group": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
 
 
 def masked(chain: range, hashes: list[int], **more: Any) -> dict[str, Any]:
-    """Blocks of a chain become full, and these of them are cached."""
+    """Return a store of a chain of full blocks in which only the blocks ``hashes`` are cached."""
     body = [token for block in chain for token in tokens_of(block)]
     parent = chain[0] - 1 or None
     return store(hashes, parent, tokens=body, extra_keys=[None] * len(hashes), lora_id=None, **(WINDOW | more))
 
 
 class Both(Bench):
-    """A normalizer with two routers behind it: one takes blocks by their hashes, the other one needs tokens."""
+    """A normalizer with two routers: one identifies blocks by their hashes, the other one needs tokens."""
 
     def __init__(self, **rules: Any) -> None:
         super().__init__(**({"groups": "all"} | rules))
@@ -67,7 +69,10 @@ def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
 
 
 def test_cut_blocks_need_tokens():
-    """With a pinned finer size a block is named by the tokens of its pieces: without them it cannot leave."""
+    """With a smaller configured size, sub-blocks are hashed from their tokens.
+
+    So a block without tokens is not announced.
+    """
     bench = Both(block_size=8)
     bench.feed(store([1, 2], group=1))
     assert bench.feed(masked(range(1, 9), [6, 7, 8])) == []
@@ -112,7 +117,7 @@ STEPS = st.one_of(
 
 @given(st.lists(st.lists(STEPS, max_size=5), max_size=12), st.sampled_from(["GPU", "CPU"]))
 def test_whatever_is_masked_the_routers_hold_what_the_engine_holds(history: Any, second: str):
-    """One chain, stored in parts of up to four blocks with any of them masked, on two media."""
+    """One chain is stored on two media, in parts of up to four blocks of which any may be masked."""
     bench, copies = Both(), Counter[tuple[str, int]]()
     for turn in history:
         events: list[Any] = []

@@ -1,4 +1,4 @@
-"""What an engine says, and what a router may rely on: by example."""
+"""Tests by example for the events that a router gets for the events of an engine."""
 
 import pytest
 from msgspec import Raw
@@ -8,7 +8,7 @@ from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 
-# every reason and filter that concerns one event: what was there before, the event, what is counted
+# for each reason and filter that concerns one event: the events before, the event, and the expected counts
 REASONS = [
     (Reason.UNKNOWN_EVENT, [], {"type": "BlockMoved", "block_hashes": [5]}),
     (Reason.MISSING_FIELD, [], {"type": "BlockRemoved"}),
@@ -80,7 +80,7 @@ class TestReasons:
         assert bench.router.violations == []
 
     def test_every_reason_of_an_event_is_provoked_somewhere(self):
-        """The others are of whole messages and batches, or have tests of their own."""
+        """The reasons that are left out concern complete messages and batches, or have their own tests."""
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE}
         of_messages |= {Reason.CONFLICT, Reason.OTHER_TOPIC}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}
@@ -99,7 +99,9 @@ class TestReasons:
 
 
 class TestWithoutMedia:
-    """LMCache#5076: blocks on the CPU are announced, and never that one has gone."""
+    """Tests for media on which an engine announces stores and no removals, such as LMCache's CPU blocks
+    (LMCache#5076).
+    """
 
     def test_what_is_stored_there_is_left_out_and_counted(self):
         bench = Bench(without_media=frozenset({"CPU"}))
@@ -140,7 +142,7 @@ class TestFields:
 
 
 class TestLearned:
-    """What is known of the stream, for those who ask."""
+    """Tests for the facts about the stream that the normalizer reports, such as its block sizes."""
 
     def test_the_first_group_with_a_size_is_the_one_that_shows(self):
         bench = Bench()
@@ -154,7 +156,7 @@ class TestLearned:
 
 
 def run_of(*blocks):
-    """Tokens of several blocks of 16 in a row."""
+    """Return the tokens of several blocks of 16, one after the other."""
     return [token for block in blocks for token in tokens_of(block)]
 
 
@@ -185,7 +187,9 @@ def tail(name, parent=None, size=16, **more):
 
 
 class TestTails:
-    """vLLM with partial hits: the end of a prompt is announced as one block smaller than those of its group."""
+    """Tests for the end of a prompt, which vLLM with partial hits announces as one block that is smaller than its
+    group's.
+    """
 
     @pytest.mark.parametrize("block_size", [16, 32])
     def test_one_among_blocks_that_are_cut(self, block_size):
@@ -239,7 +243,7 @@ class TestTails:
 
 
 class TestATierWithLargerBlocks:
-    """LMCache keeps chunks of 256 tokens on the CPU, of an engine whose device has blocks of 16."""
+    """Tests for LMCache's chunks of 256 tokens on the CPU, beside an engine with blocks of 16 tokens on the device."""
 
     CHUNK = run_of(*range(1, 17))
 

@@ -1,4 +1,4 @@
-"""Removals of one batch: what leaves, and in which order."""
+"""Tests for the removals that are sent for the removals of one batch, and for their order."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from tests.doubles.payloads import cleared, plain_all, removed, store, tokens_of
 
 
 def bench(**rules):
-    """Blocks 1 to 4 in one event, and 11 to 14 one by one behind each other."""
+    """Return a bench with blocks 1 to 4, stored by one event, and a chain of blocks 11 to 14, stored by one event
+    each.
+    """
     known = Bench(**rules)
     known.feed(store([1, 2, 3, 4]))
     for block in range(11, 15):
@@ -59,7 +61,9 @@ def test_an_offload_names_blocks_that_earlier_runs_of_its_batch_have_removed():
 
 
 def cut(size=16):
-    """Nodes 1 (six pages) and 2 (its first two), and 3 behind 1, cut to pages of 16."""
+    """Return a bench that cuts radix nodes to pages: node 1 has six pages, node 2 the first two of them, node 3
+    follows node 1.
+    """
     known = Bench(block_size=size)
     tokens = tokens_of(1, 96)
     known.feed(store([1], tokens=tokens, block_size=96), store([2], tokens=tokens[:32], block_size=32))
@@ -80,7 +84,7 @@ class TestReblocked:
 
 
 class TestWithoutAGroup:
-    """An engine that numbers the groups of its stores, and not those of its removals."""
+    """Tests for an engine that gives a group number in its stores but not in its removals."""
 
     @pytest.mark.parametrize("copies", [0, 2])
     def test_the_only_one_that_has_the_block_is_meant(self, copies):

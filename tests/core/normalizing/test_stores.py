@@ -1,4 +1,4 @@
-"""Stores that are not plainly new blocks behind a known parent."""
+"""Tests for stores other than new blocks after a known parent."""
 
 import pytest
 
@@ -55,7 +55,7 @@ class TestOrphans:
 
 
 class TestLimits:
-    """In the middle of a batch; what was refused takes no room."""
+    """Tests for limits that are reached in the middle of a batch. A refused block takes no room."""
 
     def test_of_bytes(self):
         one = Bench()

@@ -1,4 +1,4 @@
-"""The usual events, alone and among odd ones."""
+"""Tests for the most frequent events, in batches of their own and in batches with unusual events."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.doubles.payloads import cleared, payload, plain_all, removed, store
 
 
 def settled(**rules):
-    """A group whose size is proven, with blocks 1 to 20 in one chain."""
+    """Return a bench with a group whose block size is proven, and with blocks 1 to 20 in one chain."""
     bench = Bench(**rules)
     for first in range(1, 20, 2):
         bench.feed(store([first, first + 1], first - 1 or None, lora_id=None, lora_name=None))
@@ -43,7 +43,9 @@ def without(event, *names):
 
 
 def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
-    """BlockInactive (vllm#50732) with the fields it is proposed with, and one that nobody knows: all else stays plain."""
+    """A BlockInactive with the fields of vllm#50732 and one unknown field does not change how the other events are
+    handled.
+    """
     idle = {"type": "BlockInactive", "block_hashes": [1], "medium": "GPU", "group_idx": 0, "later": 1}
     bench = Bench()
     bench.feed(store([1], group=0), store([2], 1, group=0))

@@ -1,4 +1,4 @@
-"""What a batch becomes for routers that do not take it as it comes, through a whole relay."""
+"""Tests for the changes to a batch that a profile's routers need, through a complete relay."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.doubles.router import events_of
 
 
 class Bus:
-    """A relay with one output of a profile."""
+    """A relay with one output that has the given profile."""
 
     def __init__(self, profile: str, sources: int = 1, *, topics: Any = (), merged: bool = True) -> None:
         specs = [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(sources)]
@@ -111,7 +111,7 @@ def test_aibrix_gets_a_shared_block_once() -> None:
 
 
 def test_a_clear_of_the_only_rank_is_said_in_both_ways_that_aibrix_may_understand() -> None:
-    """Its v0.7.0 ignores AllBlocksCleared."""
+    """AIBrix 0.7.0 ignores AllBlocksCleared, so kvbus also sends removals."""
     bus = Bus("aibrix")
     bus.say(0, store([1, 2]), store([7]))
     assert blocks(bus.say(0, cleared())) == [("BlockRemoved", [7, 2, 1])]

@@ -8,7 +8,10 @@ def stream(*, topic=b"kv", heartbeat=1.0, profile="vllm", **more):
 
 
 class TestNumbersOfALog:
-    """Its journal goes back to the newest whole state, also for who comes while one is sent that the others have."""
+    """Tests for a stream with a log's seqs: its journal begins with the newest complete state.
+
+    This also holds for a router that joins while kvbus receives a state that the other routers already have.
+    """
 
     def taken(self, made, seq, payload, *, begins=False, ends=False, known=False):
         return made.take(seq, payload, b"-", 0.0, begins=begins, ends=ends, known=known)

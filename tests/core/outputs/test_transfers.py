@@ -12,7 +12,7 @@ def numbered_stream(journal=(10**6, 10**9)):
 
 
 class TestOfALogsNumbers:
-    """The journal of such a stream begins with a state: it is what a router is told."""
+    """Tests for a stream with a log's seqs: its journal begins with a state, and a new router gets the journal."""
 
     def test_everything_the_journal_has_under_the_numbers_that_it_has(self):
         stream = numbered_stream()

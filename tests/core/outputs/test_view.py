@@ -1,4 +1,4 @@
-"""What a view takes, by example: who a store belongs to, what follows it, and what never leaves."""
+"""Tests by example for a tenant's view: which stores belong to it, which blocks follow them, and which are never sent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ A = Rights(salts=frozenset({"a"}))
 
 
 def salted(salt: Any, hashes: list[Any], **more: Any) -> dict[str, Any]:
-    """The first blocks of a chain, as vLLM stores them."""
+    """Return a store of the first blocks of a chain with a salt, as vLLM sends it."""
     return store(hashes, extra_keys=[[salt], *[None] * (len(hashes) - 1)], **more)
 
 
 class Taken:
-    """A view, fed with events as they leave; the index of the source has the stores of them all."""
+    """A view that gets outgoing events. The source's index has the stores of all these events."""
 
     def __init__(self, rights: Rights = A) -> None:
         self.stats = NumberingStats()
@@ -139,7 +139,7 @@ def test_a_field_that_kvbus_does_not_know_is_there_in_a_state_too() -> None:
 
 
 def views(rights: Rights, **spec: Any) -> Relay:
-    """A relay with one engine, and an output of these rights."""
+    """Return a relay with one engine and an output with the given rights."""
     relay = Relay(
         [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
         [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, rights=rights, **spec)],
@@ -149,7 +149,7 @@ def views(rights: Rights, **spec: Any) -> Relay:
 
 
 def publish(relay: Relay, *events: Any, seq: int = 0, now: float = 0.0) -> list[list[dict[str, Any]]]:
-    """What the first output sends of a batch."""
+    """Apply a batch of the engine, and return the events of each batch that the first output sends."""
     commands = relay.handle(BatchReceived(0, batch(seq, *events)), now)
     return [events_of(each.payload) for each in commands if isinstance(each, Publish) and each.output == 0]
 
@@ -170,7 +170,9 @@ def test_a_batch_without_anything_for_the_view_has_no_number() -> None:
 
 
 def test_an_engine_that_comes_back_has_the_blocks_whose_chains_began_elsewhere_too() -> None:
-    """A view is not decided anew when its routers were cleared for an engine that was away."""
+    """kvbus clears the routers while the engine is gone, but keeps its decisions about which blocks belong to the
+    view.
+    """
     script = Script(replay=True, rights=A)
     a1, b3, a2 = salted("a", [1]), salted("b", [3]), store([2], 1)
     assert script >> up() << ask(0) >> replay_end() << cancel()
@@ -233,7 +235,7 @@ def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() ->
 
 @pytest.mark.parametrize("name", ["sglang0523_radix_salts", "sglang0523_salt_session", "vllm033_session"])
 def test_the_views_of_a_recorded_engines_salts_are_its_salted_blocks_in_parts(name: str) -> None:
-    """Every block that the engine holds at the end is in the view of its salt; which one that is follows its chain."""
+    """Each block that the engine holds at the end is in the view of the salt with which the block's chain begins."""
     salts = ("tenant-a", "tenant-b")
     relay = Relay(
         [SourceSpec("e", 0, replay=False, probe_interval=0.0)],

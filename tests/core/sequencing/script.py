@@ -1,7 +1,7 @@
-"""The conversation of :mod:`tests.core.dsl` with a sequencer alone, whose decisions are seen as they are.
+"""A conversation as in :mod:`tests.core.dsl`, but with a sequencer, so that the sequencer's own actions are visible.
 
-What happens to it is said in the same words. Some of its decisions leave no command (a batch given up behind another
-source's backlog, the end of a catch-up): these have words of their own.
+The events have the same names. Some actions lead to no command of the relay (a lost batch that waits behind another
+source's batches, the end of a catch-up). This module has names for those actions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.doubles.accounting import all_accounted_for
 
 
 def deliver(*seqs: int) -> list[Does]:
-    """These batches, in this order."""
+    """Expect that these batches are delivered, in this order."""
     return [
         Does(f"deliver {seq}", lambda action, seq=seq: not isinstance(action, Deliver) or action.seq != seq)  # type: ignore[misc]
         for seq in seqs
@@ -38,22 +38,25 @@ def deliver(*seqs: int) -> list[Does]:
 
 
 def lost(count: int) -> Does:
-    """So many batches are lost."""
+    """Expect that ``count`` batches are lost."""
     return Does(f"lost {count}", lambda action: not isinstance(action, Lost) or action.count != count)
 
 
 def new_epoch() -> Does:
-    """The publisher is in a new epoch."""
+    """Expect that the sequencer finds the publisher in a new epoch."""
     return Does("new epoch", lambda action: not isinstance(action, NewEpoch))
 
 
 def synced() -> Does:
-    """The history is in."""
+    """Expect that the history has been read completely."""
     return Does("synced", lambda action: action != Synced())
 
 
 class SequencerScript(Conversation):
-    """A sequencer and its publisher. Keywords are settings. A batch has no events: its payload names epoch and seq."""
+    """A conversation with a sequencer and its publisher. Keywords are fields of the SourceSpec.
+
+    Batches have no events: a payload names its epoch and seq.
+    """
 
     state_payload = b"a state"
 
@@ -62,15 +65,15 @@ class SequencerScript(Conversation):
         self.stats = SourceStats()
         self.sequencer = Sequencer(SourceSpec(replay=replay, **settings), self.stats)
         self.epoch = epoch
-        """The publisher's own."""
+        """The number of the publisher's current epoch."""
         self.delivered: list[bytes] = []
         self.sends = True
-        """What is asked leaves at once; False: it waits behind a backlog."""
+        """Whether requests are sent at once. If False, they wait behind other requests."""
         self.state_at = -1
-        """The publisher's answer begins with a state under this seq; -1: it has batches."""
+        """The seq under which the publisher's answer begins with a state; -1 if the answer has batches."""
 
     def payload(self, seq: int) -> bytes:
-        """What the publisher sends under this seq."""
+        """Return the payload that the publisher sends under this seq."""
         if seq == self.state_at:
             return self.state_payload
         return b"epoch %d, batch %d" % (self.epoch, seq)
@@ -128,12 +131,12 @@ class SequencerScript(Conversation):
 
     @property
     def missing(self) -> tuple[int, int, int, int]:
-        """Missing, recovered, lost, pending."""
+        """The numbers of missing, recovered, lost and pending batches."""
         return self.stats.missing, self.stats.recovered, self.stats.lost, self.sequencer.pending
 
 
 def in_sync(count: int = 0, **settings: Any) -> SequencerScript:
-    """A sequencer in sync that has delivered ``count`` batches."""
+    """Return the script of a sequencer that is in sync and has delivered ``count`` batches."""
     script = SequencerScript(**settings)
     script.after(up())
     if script.sequencer.spec.replay:

@@ -1,4 +1,6 @@
-"""Answers that break off at a batch that is too large to be taken: it is lost, counted, and the rest is asked for."""
+"""Tests for answers that break off at an oversized batch: it is lost and counted, and the batches after it are
+requested.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Two publishers on one endpoint: what is a restart, what is a conflict, and how long it is left alone."""
+"""Tests for two publishers on one endpoint: what counts as a restart, what as a conflict, and how long a conflict
+lasts.
+"""
 
 from math import inf
 
@@ -8,7 +10,7 @@ from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS, MAX_PAUSE, WIND
 
 
 def provoked(conflict, now):
-    """Epochs at one moment until it is a conflict."""
+    """Return the number of epochs at one moment after which a conflict begins."""
     return next(n for n in range(1, 100) if conflict.epoch_began(now))
 
 

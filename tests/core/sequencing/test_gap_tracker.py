@@ -1,4 +1,4 @@
-"""Batches that are known to exist before they arrive: each is missing until it is recovered or lost."""
+"""Tests for batches that are known to exist before they arrive: each is missing until it is recovered or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of phases: each transition is taken once, and what is not in it is refused."""
+"""Tests for the table of phases: each transition occurs once, and inputs that are not in the table are refused."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.core.sequencing.script import SequencerScript, in_sync
 from tests.docs.phases import transitions
 
 LONG = RING + 50
-"""So many batches that the fingerprints of the first ones are gone."""
+"""Number of batches after which the fingerprints of the first batches are gone."""
 
 Act = Happens | Callable[[SequencerScript], Any]
 
 
 def other_id(script: SequencerScript) -> None:
-    """The publisher says itself that it is another one."""
+    """Let the publisher announce another publisher id."""
     script.sequencer.publisher_changed(script.now)
     script.after(tick(0.0))
 
@@ -52,7 +52,7 @@ def two_publishers(script: SequencerScript) -> None:
 
 
 def no_buffer(script: SequencerScript) -> None:
-    """Two probes are answered with nothing, and a batch comes between."""
+    """Answer two probes with nothing, and send a live batch after each."""
     for seq in (3, 4):
         script.after(tick(1.5), replay_end(), live(seq))
 
@@ -89,7 +89,7 @@ IN: dict[Phase, Callable[[], Made]] = {
     Phase.GRACE: lambda: after(3, live(5), replay=False),
     Phase.CONFLICT: lambda: after(1, two_publishers),
 }
-"""How each phase with a connection is reached."""
+"""By phase with a connection, a function that brings a new script into the phase."""
 
 COMPACTED: dict[str, Any] = {"snapshot": True, "compacted": True, "on_lost": "keep"}
 NO_REPLAY: dict[str, Any] = {"snapshot": True, "replay": False}
@@ -206,7 +206,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
 
 @pytest.fixture(name="taken")
 def _taken(monkeypatch: pytest.MonkeyPatch) -> list[Transition]:
-    """The transitions taken, in order."""
+    """Return a list to which each transition of the sequencer is added."""
     taken: list[Transition] = []
 
     def watched(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:

@@ -1,4 +1,4 @@
-"""One publisher's batches put in order, by example; the random worlds in tests/properties have the rest."""
+"""Tests by example for the order of one publisher's batches. tests/properties tests random streams."""
 
 from collections import deque
 from itertools import pairwise
@@ -35,12 +35,12 @@ from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost
 
 
 def asks(done):
-    """Whether anything is asked."""
+    """Return whether a request is among the actions."""
     return any(isinstance(action, Ask) for action in done)
 
 
 def delivered(done):
-    """The seqs delivered."""
+    """Return the seqs of the delivered batches."""
     return [action.seq for action in done if isinstance(action, Deliver)]
 
 
@@ -55,7 +55,10 @@ class TestGaps:
         assert script.delivered == [script.payload(seq) for seq in range(6)]
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
-        """One number from further ahead than any gap costs its batch; an engine that goes on from there is another."""
+        """One seq that is further ahead than any gap costs its batch.
+
+        An engine that continues from there is in a new epoch.
+        """
         script = in_sync(3, probe_interval=0.0)
         assert script >> live(2**63 - 4)
         assert script.stats.rejected == {"seq_range": 1}
@@ -89,7 +92,7 @@ class TestGaps:
 
 
 class TestBackfill:
-    """What was given up without an answer may still be had: the publisher was stuck, or its replay was away."""
+    """Tests for batches that count as lost because nobody answered, and that a later answer brings after all."""
 
     def given_up(self, count=3):
         script = in_sync(count, replay_timeout=2.0, probe_interval=0.0)
@@ -155,7 +158,9 @@ class TestEpochs:
 
 
 class TestAfterAPause:
-    """The process was stopped, or is behind: batches wait to be read while the publisher trims its buffer beyond them."""
+    """Tests for a process that was stopped or is slow: unread batches wait while the publisher trims its buffer beyond
+    them.
+    """
 
     def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
         script = in_sync(3, probe_interval=1.0)
@@ -168,7 +173,7 @@ class TestAfterAPause:
         assert not script.sequencer.partial
 
     def asked_for(self, script, seconds, *before):
-        """Each answer begins beyond what was delivered, for so long."""
+        """Answer every request for ``seconds``. Each answer begins beyond the delivered batches."""
         until = script.now + seconds
         while script.now < until:
             if asks(script.after(tick(0.5))):
@@ -210,7 +215,10 @@ class TestAfterAPause:
 
     @pytest.mark.parametrize("deaf", [False, True])
     def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
-        """Another kvbus answers so where its journal does not reach back: here to 20, and it has sent up to 59."""
+        """Another kvbus answers with a state if its journal does not reach back.
+
+        Here the state is of batch 20 of 59 sent batches.
+        """
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
         assert script >> tick(1.5) << ask(30 - OVERLAP)
@@ -244,7 +252,10 @@ class TestAfterAPause:
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
     def test_a_state_is_known_as_one_behind_a_snapshot(self):
-        """There is no fingerprint of its first number. What was sent after the question was delivered meanwhile."""
+        """After a snapshot, the first seq of the answer has no fingerprint.
+
+        Batches sent after the request came live meanwhile.
+        """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))
         assert script >> tick(1.5) << ask(29)
@@ -284,7 +295,7 @@ class TestConflict:
 
 
 class TestRestartOfThisProcess:
-    """The checkpoint's dump, then the write-ahead log's records; the connection is away until it stands again."""
+    """Tests for a sequencer that loads a checkpoint and the write-ahead log. It has no connection at first."""
 
     def restarted(self, script):
         again = SequencerScript(epoch=script.epoch)
@@ -335,7 +346,7 @@ class TestRestartOfThisProcess:
 
 
 class TestCompletion:
-    """The engine's cache was emptied: what came before is not missing any more."""
+    """Tests for the end of ``partial`` when the engine's cache was emptied: then no earlier batch is missing any more."""
 
     def partial(self):
         script = SequencerScript()
@@ -371,7 +382,10 @@ class TestAnswersThatMayBeCompacted:
 
 
 class TestFloodedStart:
-    """An engine publishes more than its replay buffer holds while its history is read: nothing of that is a restart."""
+    """Tests for an engine that publishes more than its replay buffer holds while kvbus reads its history.
+
+    None of this may look like a restart of the engine.
+    """
 
     @pytest.mark.parametrize("replay", [True, False])
     def test_batch_0_behind_a_later_one_of_the_live_stream_begins_one_at_once(self, replay):
@@ -386,7 +400,9 @@ class TestFloodedStart:
 
 
 def flooded(choose, room):
-    """One epoch of a publisher that keeps ``room`` batches: live stream and answers come in order, each at its pace."""
+    """Run one epoch of a publisher that keeps ``room`` batches, with live stream and answers in order but at random
+    speeds.
+    """
     script = SequencerScript()
     streamed: deque[Any] = deque()
     asked: deque[Ask] = deque()

@@ -1,4 +1,6 @@
-"""Several streams on one socket: each source gets its own topic, whoever numbers them and whatever is lost."""
+"""Tests for several streams on one socket: each source gets its own topic, with one or several numberings and with
+losses.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ A, B, C = b"kv@a@m", b"kv@b@m", b"kv@c@m"
 
 
 def said(source):
-    """What is wrong with the stream, by id."""
+    """Return the findings about the stream: by id, the text."""
     return {each.id: each.text for each in stream_findings(source)}
 
 
 class Socket:
-    """A PUB socket with several topics and one replay, before a relay whose sources read one topic each."""
+    """A PUB socket with several topics and one replay, and a relay whose sources read one topic each."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Socket:
                 self.handle(BatchReceived(slot, [topic, seq.to_bytes(8, "big"), self.buffer[-1][2]]))
 
     def answer(self) -> None:
-        """Answer all requests."""
+        """Answer all open requests."""
         while self.asked:
             request = self.asked.pop(0)
             for topic, seq, content in self.buffer[self.trimmed :]:
@@ -198,7 +200,7 @@ def test_a_topic_that_nothing_comes_under_is_said(framing: int) -> None:
 
 
 def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
-    """Its endpoint may be another engine's: it is connected, and nothing comes."""
+    """The source is connected and gets no live batch: its endpoint may be another engine's."""
     socket = Socket("one", b"", shared=False, probe=0.5)
     socket.publish(A, lost=True)
     socket.up()
@@ -237,7 +239,7 @@ def test_answers_after_live_batches_and_on_several_connections_are_no_fault() ->
 
 
 def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
-    """One that is idle, one that only its replay has brought up to date, and one whose engine comes later."""
+    """The stream is idle, or has batches only from its replay so far, or its engine starts later."""
     socket = Socket("one", b"kv@", shared=False)
     for _ in range(5):
         socket.publish(b"kv@a@m", lost=True)
@@ -297,7 +299,7 @@ def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 
 @pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
 def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
-    """Two batches of b stand where a has lost its own, so b's seem to be in a's numbering at first."""
+    """Two batches of topic b have the seqs that topic a lost, so at first both topics seem to share one numbering."""
     socket = Socket("each", A, B, replay=False)
     socket.up()
     for topic, lost in [(A, False), (B, True), (B, False), (A, True), (A, False)]:

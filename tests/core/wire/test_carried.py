@@ -1,4 +1,6 @@
-"""Fields that kvbus only carries: whatever they hold, the block stays, and routers get what they can read."""
+"""Tests for fields that kvbus only carries: with any value the block stays, and routers get a value that they can
+read.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ CASES = [
 
 
 def readable_by_rust(name: str, value: Any, count: int) -> bool:
-    """Whether the strictest decoder takes a field: Dynamo's, whose fields have one type each."""
+    """Return whether Dynamo's decoder accepts a field. It is the strictest decoder: each of its fields has one type."""
     if value is None:
         return True
     if name == "extra_keys":
@@ -104,7 +106,10 @@ def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: An
 
 @pytest.mark.parametrize("name", ["extra_keys", "cache_salt", "lora_name"])
 def test_prompts_that_an_odd_value_tells_apart_stay_apart(name: str) -> None:
-    """Two tenants ask the same: neither sub-blocks nor a question for the plain prompt may confuse them."""
+    """Two tenants send the same prompt.
+
+    Their sub-blocks must differ from each other, and from those of the plain prompt.
+    """
     names = set()
     for value in (None, {"tenant": 1}, {"tenant": 2}):
         bench = Bench(block_size=16)
@@ -136,7 +141,7 @@ def test_an_odd_list_is_divided_with_its_blocks() -> None:
 
 
 def test_a_value_that_cannot_be_decoded_leaves_as_a_text() -> None:
-    """Its bytes would cost a router the batch."""
+    """A router that gets the undecodable bytes would lose the complete batch."""
     bench = Bench()
     bad = b"\xa2\xff\xff"
     raw = payload(store([1], session_id="SALT")).replace(pack("SALT"), bad)

@@ -1,4 +1,4 @@
-"""Bytes to events: every dialect, every way to be wrong."""
+"""Tests for decoding bytes into events: every dialect, and every kind of invalid input."""
 
 import math
 import re
@@ -21,7 +21,7 @@ DEEP = b"\x91" * LEVELS + b"\x01"
 
 
 def array(event):
-    """A map event by position, as vLLM 0.10.2 sent it."""
+    """Return a map event as an array, as vLLM 0.10.2 sends it."""
     names: tuple[str, ...]
     if event["type"] == "BlockStored":
         names = ("type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
@@ -117,7 +117,7 @@ WRONG = [
 
 
 def wrong_types():
-    """Every field of every type it must not have."""
+    """Yield events with a field of a wrong type, for every field and type, each with the expected reason."""
     for value in ("1", 1.0, True, None, [1], {"a": 1}):
         yield GOOD | {"block_hashes": [value, 2]}, Reason.HASH_KIND
         yield removed([1, value]), Reason.HASH_KIND
@@ -136,7 +136,7 @@ def wrong_types():
 
 
 def malformed():
-    """Text that is no UTF-8, and a map with a map for a key."""
+    """Yield events with text that is not UTF-8, or with a map whose key is a map, each with the expected reason."""
     for value in (Raw(b"\xa1\xff"), Raw(b"\x81\x80\x01")):
         for event in (GOOD | {"medium": value}, GOOD | {"novelty": value}, {"type": value}, [*array(GOOD), value]):
             yield event, Reason.WRONG_TYPE
@@ -280,7 +280,9 @@ def test_a_batch_is_decoded_by_one_call(block, shape):
 
 
 def test_salts_as_proposed_for_sglang():
-    """sglang#39991: `extra_keys` with the salt for the first page, beside `cache_salt`; `lora_name` always on the wire."""
+    """sglang#39991: `extra_keys` has the salt for the first page, beside `cache_salt`, and `lora_name` is always
+    present.
+    """
     event = store([1, 2], extra_keys=[["tenant"], None], cache_salt="tenant", lora_name=None)
     batch = decoded(event)
     assert batch.unknown is None
@@ -288,7 +290,7 @@ def test_salts_as_proposed_for_sglang():
 
 
 def test_what_tensorrt_llm_publishes_itself():
-    """TensorRT-LLM#17023: the fields of its structs, without the defaults."""
+    """TensorRT-LLM#17023: the events have the fields of its structs, without the fields that have their default value."""
     event = store([-1, 2], 5, lora_id=None, lora_name=None, medium="GPU", group_idx=0)
     batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
     assert (batch.unknown, batch.rank) == (None, 3)

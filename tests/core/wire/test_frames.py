@@ -34,7 +34,10 @@ class TestLive:
 
     @pytest.mark.parametrize("payload", [b"\x93x", b"\x81x", b"\xdc\0\1", b"\xdf"])
     def test_frames_behind_the_payload(self, payload):
-        """Of a later version. What is none, as the seq in an answer to a replay, does not begin as a batch does."""
+        """A later version may add frames after the payload.
+
+        A third frame that is no batch, such as a seq, is not a payload.
+        """
         assert parse_live([b"kv", SEVEN, payload, b"later"], LIMITS) == LiveMessage(b"kv", 7, payload)
         assert parse_live([b"kv", SEVEN, payload] + [b""] * LIMITS.max_frames, LIMITS) is Reason.FRAME_COUNT
         assert parse_live([b"", b"kv-topic", SEVEN, payload], LIMITS) is Reason.FRAME_COUNT

@@ -1,4 +1,4 @@
-"""Mooncake's RFC 1527 maps, in the order and with the nulls that the publisher of its master writes."""
+"""Tests for Mooncake's RFC 1527 maps, with the field order and the nulls of Mooncake's own publisher."""
 
 import pytest
 
@@ -12,7 +12,7 @@ MS = 1_763_000_000_123
 
 
 def event(kind, *, legacy=True, **more):
-    """One event of a pool; ``more`` is what an engine knows beside."""
+    """Return one event of a Mooncake pool. ``more`` are the fields that only an engine knows."""
     said = {"event_id": 7, "timestamp": MS, "event_type": kind}
     if legacy:
         said["type"] = {"stored": "BlockStored", "removed": "BlockRemoved"}.get(kind, "AllBlocksCleared")
@@ -32,7 +32,7 @@ def batch(*events):
 
 
 def known(**more):
-    """A store of an engine that knows its tokens."""
+    """Return a store of an engine that knows the tokens of its blocks."""
     fields = {"seq_hashes": [1, 2], "token_ids": tokens_of(1) + tokens_of(2), "block_size": 16, "medium": "gpu"}
     return event("stored", legacy=False, base_block_idx=4, parent_hash=9, **fields | more)
 
@@ -48,7 +48,7 @@ def test_what_a_pool_says(legacy):
 
 
 def test_what_its_keys_say_of_a_block_is_no_unknown_field():
-    """Mooncake#2876: ranks, group and namespace, and the whole hash of which ``seq_hashes`` has the last 64 bits."""
+    """Mooncake#2876: ranks, group, namespace, and the complete hash, of which ``seq_hashes`` has the last 64 bits."""
     more = {
         "connector_block_hash": "ab" * 32,
         "group_id": 0,

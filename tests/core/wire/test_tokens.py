@@ -1,4 +1,4 @@
-"""Token arrays: counted, decoded, divided and joined."""
+"""Tests for token arrays: counting, decoding, dividing and joining."""
 
 import pytest
 
@@ -22,7 +22,7 @@ PAIRS = [[first, second] for first in IDS[:8] for second in IDS[:8]]
 
 
 def wide(tokens):
-    """Each id in nine bytes, as nobody sends it."""
+    """Return a token array in which each id takes nine bytes. Decoders accept it, but no engine sends it."""
     return array_head(len(tokens)) + b"".join(b"\xcf" + token.to_bytes(8, "big") for token in tokens)
 
 
