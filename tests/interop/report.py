@@ -33,8 +33,11 @@ Cells = dict[tuple[str, str], Cell]
 def written(cells: Cells, lacking: Mapping[str, str]) -> str:
     """Both tables, and what was missing."""
     routers = [kind.name for kind in KINDS if kind.name not in lacking]
-    parts = ["Missing / dead blocks through kvbus:", _table(cells, routers, "behind")]
-    parts += ["The same routers, at the same time, directly at the engine:", _table(cells, routers, "direct")]
+    parts = ["Missing / dead blocks of each router through kvbus:", _table(cells, routers, "behind")]
+    parts += [
+        "Missing / dead blocks of the same routers, at the same time, directly at the engine:",
+        _table(cells, routers, "direct"),
+    ]
     parts += [f"Not measured: {name} ({why})." for name, why in lacking.items()]
     return "\n\n".join(parts)
 
