@@ -124,7 +124,7 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     keys = _single(_keys(text))
     secret = keys.get(SECRET) or keys.get(BARE)
     if secret is None:
-        raise KeyFileError("holds no secret key" + (", but a public one" if PUBLIC in keys else ""))
+        raise KeyFileError("holds no secret key" + (", only a public key" if PUBLIC in keys else ""))
     _keep_private(mode)
     public = zmq.curve_public(secret)
     if keys.get(PUBLIC, public) != public:
@@ -141,7 +141,7 @@ def read_public(path: Path) -> bytes:
     keys = _single(_keys(read_file(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
     if SECRET in keys:
-        raise KeyFileError("holds a secret key; give the peer's public one")
+        raise KeyFileError("holds a secret key; give the peer's public key")
     if public is None:
         raise KeyFileError("holds no public key")
     return public
@@ -183,7 +183,7 @@ def _allowed(path: Path, name: str) -> dict[bytes, Client]:
     allowed: dict[bytes, Client] = {}
     for number, kind, key, rest in _lines(read_file(path)[0]):
         if kind == SECRET:
-            raise KeyFileError("holds a secret key; an allow-list holds public ones")
+            raise KeyFileError("holds a secret key; an allow-list holds only public keys")
         try:
             client = parse(rest)
             _add(allowed, z85.decode(key), client if client.name else replace(client, name=name))

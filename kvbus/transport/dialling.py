@@ -263,7 +263,7 @@ async def _failed(outcome: Outcome, first: bytes, ours: str, address: Address | 
 
 
 def _sides(theirs: str, ours: str) -> str:
-    return f"it is {theirs} there and {ours} here"
+    return f"the peer uses {theirs}, kvbus uses {ours}"
 
 
 async def _opened(connection: Connection) -> Opened:

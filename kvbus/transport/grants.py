@@ -116,7 +116,7 @@ def parse(text: str) -> Client:
             if name is not None or len(items) > 1:
                 raise GrantError("a key has one name; rights are written like sources=engine-1")
             if _NAME.fullmatch(items[0]) is None or items[0] in RIGHTS:
-                raise GrantError("a name has 1 to 63 letters, digits, blanks and . _ - @ /, and is no right's name")
+                raise GrantError("a name has 1 to 63 letters, digits, blanks and . _ - @ /, and is not a right's name")
             name = items[0]
         elif word[1] not in RIGHTS:
             raise GrantError(f"an unknown right; the rights are {', '.join(RIGHTS)}")

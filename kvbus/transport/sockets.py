@@ -23,14 +23,17 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 KEEPALIVE: Final[dict[int, int]] = {
-    # TCP keepalive detects a peer that vanished without closing its connection. After 30 s without a byte the kernel
-    # probes the peer every 10 s, and closes the connection after three unanswered probes. TCP does not probe while it
-    # waits for an acknowledgement of sent data. Then the connection closes when the kernel stops sending the data
-    # again, which takes a quarter of an hour (net.ipv4.tcp_retries2). kvbus sends no ZMTP heartbeats on any socket.
-    # go-zeromq (in llm-d and its simulated engine) passes a PING to its application like a message, and never answers
-    # it. So heartbeats would disconnect healthy routers and idle engines, and corrupt replay answers. kvbus does not
-    # set TCP_USER_TIMEOUT (TCP_MAXRT), because it also closes the connection of a healthy peer that stops reading for a
-    # while.
+    # TCP keepalive detects a peer that vanished without closing its connection. After 30 s without a byte the
+    # kernel probes the peer every 10 s, and closes the connection after three unanswered probes. TCP does not probe
+    # while it waits for an acknowledgement of sent data. Then the connection closes when the kernel stops sending
+    # the data again, which takes a quarter of an hour (net.ipv4.tcp_retries2).
+    #
+    # kvbus sends no ZMTP heartbeats on any socket. go-zeromq (in llm-d and its simulated engine) passes a PING to
+    # its application like a message, and never answers it. So heartbeats would disconnect healthy routers and idle
+    # engines, and corrupt replay answers.
+    #
+    # kvbus does not set TCP_USER_TIMEOUT (TCP_MAXRT), because it also closes the connection of a healthy peer that
+    # stops reading for a while.
     zmq.TCP_KEEPALIVE: 1,
     zmq.TCP_KEEPALIVE_IDLE: 30,
     zmq.TCP_KEEPALIVE_INTVL: 10,
@@ -144,7 +147,7 @@ def check_library() -> None:
     if zmq.zmq_version_info() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise UnsupportedError(
-            f"libzmq {zmq.zmq_version()} is too old: {oldest} or newer is needed (pyzmq 26 brings it)"
+            f"libzmq {zmq.zmq_version()} is too old: {oldest} or newer is needed (pyzmq 26 includes it)"
         )
 
 
@@ -252,7 +255,8 @@ def check_peer(endpoint: str) -> None:
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
     """Return the exception for libzmq's error at bind or connect.
 
-    It is a ValueError if the endpoint is malformed, and a BindError otherwise. A failed connect counts as malformed.
+    It is a ValueError if the endpoint is malformed, and a BindError otherwise. An error at connect always means that
+    the endpoint is malformed.
     """
     reason = zmq.strerror(error.errno or 0)
     if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):

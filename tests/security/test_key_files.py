@@ -54,10 +54,11 @@ def test_a_public_key_in_place_of_the_secret_one_is_called_that(tmp_path):
     file = tmp_path / "ours.key"
     file.write_text(certificate(public))
     file.chmod(0o644)
-    with pytest.raises(KeyFileError, match="holds no secret key, but a public one"):
+    with pytest.raises(KeyFileError, match="holds no secret key, only a public key"):
         read_secret(file)
     assert (
-        "holds no secret key, but a public one" in CliRunner().invoke(main, ["keygen", "--public-of", str(file)]).stderr
+        "holds no secret key, only a public key"
+        in CliRunner().invoke(main, ["keygen", "--public-of", str(file)]).stderr
     )
 
 

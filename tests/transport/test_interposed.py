@@ -172,11 +172,11 @@ async def test_a_message_of_many_frames_is_cut_and_costs_nothing_more(dial):
 @pytest.mark.parametrize(
     ("data", "reason", "detail"),
     [
-        (greeting(mechanism=b"CURVE"), "mechanism", "mechanism CURVE; here it is NULL"),
-        (greeting(mechanism=b"PLAIN"), "mechanism", "mechanism PLAIN; here it is NULL"),
+        (greeting(mechanism=b"CURVE"), "mechanism", "the peer's mechanism is CURVE, kvbus's is NULL"),
+        (greeting(mechanism=b"PLAIN"), "mechanism", "the peer's mechanism is PLAIN, kvbus's is NULL"),
         (hello(b"DEALER"), "socket_type", "socket type DEALER cannot talk to PUB or SUB"),
         (hello(b"ROUTER"), "socket_type", "socket type ROUTER cannot talk to PUB or SUB"),
-        (b"GET / HTTP/1.1\r\n\r\n", "greeting", "the first byte is 0x47: ZMTP 1.0, or no ZMTP"),
+        (b"GET / HTTP/1.1\r\n\r\n", "greeting", "the first byte is 0x47: ZMTP 1.0, or another protocol"),
         (greeting() + b"\x04\xff", "bad_command", None),
         (greeting() + b"\x04\x02" + bytes(2), "bad_command", "a command without a name"),
     ],

@@ -201,7 +201,7 @@ class StreamSockets:
         max_frames: int = MAX_KEPT_FRAMES,
     ) -> None:
         if endpoint is None or self._context is None:
-            raise RuntimeError("there is no endpoint to ask")
+            raise RuntimeError("there is no endpoint for this request")
         self.stop_asking()
         # The process may have no free file descriptor, for example. Then the request times out, and the client sends it
         # again.

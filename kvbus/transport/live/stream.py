@@ -229,7 +229,7 @@ class LivePublisher:
             router.lost_at = entry.at
             self.restart(router)
         elif is_first:
-            text = "output %s: router %s is too slow and loses batches; it has to ask the replay"
+            text = "output %s: router %s is too slow and loses batches; it has to request a replay"
             say(logging.WARNING, text, self._output, router)
 
     def _count_lost(self, router: Router, batches: int, events: int) -> None:

@@ -312,7 +312,7 @@ class Session:
         """
         body = frame.body
         if frame.more or len(body) < self.overhead or not body.startswith(_NAME):
-            raise ProtocolError(Reason.COMMAND, "no MESSAGE where CURVE has one")
+            raise ProtocolError(Reason.COMMAND, "a frame that is not a CURVE MESSAGE")
         nonce = body[len(_NAME) : _HEAD]
         number = int.from_bytes(nonce, "big")
         if number <= self._received:

@@ -264,7 +264,7 @@ class Protocol:
         self._version = greeting.version
         ours, theirs = self._mechanism.name, greeting.mechanism
         if theirs != ours:
-            text = f"mechanism {theirs.decode('ascii', 'replace')}; here it is {ours.decode()}"
+            text = f"the peer's mechanism is {theirs.decode('ascii', 'replace')}, kvbus's is {ours.decode()}"
             raise ProtocolError(Reason.MECHANISM, text)
         self._out += self._mechanism.start()
 

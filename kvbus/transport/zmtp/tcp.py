@@ -89,7 +89,7 @@ class Silence(NamedTuple):
 
 
 def silence(connection: socket.socket) -> Silence:
-    """Read from the kernel for how long the peer of a connection has sent no acknowledgements."""
+    """Return the signs that the peer of a connection sends no acknowledgements, as the kernel reports them."""
     data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO.size)
     retransmits, probes, unacked, milliseconds = INFO.unpack(data)
     return Silence(retransmits, probes, unacked, milliseconds / 1000)

@@ -20,9 +20,9 @@ MINOR: Final = 1
 OPENING: Final = SIGNATURE + bytes([MAJOR])
 """The first bytes of kvbus's greeting, which kvbus sends before it has received anything.
 
-kvbus sends the remaining bytes only after the peer's first bytes have arrived, because they name the security
-mechanism. libzmq closes the connection as soon as it reads another mechanism than its own, even before it has sent its
-greeting. With this order both sides know the other's mechanism and can report the reason.
+The remaining bytes name the security mechanism. kvbus sends them only after the peer's first bytes have arrived,
+because libzmq closes the connection as soon as it reads another mechanism than its own, even before it has sent its
+greeting. With this order each side learns the other side's mechanism and can report the reason.
 """
 
 _MECHANISM_BYTES: Final = 20
@@ -52,7 +52,7 @@ def take_greeting(buffer: bytearray) -> Greeting | None:
         ProtocolError: the bytes are not a greeting of ZMTP 3.
     """
     if buffer and buffer[0] != SIGNATURE[0]:
-        raise ProtocolError(Reason.GREETING, f"the first byte is {buffer[0]:#04x}: ZMTP 1.0, or no ZMTP")
+        raise ProtocolError(Reason.GREETING, f"the first byte is {buffer[0]:#04x}: ZMTP 1.0, or another protocol")
     if len(buffer) > 9 and buffer[9] != SIGNATURE[9]:
         raise ProtocolError(Reason.GREETING, "the signature is not that of ZMTP 2.0 or later")
     if len(buffer) > 10 and buffer[10] < MAJOR:

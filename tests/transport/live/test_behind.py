@@ -19,7 +19,7 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
         assert fast.seqs() == list(range(stream.next_seq))
         assert len(slow.holes) == stream.slow_drops
         assert stream.stats.dropped_events == {"slow_router": 2 * stream.slow_drops}
-        (said,) = [record for record in caplog.records if "it has to ask the replay" in record.message]
+        (said,) = [record for record in caplog.records if "it has to request a replay" in record.message]
         assert {"output", "stream", "peer"} <= vars(said).keys()
         (view,) = [view for view in stream.live.connected if view.dropped_batches]
         assert (view.dropped_batches, view.dropped_events) == (stream.slow_drops, 2 * stream.slow_drops)
