@@ -98,7 +98,7 @@ class Outcome:
         return FAILED[self.stop](at=at, name=name, endpoint=self.endpoint, detail=detail)
 
     def no_publisher(self, at: str = "") -> Finding | None:
-        """Return the finding why no engine publishes at the endpoint; None if an engine publishes there.
+        """Return the finding that explains why no engine publishes at the endpoint; None if an engine does.
 
         Args:
             at: the configuration section that has the endpoint.
@@ -292,7 +292,8 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()
         raise
     if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        connecting.close()  # a local port without a listener: TCP may connect it to itself
+        # TCP may connect a local port to itself if nothing listens there.
+        connecting.close()
         return Stop.REFUSED, "connection refused"
     return connecting
 

@@ -207,7 +207,8 @@ class ReplayServer:
         if requester is None:
             return
         if requester.asked and requester.asked[0].answer.over and peer.unsent_bytes == 0:
-            self._count_first(requester)  # complete: the kernel accepted every byte before the router left
+            # The kernel accepted every byte of this answer before the router disconnected, so the answer is complete.
+            self._count_first(requester)
         outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
         self._drop(requester, outcomes.get(reason, "gone"))
 
@@ -249,7 +250,7 @@ class ReplayServer:
         self._sender.start(requester.session)
 
     def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[bytes]:
-        """Yield the encoded messages of an answer. Yield ``b""`` while the relay is still building the next message."""
+        """Yield the encoded messages of an answer, and ``b""`` while the relay is building the next message."""
         for frames in iter([asked.answer.refusal()]) if asked.refused else asked.messages:
             if not frames:
                 yield b""

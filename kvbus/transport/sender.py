@@ -35,7 +35,7 @@ class Session:
 
     Args:
         peer: the peer.
-        messages: yields the encoded messages. An empty message means that the next message is still being built.
+        messages: yields the encoded messages, and an empty message while the next message is being built.
         ended: called after the last message, when the peer is writable.
         stalled: called when the peer's kernel has acknowledged nothing for the sender's ``stall_timeout``.
         limited: whether the session counts towards the sender's ``limit``.

@@ -39,7 +39,7 @@ class Stream(Protocol):
     routers: Routers
 
     def request(self, routers: list[Router]) -> None:
-        """Request one state for all of these routers.
+        """Request one state from the relay for all of these routers.
 
         On return, each router that gets the state is in :attr:`RouterState.RECEIVING`.
         """
@@ -61,7 +61,7 @@ class StatePlaces:
         self._soon: asyncio.Handle | None = None
 
     def want(self, router: Router) -> None:
-        """Let a router wait for a state. It gets the state as soon as a place is free."""
+        """Let a router wait for the state of its stream. It gets the state as soon as a place for a state is free."""
         router.wanted_at = self._loop.time()
         self._schedule()
 
@@ -83,7 +83,7 @@ class StatePlaces:
         self._slow_peers.discard(router.peer.id)
 
     def look_soon(self) -> None:
-        """Check in the next iteration of the event loop whether a waiting router can get a place."""
+        """Check in the next iteration of the event loop whether kvbus can begin to send a state to a waiting router."""
         if self._soon is None and self._timer is not None:
             self._soon = self._loop.call_soon(self._give_places)
 

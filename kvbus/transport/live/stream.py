@@ -321,7 +321,7 @@ class LivePublisher:
             self.ring.trim(self.ring.end)
 
     def _makes_no_progress(self, router: Router) -> None:
-        """Stop sending the state to a router that does not read it, so that another router can use its place."""
+        """Stop sending the state to a router that does not read it, so that another router can receive its state."""
         if router.state is RouterState.RECEIVING:
             self.restart(router)
 
@@ -423,7 +423,7 @@ class LivePublisher:
     # -- sending the state -----------------------------------------------------------------------------
 
     def request(self, routers: list[Router]) -> None:
-        """Request one state of the stream for all of these routers."""
+        """Request one state of the stream from the relay, for all of these routers."""
         if self._request_state is not None:
             self._request_state(tuple(router.peer.id for router in routers))
 

@@ -1,7 +1,7 @@
 """Endpoints of kvbus's own ZMTP: a listener accepts connections, and a dialler keeps up one connection.
 
 An endpoint owns its connections, during and after their handshakes, and limits the memory that they need. It never
-blocks the event loop, and a listener never stops accepting connections for ever.
+blocks the event loop. If a listener cannot accept a connection, it tries again after a pause.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class Listener(Endpoint):
                 return
             except OSError as error:
                 if error.errno not in _NONE_LEFT:
-                    continue  # only the accepted connection has failed
+                    continue  # the connection ended before it was accepted
                 # the listening socket stays readable, so without a pause the event loop would try again all the time
                 self.loop.remove_reader(self._bound.socket.fileno())
                 self._again = self.loop.call_later(REST, self._listen)
