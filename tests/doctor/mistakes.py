@@ -285,7 +285,7 @@ async def ssh(scene):
 @mistake(
     "the port accepts and says nothing",
     key="sources[0].endpoint",
-    says="accepts and says nothing",
+    says="sends nothing",
     running="silent_port",
     number=7,
 )

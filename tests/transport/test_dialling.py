@@ -178,7 +178,7 @@ async def saying(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
         (b"220 mail ready\r\n", Stop.STRANGER, "(it says '220 mail ready')"),
         (b"\x07\x1b[2J", Stop.STRANGER, "(it begins with 07 1b 5b 32 4a)"),
         (b"\x01\x00", Stop.VERSION, "speaks ZMTP 1.0"),
-        (b"", Stop.SILENT, "accepts and says nothing"),
+        (b"", Stop.SILENT, "sends nothing"),
         (SIGNATURE, Stop.CLOSED, "ends the connection in the handshake"),
     ],
 )
