@@ -1,4 +1,4 @@
-"""The types of findings, and the current findings of one subject."""
+"""The types of findings, and the current findings of one source, of one router or of the bus."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ RUNBOOK: Final = "docs/RUNBOOK.md"
 
 
 class Severity(StrEnum):
-    """The certainty that a finding is a problem."""
+    """The severity of a finding: it is certainly a problem, or it may be intended."""
 
     PROBLEM = "problem"
     NOTE = "note"
-    """It may be intended, or it ends without intervention."""
+    """The reported fact may be intended, or it ends without an action of the operator."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding: something is wrong.
+    """One finding: a fact that is or may be a problem, with its remedy.
 
     Attributes:
-        id: its row in the catalogue.
-        text: the cause, in a sentence.
-        key: the configuration key that it concerns.
-        remedy: how to fix it.
-        link: its section of the runbook.
-        since: the time of day at which it began, in seconds; None if it is not tracked.
+        id: the id of the finding's row in the catalogue.
+        severity: whether it is certainly a problem.
+        text: the cause, in one sentence.
+        key: the configuration key that the operator may have to change.
+        remedy: how the operator can fix it.
+        link: the section of the runbook about this finding.
+        since: the time of day at which the finding began, in seconds; None if it is not tracked.
     """
 
     id: str
@@ -46,15 +47,18 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def sense(self) -> str:
-        """The text without its numbers: a finding is not new if only a count has risen."""
+        """The text without its numbers. Two findings with the same text but other counts are the same finding."""
         return re.sub(r"\b\d[\d,]*\b", "", self.text)
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A row of the catalogue. Call it with the facts that its placeholders name.
+    """A row of the catalogue of findings. Call it with the facts that fill the placeholders of its texts.
 
     Attributes:
-        means: the consequence for routers or operators.
+        key: the configuration key that the operator may have to change.
+        text: the cause, in one sentence.
+        remedy: how the operator can fix it.
+        means: the consequence for routers or operators, for the runbook.
     """
 
     id: str
@@ -65,28 +69,28 @@ class Kind(msgspec.Struct, frozen=True):
     means: str
 
     def __call__(self, **facts: object) -> Finding:
-        """Return the finding with these facts."""
+        """Return the finding whose texts have these facts in place of their placeholders."""
         text, key, remedy = (each.format_map(facts) for each in (self.text, self.key, self.remedy))
         return Finding(self.id, self.severity, text, key, remedy, f"{RUNBOOK}#{self.id}")
 
 
 def problem(row: str, key: str, text: str, remedy: str, means: str) -> Kind:
-    """Return a row of the catalogue."""
+    """Return a row of the catalogue for a fact that is certainly a problem."""
     return Kind(row, Severity.PROBLEM, key, text, remedy, means)
 
 
 def note(row: str, key: str, text: str, remedy: str, means: str) -> Kind:
-    """Return a row of the catalogue for what may be intended or ends without intervention."""
+    """Return a row of the catalogue for a fact that may be intended, or that ends without an action of the operator."""
     return Kind(row, Severity.NOTE, key, text, remedy, means)
 
 
 class Change(NamedTuple):
-    """One change of the current findings.
+    """One change of the current findings, for the log and for events.
 
     Attributes:
-        word: ``begins``, ``changes`` or ``ends``.
-        finding: the finding, in its current or last form.
-        seconds: how long it has lasted.
+        word: what happens to the finding: ``begins``, ``changes`` or ``ends``.
+        finding: the finding after the change. If it ends, its last form.
+        seconds: how long the finding has existed, in seconds.
     """
 
     word: str
@@ -95,10 +99,10 @@ class Change(NamedTuple):
 
 
 class Findings:
-    """The current findings of one source, one router or the bus.
+    """The current findings of one source, of one router or of the bus.
 
     Args:
-        written: returns a key as the operator has written it.
+        written: function that returns a configuration key as the operator has written it.
     """
 
     def __init__(self, written: Callable[[str], str] = str) -> None:
@@ -107,7 +111,7 @@ class Findings:
 
     @property
     def standing(self) -> list[Finding]:
-        """The current findings."""
+        """The current findings, as a list."""
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:
@@ -117,7 +121,7 @@ class Findings:
         return msgspec.structs.replace(finding, since=None if known is None else known.since, key=key)
 
     def update(self, found: Iterable[Finding], now: float) -> list[Change]:
-        """Replace the current findings, at this time of day; return the changes."""
+        """Replace the current findings by ``found``, and return the changes. ``now`` is the time of day in seconds."""
         before, self._now = self._now, {}
         changes = []
         for each in found:

@@ -1,4 +1,4 @@
-"""Find the current problems of a source from its state. The texts are in ``engine``."""
+"""Find the current problems of a source from its state. ``engine`` has their texts."""
 
 from __future__ import annotations
 
@@ -14,24 +14,30 @@ from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
-"""Events of groups without prefixes after which no group with prefixes is expected: a model's groups come together."""
+"""Number of left-out events of groups without prefixes after which kvbus expects no group with prefixes.
+
+A model announces its groups together, so a group with prefixes would have come by then.
+"""
 
 MAX_TOPIC: Final = 64
-"""Maximum number of characters of a displayed topic."""
+"""Maximum length of a topic in the text of a finding, in characters."""
 
 MIN_REANNOUNCED: Final = 32
 MIN_COPIES: Final = 64
-"""Copies of one block that are suspicious: three times as many as any engine is known to keep."""
+"""Number of copies of one block above which the copies are probably announced cache hits.
+
+It is three times the number of copies that any engine is known to keep.
+"""
 
 _OWN_ROW: Final = {
     Reason.FRAME_SIZE: catalogue.FRAME_TOO_LARGE,
     Reason.TOO_MANY_EVENTS: catalogue.BATCH_TOO_LARGE,
 }
 _REFUSALS: Final = {
-    Reason.FRAME_COUNT: "messages without a sequence number are no stream that kvbus can follow",
+    Reason.FRAME_COUNT: "the messages have no sequence number, so kvbus cannot follow the stream",
     Reason.SEQ_WIDTH: "its messages have no sequence number of 8 bytes",
-    Reason.NOT_MSGPACK: "what comes is no msgpack, so no KV-cache events",
-    Reason.BATCH_SHAPE: "what comes is msgpack and no batch of KV-cache events",
+    Reason.NOT_MSGPACK: "the messages are not msgpack, so they are not KV-cache events",
+    Reason.BATCH_SHAPE: "the messages are msgpack, but not batches of KV-cache events",
     Reason.HASH_KIND: "the engine mixes integers and byte strings as block hashes",
 }
 _OF_BATCHES: Final = frozenset(
@@ -45,7 +51,10 @@ _OF_BATCHES: Final = frozenset(
         Reason.UNKNOWN_EVENT,
     }
 )
-"""Reasons which show that an endpoint may not be an engine's event port. The other reasons concern single events."""
+"""Reasons of refused messages which suggest that the endpoint is not an engine's event port.
+
+All other reasons concern single events.
+"""
 
 _SAID_ELSEWHERE: Final = frozenset(
     {
@@ -59,17 +68,21 @@ _SAID_ELSEWHERE: Final = frozenset(
         *_OWN_ROW,
     }
 )
-"""Reasons with a finding elsewhere. A collision is counted and passed on; a full index makes the source partial."""
+"""Reasons that have a finding of their own, or none.
+
+A block with a known hash and other tokens (collision) is only counted, and sent to routers. A full index makes the
+source partial.
+"""
 
 _RESTART: Final = "the engine restarts"
 _RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache)"
 _TIERS: Final = (
-    "the cache of an SGLang is reset, with clears: all here (a reset of a vLLM leaves its other tiers unknown)"
+    "the cache of an SGLang engine is reset while clears is set to all (a reset of vLLM leaves its other tiers unknown)"
 )
 
 
 def source_findings(source: Source) -> list[Finding]:
-    """Return the current problems. The cause of other findings comes first."""
+    """Return the current findings about a source. A finding that may cause others comes before them."""
     found = stream_findings(source)
     if source.refused_replays:
         outputs = ", ".join(sorted(source.refused_replays))
@@ -82,7 +95,7 @@ def source_findings(source: Source) -> list[Finding]:
 
 
 def stream_findings(source: Source) -> list[Finding]:
-    """Return the problems of the connection and of the received messages, without missing data."""
+    """Return the findings about the connection to the engine and about its messages, not about missing data."""
     return [*_of_connection(source), *_of_live(source), *_of_events(source), *_of_blocks(source)]
 
 
@@ -103,7 +116,7 @@ def _of_connection(source: Source) -> Iterator[Finding]:
 
 
 def _of_live(source: Source) -> Iterator[Finding]:
-    """Yield why some or all live batches are not processed."""
+    """Yield the findings which explain why kvbus does not process some or all live batches."""
     topics, section = source.topics, source.place.section
     if topics.elsewhere is not None and not topics.heard and not topics.shared:
         yield catalogue.TOPIC(at=section, prefix=shown(topics.prefix), elsewhere=shown(topics.elsewhere))
@@ -116,7 +129,7 @@ def _of_live(source: Source) -> Iterator[Finding]:
 
 
 def shown(topic: bytes) -> str:
-    """Return a topic for display, shortened."""
+    """Return a topic as quoted text for display, up to :data:`MAX_TOPIC` characters long."""
     text = ascii(topic.decode(errors="replace"))
     return text if len(text) <= MAX_TOPIC else f"{text[:MAX_TOPIC]}…'"
 
@@ -141,7 +154,10 @@ def _of_events(source: Source) -> Iterator[Finding]:
 
 
 def _named(reasons: Iterable[Reason]) -> str:
-    """Return all reasons, sorted: the text stays the same while their counts overtake each other."""
+    """Return a text with all reasons in alphabetical order.
+
+    The order does not depend on the changing counts of the reasons.
+    """
     by_name = sorted(reasons)
     named = [_REFUSALS[each] for each in by_name if each in _REFUSALS]
     others = ", ".join(each for each in by_name if each not in _REFUSALS)
@@ -149,11 +165,11 @@ def _named(reasons: Iterable[Reason]) -> str:
 
 
 def _of_blocks(source: Source) -> Iterator[Finding]:
-    """Yield suspicious facts about a stream whose events are valid.
+    """Yield the findings about a stream whose events are valid but probably not intended.
 
-    A cache hit that is announced again (``kv_cache_report_mode=full``) and a recomputed copy are the same event. A
-    captured vLLM without that mode announces up to one store in thirteen in this form. So the form proves nothing, and
-    kvbus does not decide by it.
+    An announced cache hit (``kv_cache_report_mode=full``) looks like a second copy that the engine has computed: both
+    are a store of live blocks. In a recording of vLLM without that mode, up to one store in thirteen has this form. So
+    the form proves nothing: kvbus reports it, but does not treat such stores differently.
     """
     stats, normalizer = source.stats, source.normalizer
     if normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
@@ -164,7 +180,7 @@ def _of_blocks(source: Source) -> Iterator[Finding]:
 
 
 def _missing(source: Source) -> Finding:
-    """Return what a partial source lacks, and what ends that."""
+    """Return the finding about the data that a partial source lacks. Its remedy says what ends this."""
     history, at = source.sequencer.history, source.place.section
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not source.sequencer.partial:
@@ -185,7 +201,7 @@ def _missing(source: Source) -> Finding:
 
 
 def _left_out(source: Source, ends: str) -> Finding:
-    """Return why a source lacks blocks although it has all batches."""
+    """Return the finding that explains why a source lacks blocks although kvbus has received all its batches."""
     refused, spec, at = source.normalizer.refused, source.spec, source.place.section
     if source.normalizer.full:
         return catalogue.INDEX_FULL(
