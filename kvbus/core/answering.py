@@ -135,7 +135,7 @@ class StreamState:
             self._do(wal.SeqsIncomplete(self._number, self._at, first, end), self._out.now)
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Record, for each source of the stream, whether routers refuse the newest answer to a replay from 0."""
+        """Record, for each source of the stream, whether routers refuse the newest answer to a replay from seq 0."""
         name = self.output.spec.name
         for _, source in self._out.sources_of(self.output, self._at):
             if refused:
@@ -163,7 +163,7 @@ class StreamState:
         return snapshot
 
     def _clears(self) -> ClearsWhere:
-        """Return where the state has AllBlocksCleared."""
+        """Return where a state has AllBlocksCleared: before each source's blocks, before the first block, nowhere."""
         if self.output.spec.profile.clears == "rank":
             return "each"
         return "none" if self._out.clears_others(self.output, self._at) else "first"
@@ -244,7 +244,7 @@ class ReplayAnswer:
         """
         state, seq = self.state, self._request.start
         begun = False
-        # share the snapshot with later requesters as long as its journal part is read
+        # keep the snapshot until its journal part has been read, so that later requesters can share it
         snapshot: StateSnapshot | None = None
         if self._refuses_late:
             state.mark_refused(refused=False)
@@ -337,9 +337,9 @@ class SnapshotAnswer:
         self._publisher_id = state.stream.publisher_id
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Yield the message in parts of one frame. All parts except the last one are an :class:`Unfinished`.
+        """Yield the message in parts. Each part except the last one is an :class:`Unfinished`.
 
-        Yield ``[]`` while the next frame is being built.
+        Yield ``[]`` while the next part is being built.
         """
         if not self._valid or not self._published:
             self.over = True

@@ -126,7 +126,7 @@ class Applier:
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]
         self._forget(record.source, now)
-        for chunk in record.chunks:  # each chunk is a batch. seq -1: none is the first of its epoch
+        for chunk in record.chunks:  # each chunk is one batch; seq -1, because none of them is the first of its epoch
             self.deliver(record.source, -1, source.topic, chunk, now)
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:

@@ -56,7 +56,8 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
     """Yield each index that has blocks of a source, with the number of its output and its position.
 
-    The indexes of the normalizer have no output (None). Each output with a view has one separate index for the source.
+    An index of the normalizer has no output (None). Its position is 0 for live blocks and 1 for tail blocks. Each
+    output with a view has one separate index for the source, at position 0.
     """
     for which, index in enumerate(source.normalizer.indexes):
         yield None, which, index

@@ -24,8 +24,8 @@ class Started(msgspec.Struct, frozen=True):
 class SourcePlaced(msgspec.Struct, frozen=True):
     """A source is put into a slot. A source that is in the slot is removed. All other sources are unaffected.
 
-    ``streams`` describes the slot's stream on each output. A merged output has no separate stream for the slot. The
-    stream of a slot continues its numbering, even if another source gets the slot.
+    ``streams`` describes the slot's stream on each output. An output with one stream for all sources has no separate
+    stream for the slot. The stream of a slot continues its numbering, even if another source gets the slot.
     """
 
     source: int
@@ -40,7 +40,7 @@ class SourceRemoved(msgspec.Struct, frozen=True):
 
 
 class OutputPlaced(msgspec.Struct, frozen=True):
-    """An output replaces the output that has this number. The number after the last output's adds an output."""
+    """An output replaces the output with this number, or is added if no output has this number."""
 
     output: int
     spec: OutputSpec
@@ -81,7 +81,7 @@ class SourceUnreachable(msgspec.Struct, frozen=True):
 class FurtherRankFound(msgspec.Struct, frozen=True):
     """The daemon has found that the source's engine may have more ranks than are configured.
 
-    ``finding`` describes it; None if this is not so any more.
+    ``finding`` describes it; None if there is no sign of further ranks any more.
     """
 
     source: int
@@ -89,7 +89,7 @@ class FurtherRankFound(msgspec.Struct, frozen=True):
 
 
 class SourcesNamed(msgspec.Struct, frozen=True):
-    """The positions of sources in the configuration, by slot. Findings show them to the operator."""
+    """The configuration sections and the endpoints of sources, by slot. Findings show them to the operator."""
 
     places: dict[int, Place]
 
@@ -106,8 +106,8 @@ class RecordReceived(msgspec.Struct, gc=False):
 
     Attributes:
         seq: the seq under which every router gets the record.
-        payload: a batch in the canonical encoding. It is empty for a lease, and for the beginning of a state without
-            blocks.
+        payload: a batch in kvbus's own (canonical) encoding. It is empty for a lease (a sign of life of the log's
+            writer), and for the beginning of a state without blocks.
         begins: whether this is the first record of a state. It clears all blocks of the source.
         more: whether further records of the same state follow.
         ends: whether this is the last record of a state.

@@ -145,7 +145,10 @@ class Outgoing:
                 output.snapshots.pop(i, None)
 
     def forget(self, i: int) -> None:
-        """Forget a source's blocks in every output's view, because the content of the engine's cache is unknown."""
+        """Forget a source's blocks in every output's view, because the content of the engine's cache is unknown.
+
+        A view has a separate index, for routers whose keys have restricted rights.
+        """
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -157,7 +160,7 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
     def cleared_under(self, i: int, source: Source, now: float) -> None:
-        """Send AllBlocksCleared under the rank that an engine has just named if its rank was another one so far.
+        """Send AllBlocksCleared under the rank that an engine has just named, because it is not the rank known so far.
 
         Under that rank, routers may still hold blocks that a previous kvbus process announced.
         """
@@ -242,7 +245,8 @@ class Outgoing:
     def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
         """Apply events to the outputs' views without publishing them.
 
-        This is done for a source whose engine is gone, because its blocks are cleared at the routers.
+        A view has a separate index, for routers whose keys have restricted rights. This method is for a source whose
+        engine is gone, because its blocks are cleared at the routers.
         """
         for _, output in self._fitted_of(i):
             if output.view is not None:

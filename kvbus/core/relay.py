@@ -171,7 +171,7 @@ class Relay:
     def apply_record(self, record: wal.Record, now: float) -> None:
         """Apply one record of the write-ahead log after a restart.
 
-        The previous process carried out the resulting commands.
+        Drop the resulting commands, because the previous process has carried them out.
 
         Raises:
             StateError: the record does not belong to this relay.
@@ -285,7 +285,7 @@ class Relay:
             if source.publisher_id is None or message.publisher_id is None:
                 self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
-                source.publisher_id = message.publisher_id  # the record of the new epoch has it
+                source.publisher_id = message.publisher_id  # the record of the new epoch stores the id
                 source.sequencer.publisher_changed(now)
         source.down_since = None
         self._take_in(slot, source, taken, now)
@@ -308,8 +308,8 @@ class Relay:
             sequencer, topics = source.sequencer, source.topics
             taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
             source.topic = source.topic if topics.own is None else topics.own
-            # A clear shows that history exists only if the publisher's clears empty every tier. If the publisher is
-            # another kvbus, the operator configures this.
+            # In the phase BACKFILL, a batch counts as the beginning of a state only if the publisher's clears empty
+            # every tier. If the publisher is another kvbus, the operator configures whether they do.
             for seq, payload in taken:
                 whole = (
                     sequencer.state_may_begin(seq, payload)

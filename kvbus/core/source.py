@@ -198,11 +198,10 @@ class Source:
         return [(reason, count) for reason, count in counts if count]
 
     def see_rank(self, rank: int) -> None:
-        """Take over the rank that a batch names, if it is the first named rank of the epoch.
+        """Set the source's rank to the rank that a batch names, if no earlier batch of the epoch has named a rank.
 
-        Otherwise count a different rank.
-
-        Routers group blocks by rank, so the rank of a source must not change within an epoch.
+        Otherwise count the batch if it names another rank. Routers group blocks by rank, so the rank of a source must
+        not change within an epoch.
         """
         if not self.ranked:
             self.rank, self.ranked = rank, True
@@ -226,7 +225,7 @@ class Source:
         return self.sequencer.partial or normalizer.clears.tiers_unknown or left_out
 
     def keep_example(self, seq: int, payload: bytes, batch: Batch | Reason) -> None:
-        """Keep a batch as the example of each reason that it is the first to have caused.
+        """Keep a batch as the example of each refusal reason that has no example yet.
 
         Call it after each batch if the number of counted reasons has grown. Then this batch caused every reason that
         has no example.
@@ -251,7 +250,7 @@ class Source:
     def refuse_message(self, reason: Reason, frames: Sequence[bytes]) -> None:
         """Count a message that is not a batch.
 
-        Keep the message's frame sizes as an example if it is the first with its reason.
+        Keep its frame sizes as the example of the reason if there is none yet.
         """
         self.stats.rejected[reason] += 1
         if reason not in self.examples:

@@ -49,7 +49,9 @@ class SourceSpec(msgspec.Struct, frozen=True):
     Routers then get its records under the log's numbers.
     """
     copied_below: int = SMALL
-    """Number of blocks below which a table of the index is copied for a snapshot, and not frozen.
+    """Tables of the index with fewer blocks than this are copied for a snapshot.
+
+    Larger tables are frozen (copy-on-write).
 
     See :mod:`kvbus.core.blocks.index`.
     """
@@ -101,7 +103,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Seconds after a compacted answer in which a live batch that the answer covers counts as a late copy."""
+    """Seconds after an answer with a state in which a live batch with a seq of that answer counts as a late copy."""
 
     # Interpretation of the events.
     block_size: int | None = None

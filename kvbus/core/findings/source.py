@@ -14,9 +14,9 @@ from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
-"""Number of left-out events of groups without prefixes after which kvbus expects no group with prefixes.
+"""Number of left-out events after which kvbus expects no group whose blocks can be matched with prefixes.
 
-A model announces its groups together, so a group with prefixes would have come by then.
+A model announces its groups together, so such a group would have come by then.
 """
 
 MAX_TOPIC: Final = 64
@@ -68,7 +68,7 @@ _SAID_ELSEWHERE: Final = frozenset(
         *_OWN_ROW,
     }
 )
-"""Reasons that have a finding of their own, or none.
+"""Reasons that have a separate finding, or that need no finding.
 
 A block with a known hash and other tokens (collision) is only counted, and sent to routers. A full index makes the
 source partial.

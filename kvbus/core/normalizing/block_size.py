@@ -57,13 +57,18 @@ A radix tree shows two lengths of nodes long before that.
 """
 
 YOUNG: Final = 4
-"""Number of stores of the proven block size up to which one store of several smaller blocks replaces that size."""
+"""Number of stores that make a block size firm.
+
+Up to this number, one store of several smaller blocks replaces the size. Later, :data:`RELEARN_EVENTS` stores are
+needed.
+"""
 
 RELEARN_EVENTS: Final = 16
-"""Number of multi-block stores of another size that replace a block size with more than :data:`YOUNG` stores.
+"""Number of stores of another size that replace a block size which had more than :data:`YOUNG` stores.
 
-Stores of a smaller size count in total. Stores of a larger size count only if no store of the proven size comes between
-them: then the proven size came from an exceptional event. With fewer such stores, the proven size stays.
+Only stores of several blocks count. Stores of a smaller size count in total. Stores of a larger size count only if no
+store of the proven size comes between them: then the proven size came from an exceptional event. With fewer such
+stores, the proven size stays.
 """
 
 
@@ -86,11 +91,11 @@ class BlockSizeDetector(msgspec.Struct):
     """Number of stores of the proven size. The count stops just above :data:`YOUNG`."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
-    """``finer`` and ``larger`` have the number of stores of each smaller or larger size since a size was proven."""
+    """Numbers of stores of smaller sizes (``finer``) and of larger sizes since a size was proven, by size in tokens."""
 
     # Learned from stores of one block.
     seen: int = 0
-    """Number of stores before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
+    """Number of stores that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0
     """The smallest size among single-block stores, in tokens; in a numbered group, the largest size."""
     divisor: int = 0

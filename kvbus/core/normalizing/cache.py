@@ -56,7 +56,7 @@ class EngineCache:
         stream: the facts that the stream of the current epoch has shown.
 
     Attributes:
-        copies: the numbers of copies of blocks.
+        copies: the counter of further copies of blocks.
         left_out: the blocks in the engine's cache that routers do not get.
         refused: medium and reason of each refused store. A clear of the medium removes them.
         leaving: the events to send for the current batch, in order. ``Removals`` holds removals back until a store is
@@ -102,7 +102,11 @@ class EngineCache:
         self.refused.add((medium, reason))
 
     def note(self, reason: Filtered, medium: str) -> None:
-        """Count a store without tokens. All routers, or the routers that hash tokens, do not get its blocks."""
+        """Count a store without tokens.
+
+        With the reason ``TOKENLESS``, no router gets its blocks. With ``HASH_ONLY``, routers that do not hash tokens
+        get them.
+        """
         self.stats.filtered[reason] += 1
         self.refused.add((medium, reason))
 

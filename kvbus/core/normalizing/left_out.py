@@ -45,7 +45,7 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """Approximate memory that these blocks need, in bytes."""
+        """Approximate memory that the blocks which are not announced need, in bytes."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
@@ -54,7 +54,7 @@ class SuppressedBlocks:
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
-        """Return the number of blocks of a chunk that are not remembered here yet."""
+        """Return the number of a chunk's blocks that are not yet remembered as coarse blocks or tail blocks."""
         tails = self.tails.tables.get(key)
         held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
         return sum(block not in held for block in chunk.hashes)
@@ -137,7 +137,7 @@ class SuppressedBlocks:
     # -- other block sizes -----------------------------------------------------------------------------------------
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Move the blocks of a table that are not announced any more out of the index.
+        """Move the blocks of a table that must not be announced any more from the index into this object.
 
         The caller then counts all blocks again.
         """
@@ -148,7 +148,7 @@ class SuppressedBlocks:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Move the tail blocks that have to be announced now into the index.
+        """Move the tail blocks that have to be announced now from this object into the index.
 
         The caller then counts all blocks again.
         """

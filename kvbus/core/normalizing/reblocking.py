@@ -58,7 +58,7 @@ class Reblocking:
     def add(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
         """Count the sub-blocks of the chunk's blocks ``[a, b)`` as live.
 
-        Return the positions of those that routers lack.
+        Return the positions of the sub-blocks that routers lack.
         """
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()

@@ -44,7 +44,7 @@ class Removals:
         """Whether the events of the current run may be sent unchanged, unless one of them has a parent before its
         child."""
 
-        # The current batch.
+        # Blocks that the current batch has removed.
         self._removed: dict[tuple[int | None, Hash], Chunk] = {}
         """The chunk of each block that the current batch has removed, by group and hash."""
         self._unknown: dict[int | None, int] = {}
@@ -170,7 +170,7 @@ class Removals:
                 table.sub_blocks += 1
 
     def _end_run(self, sub_blocks: dict[TableKey, SubBlocks]) -> None:
-        """Append the removals of the run and of ``sub_blocks`` to the outgoing events, table by table."""
+        """Append the removals of the current run and of ``sub_blocks`` to the outgoing events, table by table."""
         gone, events, as_they_came = self._gone, self._events, self._as_they_came
         self._gone, self._events, self._as_they_came = {}, [], True
         orders: dict[TableKey, list[Hash]] = {}

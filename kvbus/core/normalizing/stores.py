@@ -99,7 +99,7 @@ class StoreApplier:
         if not new or cache.has_room(new, chunk.memory):
             cache.left_out.store(key, chunk, treatment)
         elif treatment is Treatment.COARSE:
-            # without this block, kvbus may take its removal for the removal of a small block with the same hash
+            # kvbus does not remember this block, so a removal of it may be applied to a small block with the same hash
             cache.refused.add((medium, Reason.INDEX_FULL))
 
     def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:
@@ -114,7 +114,7 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # any of these reasons may be why the parent is unknown
+                # the parent may be unknown because its store was refused for one of these reasons
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1

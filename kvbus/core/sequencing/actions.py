@@ -33,9 +33,9 @@ class RestartReason(StrEnum):
     """The publisher's newest batch is older than one that it sent before, or kvbus has no fingerprint to
     compare with."""
     REBUILT = "rebuilt"
-    """The publisher need not have restarted.
+    """Not a restart: the publisher has, or may have, batches of the epoch that kvbus lacks.
 
-    It has, or may have, batches of the epoch that kvbus lacks, so kvbus reads the epoch again from the beginning.
+    kvbus reads the epoch again from the beginning.
     """
 
 

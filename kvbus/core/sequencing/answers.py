@@ -311,7 +311,7 @@ class Requests:
         if asked.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
             epoch.baseline(min(seq, tracker.held.first) if tracker.held else seq)
         if seq in tracker.held:
-            tracker.held.replace(seq, payload)  # if two batches have the same seq, the replay decides
+            tracker.held.replace(seq, payload)  # it replaces a live batch with the same seq
             tracker.drain()
         else:
             tracker.replayed(seq, payload)
@@ -377,7 +377,10 @@ class Requests:
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
-        """Handle the end of an answer. ``answered`` is False if the answer is incomplete or missing."""
+        """Handle the end of an answer, and return what it shows.
+
+        ``answered`` is False if it is incomplete or missing.
+        """
         epoch = asked.epoch
         if not answered and self._spec.compacted and self._resumes(asked):
             return Input.ABORTED

@@ -17,7 +17,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32
-"""Minimum number of missing batches that does not count as a gap: no publisher loses that many batches."""
+"""Number of missing batches from which on kvbus assumes another cause than a gap: no publisher loses that many."""
 
 NOTHING: Final = 2**63
 """Value of ``History.first`` while nothing of the epoch's history is known. It is higher than any seq."""
@@ -28,13 +28,16 @@ LONGEST_RETRY: Final = 120.0
 """Maximum time in seconds between two attempts of TCP to send the same data (Linux)."""
 
 MAX_STALE: Final = 1024
-"""Maximum number of stale batches that are kept for one source.
+"""Maximum number of stale batches (old seqs without a known fingerprint) that are kept for one source.
 
 Beyond it, the batches with the lowest seqs are dropped.
 """
 
 STALE_PAUSE: Final = 1.0
-"""Seconds without a request about stale batches, after the publisher has shown that earlier ones were late copies."""
+"""Seconds without a request about stale batches, after the publisher has shown that earlier ones were late copies.
+
+A stale batch has an old seq whose fingerprint is not known any more.
+"""
 
 MIN_CONSECUTIVE: Final = 3
 """Number of unexpected batches with consecutive seqs that proves a new epoch. Fewer batches may have another cause."""
@@ -69,9 +72,9 @@ class History:
         self._factor = 1
         self._after = -inf
         self._emptied = False
-        """Whether the publisher has emptied its cache since.
+        """Whether the publisher has emptied its cache since batches went missing.
 
-        Then the missing history does not make the source partial.
+        Then they do not make the source partial.
         """
         self.first = 0
         """The seq from which on all batches are known: kvbus has delivered each of them."""
@@ -235,11 +238,11 @@ class UnverifiedBatches:
         self.stale = ReorderBuffer(MAX_STALE, max_bytes)
         self._stats = stats
         self._ahead: list[tuple[int, bytes]] = []
-        """The newest far-ahead batches. Their seqs are consecutive."""
+        """The newest live batches whose seqs are too high for a gap. Their seqs are consecutive."""
         self._ask_after = -inf
 
     def keep_stale(self, seq: int, payload: bytes) -> None:
-        """Keep a stale batch until an answer shows which epoch it belongs to."""
+        """Keep a stale batch (old seq without a known fingerprint) until an answer shows which epoch it belongs to."""
         stale = self.stale
         if seq in stale:
             self._stats.duplicates += 1
@@ -255,10 +258,9 @@ class UnverifiedBatches:
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
-        """Keep a far-ahead batch.
+        """Keep a live batch whose seq is too high for a gap.
 
-        Return the last :data:`MIN_CONSECUTIVE` far-ahead batches if their seqs are consecutive, otherwise an empty
-        list.
+        Return the last :data:`MIN_CONSECUTIVE` such batches if their seqs are consecutive, otherwise an empty list.
         """
         if self._ahead and self._ahead[-1][0] + 1 != seq:
             self._ahead.clear()
@@ -293,7 +295,7 @@ class UnverifiedBatches:
 
 
 class Epoch:
-    """The positions, the history and the unverified batches of one epoch.
+    """The facts about one epoch: its seqs, its history and its unverified batches.
 
     Args:
         spec: the limits of waiting batches, and the capabilities of the publisher.
@@ -448,14 +450,14 @@ class Epoch:
         tracker.fingerprints.load(data["delivered"])
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
+        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
         tracker = self.tracker
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has as applied."""
+        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has recorded."""
         self.tracker.synced = True
         self.cover(seq)
 

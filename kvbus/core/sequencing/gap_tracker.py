@@ -24,7 +24,9 @@ from kvbus.core.types import Filtered
 
 
 class ReorderBuffer:
-    """The batches that arrived before an earlier one, by seq. It has fast access to the lowest and the highest seq.
+    """The batches that arrived while an earlier batch was missing, by seq.
+
+    It has fast access to the lowest and the highest seq.
 
     Args:
         max_batches: maximum number of batches.
@@ -133,9 +135,9 @@ class ReorderBuffer:
 
 
 class GapTracker:
-    """The positions of one epoch.
+    """The delivered, held and missing seqs of one epoch.
 
-    It puts the epoch's batches in order, and emits a :class:`Deliver` for each next batch.
+    It puts the batches of the epoch in order, and appends a :class:`Deliver` to the actions for each next batch.
 
     Args:
         held: an empty buffer for batches that wait for an earlier one.
@@ -290,7 +292,7 @@ class GapTracker:
 
         Return the number of dropped batches.
 
-        The missing batches are then not counted.
+        The missing batches of that hole are not counted.
         """
         before = self.next
         for seq in self.held:
@@ -369,7 +371,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
+        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

@@ -75,7 +75,7 @@ class Sequencer:
 
     @property
     def tracker(self) -> GapTracker:
-        """The positions of the current epoch."""
+        """The delivered, held and missing seqs of the current epoch."""
         return self._epoch_state.tracker
 
     @property
@@ -141,7 +141,7 @@ class Sequencer:
         asked = self._requests.open
         if self.phase in ASKS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
-        elif self.phase is Phase.CATCH_UP and asked is not None:  # its answer goes on
+        elif self.phase is Phase.CATCH_UP and asked is not None:  # its answer continues with the missed batches
             asked.phase = Phase.CATCH_UP
             if not self.spec.compacted:
                 self.tracker.drain()
@@ -292,12 +292,11 @@ class Sequencer:
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # no delivered batch identifies the epoch after a reconnection, so the held batches may be of an old epoch
-            # then
+            # no delivered batch identifies the epoch, so after a reconnection the held batches may be of an old epoch
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # a compacted answer does not show whether the epoch is the same, so the held batches have to be received
+            # a compacted answer does not show whether the epoch is the same, so kvbus has to receive the held batches
             # again
             self.tracker.write_off()
             self.tracker.forget_ahead()
@@ -566,19 +565,19 @@ class Sequencer:
         self._epoch_state.load(data)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, which the write-ahead log has as delivered."""
+        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
         self._epoch_state.restore_batch(seq, payload)
 
     def restore_loss(self, count: int) -> None:
-        """Restore the loss of ``count`` batches, which the write-ahead log has."""
+        """Restore the loss of ``count`` batches, which the write-ahead log has recorded."""
         self.history.missing_before(self.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has as applied."""
+        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has recorded."""
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:
-        """Restore the beginning of a new epoch, which the write-ahead log has."""
+        """Restore the beginning of a new epoch, which the write-ahead log has recorded."""
         self._forget()
         if partial:
             self.history.missing_before(NOTHING, pending=True)

@@ -23,7 +23,10 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 
 MAX_RUN: Final = 16_384
-"""Maximum number of foreign batches that wait until the numbering is known. A replay buffer holds 10,000 batches."""
+"""Maximum number of batches of other topics that wait until it is known whether all topics share one numbering.
+
+A replay buffer holds 10,000 batches.
+"""
 
 _TS: Final = slice(1, 10)
 _FLOAT: Final = b"\xcb"
@@ -70,7 +73,7 @@ class Topics:
         self._sequencer = sequencer
         self._stats = stats
         self._runs: dict[int | None, list[SeqBatch]] = {}
-        """Runs of foreign batches that do not prove a numbering yet.
+        """Runs of batches of other topics that do not prove yet whether all topics share one numbering.
 
         The key None has the run of the live stream. The id of a request has the run of its answer.
         """
@@ -88,9 +91,10 @@ class Topics:
         self._runs.clear()
 
     def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return the batches that a live batch gives to the sequencer.
+        """Return the batches that the sequencer has to process because a live batch arrived.
 
-        They are the batch itself, or the batch after empty batches for foreign ones, or none.
+        The result has the batch itself if it is of the source's topic. It has empty batches for foreign batches if all
+        topics share one numbering.
         """
         if self._is_own(topic):
             self.heard = True
@@ -98,7 +102,7 @@ class Topics:
         return self._foreign(None, topic, seq, payload, now)
 
     def of_answer(self, request: int, topic: bytes | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return the batches that a batch of a replay answer gives to the sequencer.
+        """Return the batches that the sequencer has to process because a batch of a replay answer arrived.
 
         A batch without a topic, or with an empty one, belongs to the source unless the socket has several topics.
         """
@@ -161,9 +165,9 @@ class Topics:
         return []
 
     def _separate_numberings(self, now: float) -> None:
-        """Record that each topic has its own numbering, and ignore foreign batches from now on.
+        """Record that each topic has its own numbering, and ignore batches of other topics from now on.
 
-        If empty batches for foreign ones were already delivered, read the epoch again without them.
+        If empty batches were already delivered in their place, read the epoch again without them.
         """
         self._separate = True
         self._runs.clear()
