@@ -44,7 +44,7 @@ class SourceStats(msgspec.Struct):
     # Normalizing.
     rebuilds: int = 0
     reannounced: int = 0
-    """Number of stores of at least two blocks, beginning at the root, whose blocks were all live already.
+    """Number of stores of at least two blocks, beginning at the start of a prompt, whose blocks were all live already.
 
     They are cache hits that the engine announces, or stores of real copies. kvbus cannot distinguish them.
     """

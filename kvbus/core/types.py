@@ -121,8 +121,10 @@ MEDIA: Final[dict[str, Tier]] = {
 """Every medium that an engine is known to name, in upper case, with its tier."""
 
 PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Values of ``kv_cache_spec_kind`` (vLLM 0.22 and later) of groups whose blocks a router can match with a prompt's
-prefix."""
+"""The kinds of groups whose blocks a router can match with a prompt's prefix.
+
+They are values of ``kv_cache_spec_kind`` (vLLM 0.22 and later).
+"""
 
 
 def printable(block: Hash | None) -> int | str | None:

@@ -14,9 +14,10 @@ from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
-"""Number of left-out events after which kvbus expects no group whose blocks can be matched with prefixes.
+"""Number of left-out events after which kvbus concludes that the model has no group with blocks for prefixes.
 
-A model announces its groups together, so such a group would have come by then.
+A model announces its groups together, so such a group would have come by then. kvbus leaves out the events of all other
+groups, such as sliding windows.
 """
 
 MAX_TOPIC: Final = 64

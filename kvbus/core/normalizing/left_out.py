@@ -69,7 +69,10 @@ class SuppressedBlocks:
             self.add_coarse(key, block, 1)
 
     def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
-        """Remember ``copies`` copies of a coarse block, besides the copies that are remembered already."""
+        """Remember ``copies`` copies of a coarse block, besides the copies that are remembered already.
+
+        The tokens of a coarse block are also announced in smaller blocks.
+        """
         table = self.coarse.setdefault(key, {})
         self._coarse_blocks += block not in table
         table[block] = table.get(block, 0) + copies
@@ -90,7 +93,10 @@ class SuppressedBlocks:
     # -- removals --------------------------------------------------------------------------------------------------
 
     def coarse_with(self, medium: str, block: Hash) -> set[TableKey]:
-        """Return the keys of the tables on this medium that have the coarse block."""
+        """Return the keys of the tables on this medium that have ``block`` as a coarse block.
+
+        The tokens of a coarse block are also announced in smaller blocks.
+        """
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:

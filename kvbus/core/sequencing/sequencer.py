@@ -57,7 +57,7 @@ class Sequencer:
         self._synced_at = -inf
         """The time at which kvbus last completed the publisher's history."""
         self._resyncing = False
-        """Whether to report :class:`Synced` as soon as no request is open."""
+        """Whether to report that kvbus is in sync (:class:`Synced`) as soon as no request is open."""
         self._idle_since = 0.0
         """The time of the last live batch or probe."""
 
