@@ -1,4 +1,4 @@
-"""The catalogue, about this kvbus: its outputs, its routers and its machine."""
+"""The rows of the catalogue of findings about this kvbus: its outputs, its routers and its machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue, about engines: connections, ranks, replays, messages, missing data."""
+"""The rows of the catalogue of findings about engines: connections, ranks, replays, messages and missing data."""
 
 from __future__ import annotations
 
