@@ -113,9 +113,9 @@ class TestWhatIsSaid:
 
     def test_what_was_lost(self):
         script = Kept(reorder_grace=0.2).hear(live(0), live(4), tick(0.3, WALL))
-        assert self.said(script)[0] == "3 batches were lost for good before 4"
+        assert self.said(script)[0] == "3 batches were lost and not recoverable before 4"
         script.hear(live(6), tick(0.3, WALL + 1))
-        assert self.said(script)[0] == "4 batches were lost for good before 6"
+        assert self.said(script)[0] == "4 batches were lost and not recoverable before 6"
         assert script.source.partial_since == WALL
 
     def test_an_engine_that_does_not_answer(self):
@@ -170,7 +170,9 @@ class TestWhatIsSaid:
     def test_a_tier_that_comes_up_after_all(self):
         script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
         reason, heals = self.said(script)
-        assert reason == "a tier that came up after a reset of the cache may hold more than was announced"
+        assert reason == (
+            "a tier that was first announced after a reset of the cache may hold blocks that were never announced"
+        )
         assert "leaves its other tiers unknown" in heals
 
 

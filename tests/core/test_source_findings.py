@@ -47,7 +47,7 @@ def window(block):
 def test_a_model_with_nothing_but_windows_gives_routers_nothing():
     source = fed(*([window(n)] for n in range(MIN_LEFT_OUT)))
     assert list(said(source)) == ["no_prefix"]
-    assert source_findings(source)[0].remedy.startswith("groups: all")
+    assert source_findings(source)[0].remedy.startswith("set groups: all")
 
 
 @pytest.mark.parametrize("settled", [0, 8], ids=["from the start", "later"])
@@ -56,7 +56,7 @@ def test_hits_that_are_announced_again_are_noticed(settled):
     source = fed(*first, [PREFIX], *([PREFIX] for _ in range(MIN_COPIES)))
     assert source.stats.reannounced == MIN_COPIES
     assert list(said(source)) == ["reannounced"]
-    assert source_findings(source)[0].remedy.startswith("duplicates: ignore")
+    assert source_findings(source)[0].remedy.startswith("set duplicates: ignore")
 
 
 def test_where_copies_do_not_count_there_is_nothing_to_say():
@@ -80,9 +80,9 @@ def test_what_is_refused_is_said_with_all_reasons():
     source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
     assert said(source) == {"not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"}
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
-    assert said(source)["not_events"].startswith("events or batches refused (1): messages without a sequence number")
+    assert said(source)["not_events"].startswith("events or batches refused (1): the messages have no sequence number")
     source.stats.rejected.update({Reason.UNKNOWN_EVENT: 1, Reason.NESTING: 1})
-    assert said(source)["not_events"].endswith(" follow; reason nesting, unknown_event, see docs/PROTOCOL.md")
+    assert said(source)["not_events"].endswith(" stream; reason nesting, unknown_event, see docs/PROTOCOL.md")
 
 
 def test_reasons_that_overtake_each_other_are_no_change():

@@ -179,7 +179,7 @@ def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_rep
     for source, topic in zip(socket.relay.sources, (A, B), strict=True):
         assert set(source.normalizer.index.names()) <= socket.stored[topic]
         assert source.partial
-        assert "replay answers name none" in said(source)["topic_unknown"]
+        assert "replay answers name no topic" in said(source)["topic_unknown"]
 
 
 @pytest.mark.parametrize("framing", [3, 4])
