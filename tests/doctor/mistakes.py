@@ -204,12 +204,12 @@ async def swapped(scene):
     await scene.engine(scene.source["replay_endpoint"], scene.source["endpoint"])
 
 
-@mistake("both ends dial", key="sources[0].bind", says="it dials, and so does kvbus", running="both_dial", number=27)
+@mistake("both ends dial", key="sources[0].bind", says="the engine and kvbus both dial", running="both_dial", number=27)
 async def both_dial(scene):
     await scene.engine(f"{HOST}:{free_port()}", bind=False)
 
 
-@mistake("both ends bind", key="sources[0].bind", says="the engine binds, and so does kvbus", number=3)
+@mistake("both ends bind", key="sources[0].bind", says="the engine and kvbus both bind", number=3)
 async def both_bind(scene):
     await scene.engine()
     scene.source["bind"] = True
@@ -329,7 +329,7 @@ async def a_service(scene):
 @mistake(
     "CURVE on the engine's side alone",
     key="sources[0].curve_secret_key_file",
-    says="CURVE is on at one side",
+    says="only one side of the connection",
     running="curve_one_side",
     number=22,
 )
@@ -342,7 +342,7 @@ async def curve_there(scene):
 @mistake(
     "CURVE on kvbus's side alone",
     key="sources[0].curve_secret_key_file",
-    says="CURVE is on at one side",
+    says="only one side of the connection",
     running="curve_one_side",
 )
 async def curve_here(scene):
@@ -354,7 +354,7 @@ async def curve_here(scene):
 @mistake(
     "the engine has another CURVE key",
     key="sources[0].curve_server_key_file",
-    says="the CURVE keys do not fit",
+    says="the CURVE keys of kvbus and",
     running="curve_keys_differ",
 )
 async def curve_other(scene):
@@ -374,7 +374,7 @@ async def readable_key(scene):
 # -- the replay
 
 
-@mistake("`replay_endpoint` is a publisher's", key="sources[0].replay_endpoint", says="answers no replay")
+@mistake("`replay_endpoint` is a publisher's", key="sources[0].replay_endpoint", says="does not answer replay requests")
 async def replay_publishes(scene):
     await scene.engine(replay="")
     await scene.engine(scene.source["replay_endpoint"], "")
@@ -391,7 +391,7 @@ async def no_replay(scene):
     await scene.engine(replay="")
 
 
-@mistake("`replay_endpoint` is another engine's", key="sources[0].replay_endpoint", says="answers with other batches")
+@mistake("`replay_endpoint` is another engine's", key="sources[0].replay_endpoint", says="returns batches that differ")
 async def other_replay(scene):
     await scene.engine(replay="")
     await scene.engine(f"{HOST}:{free_port()}", what=lambda n: [store([10**6 + n])])
@@ -415,7 +415,7 @@ async def mute_replay(scene):
 @mistake(
     "the engine has fewer ranks",
     key="sources[0].data_parallel_size",
-    says="rank 2, 3 of 4 is missing",
+    says="rank 2, 3 is missing",
     running="ranks_missing",
     number=32,
 )
@@ -429,7 +429,7 @@ async def ranks_missing(scene):
 @mistake(
     "the engine has more ranks",
     key="sources[0].data_parallel_size",
-    says="that no source names answers",
+    says="no source reads it",
     running="more_ranks_perhaps",
     number=4,
 )
