@@ -69,7 +69,7 @@ class LogRouter:
 
     def __init__(self, kind: str, keys: Mapping[str, Any]) -> None:
         if kind not in TYPES:
-            raise ValueError(f"{kind!r} is no kind of log; there are {', '.join(TYPES)}")
+            raise ValueError(f"{kind!r} is not a kind of log; the kinds are {', '.join(TYPES)}")
         settings = checked_discovery({kind: {**keys, "token_ids": "keep"}})[kind]
         part = parts.load(parts.DISCOVERY, kind)
         self._make = partial(part, part.Settings.model_validate(settings))

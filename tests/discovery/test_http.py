@@ -191,7 +191,7 @@ def test_nonsense_of_sglang_is_no_answer(answer):
 @pytest.mark.parametrize("publishers", [5, True, {"0": {"dp_rank": 0, "endpoint": "tcp://a:1"}}])
 def test_publishers_of_sglang_are_a_list(publishers):
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
-    with pytest.raises(DiscoveryError, match=r"^/server_info: .* is no list of publishers$"):
+    with pytest.raises(DiscoveryError, match=r"^/server_info: .* is not a list of publishers$"):
         of_sglang(answer, HOST)
 
 
@@ -238,7 +238,7 @@ async def test_an_engine_without_either_path_is_said_to_have_neither(tmp_path):
 async def test_text_that_is_no_json_is_no_answer(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         world.answer = None
-        with pytest.raises(DiscoveryError, match="None is no list of publishers"):
+        with pytest.raises(DiscoveryError, match="None is not a list of publishers"):
             await asked(world)
         for text in (b"{", b"[" * 60_000):
             world.answer = text

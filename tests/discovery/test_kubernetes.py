@@ -184,7 +184,7 @@ async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):
     server.put(pod("a", "10.0.0.1"))
     async with watching(server, tmp_path, port="other") as watched:
         assert await watched.next() == set()
-    assert caplog.text.count("pods have no port other, and are no engines: a") == 1
+    assert caplog.text.count("pods without port other are not treated as engines: a") == 1
 
 
 async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, monkeypatch):

@@ -100,17 +100,17 @@ def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
 @pytest.mark.parametrize(
     ("read", "answer", "have", "wrong"),
     [
-        (of_vllm, "x", offers(0), "no list of publishers: 'x'"),
-        (of_vllm, [3], offers(0), "3 is no mapping of keys"),
-        (of_vllm, {"0": 3}, offers(0), "3 is no mapping of keys"),
-        (of_vllm, {"x": {}}, offers(0), "'x' is no rank"),
-        (of_vllm, [{"data_parallel_rank": 4}], offers(0, 1), "as rank 4, and kvbus has of it: 0, 1"),
-        (of_vllm, VLLM_033, offers(0), "as rank 1, and kvbus has of it: 0"),
-        (of_sglang, {"kv_events": 3}, offers(0), "3 is no mapping"),
-        (of_sglang, {"kv_events": {"dp_size": "x"}}, offers(0), "'x' is no rank, size or port"),
-        (of_sglang, SGLANG_023, offers(0), "as rank 1, and kvbus has of it: 0"),
-        (of_sglang, SGLANG_023, {**offers(0), 1: offers(2)[2]}, r"rank r at port \+ r, and here they are at"),
-        (of_sglang, SGLANG_023, {**offers(0), 1: offers(1, topic="b")[1]}, "one for all of them"),
+        (of_vllm, "x", offers(0), "not a list of publishers: 'x'"),
+        (of_vllm, [3], offers(0), "3 is not a JSON object"),
+        (of_vllm, {"0": 3}, offers(0), "3 is not a JSON object"),
+        (of_vllm, {"x": {}}, offers(0), "'x' is not a rank"),
+        (of_vllm, [{"data_parallel_rank": 4}], offers(0, 1), "rank 4, and kvbus has only these of its ranks: 0, 1"),
+        (of_vllm, VLLM_033, offers(0), "rank 1, and kvbus has only these of its ranks: 0"),
+        (of_sglang, {"kv_events": 3}, offers(0), "3 is not a JSON object"),
+        (of_sglang, {"kv_events": {"dp_size": "x"}}, offers(0), "'x' is not a rank, size or port"),
+        (of_sglang, SGLANG_023, offers(0), "rank 1, and kvbus has only these of its ranks: 0"),
+        (of_sglang, SGLANG_023, {**offers(0), 1: offers(2)[2]}, r"rank r at port \+ r, and the ports are"),
+        (of_sglang, SGLANG_023, {**offers(0), 1: offers(1, topic="b")[1]}, "one topic for all ranks"),
     ],
 )
 def test_what_cannot_be_said_is_not_said(read: Any, answer: Any, have: Any, wrong: str) -> None:

@@ -203,7 +203,7 @@ async def test_one_call_too_many_is_refused() -> None:
         error = await refused(pod.unary(SOURCES))
         assert (error.code(), error.details()) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "kvbus hands on 2 calls at once",
+            "kvbus forwards up to 2 calls at a time",
         )
         for each in under_way:
             each.cancel()

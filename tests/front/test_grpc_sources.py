@@ -82,9 +82,9 @@ def test_an_sglang_that_publishes_nothing_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (server_info(dp_size=2), "the engine publishes as rank 1, and kvbus has of it: 0, 300"),
-        (message(f1=b"{"), "the engine's answer is no JSON"),
-        (message(f1=1), "the engine's answer is no JSON"),
+        (server_info(dp_size=2), "the engine publishes rank 1, and kvbus has only these of its ranks: 0, 300"),
+        (message(f1=b"{"), "the engine's answer is not JSON"),
+        (message(f1=1), "the engine's answer is not JSON"),
     ],
 )
 def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
@@ -95,9 +95,9 @@ def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (source(1), "the engine publishes as rank 1, and kvbus has of it: 0, 300"),
+        (source(1), "the engine publishes rank 1, and kvbus has only these of its ranks: 0, 300"),
         (message(f1=3), "it has a number in place of a source"),
-        (message(f1=message(f5=b"0")), "a rank is no number"),
+        (message(f1=message(f5=b"0")), "a rank is not a number"),
         (source(0)[:-1], "it ends in the middle"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "a number has no end"),
         (b"\x0a", "a number has no end"),
@@ -175,7 +175,7 @@ async def test_a_rank_that_kvbus_has_not_is_an_error(pod: GrpcPod) -> None:
         await pod.unary(SOURCES)
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert raised.value.details() == (
-        "kvbus cannot say where the events are: the engine publishes as rank 1, and kvbus has of it: 0"
+        "kvbus cannot say where the events are: the engine publishes rank 1, and kvbus has only these of its ranks: 0"
     )
     assert pod.stats.calls == {"unanswered": 1}
 

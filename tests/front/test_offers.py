@@ -73,7 +73,7 @@ def test_two_engines_that_were_found_could_both_be_it():
     observed = Observed(sources=[SEVERAL[0]], outputs=[LIVE])
     both = Observed(sources=SEVERAL, outputs=[LIVE], front={"source": "a"})
     observed.config, observed.streams = both.config, both.streams
-    with pytest.raises(UnanswerableError, match=r"front's source does not say which"):
+    with pytest.raises(UnanswerableError, match=r"name this engine's source"):
         observed.offers()
 
 

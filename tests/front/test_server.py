@@ -171,7 +171,7 @@ async def test_a_websocket_is_refused_and_said_to_be(pod: Pod, client: aiohttp.C
     answer = await pod.answer(b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 501 ")
     assert pod.stats.requests == {"upgrade": 2}
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("kvbus hands on HTTP requests alone")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("kvbus forwards only HTTP")
 
 
 async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientSession) -> None:
@@ -191,10 +191,10 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
 @pytest.mark.parametrize(
     ("answer", "wrong"),
     [
-        (b"{", "is no JSON"),
-        (b"[" * 60_000, "is no JSON"),
-        (b"3", "is no list of publishers"),
-        (b'[{"data_parallel_rank": 7}]', "as rank 7, and kvbus has of it: 0"),
+        (b"{", "is not JSON"),
+        (b"[" * 60_000, "is not JSON"),
+        (b"3", "is not a list of publishers"),
+        (b'[{"data_parallel_rank": 7}]', "rank 7, and kvbus has only these of its ranks: 0"),
         (b" " * (server.MAX_ANSWER + 1), "more than 4194304 bytes"),
     ],
 )

@@ -170,8 +170,8 @@ async def test_while_the_log_cannot_be_read_what_was_known_stands_and_the_reason
 @pytest.mark.parametrize(
     ("kind", "keys", "said"),
     [
-        ("pulsar", {}, "there are kafka, nats, redis"),
-        ("file", {"path": "/nowhere"}, "no kind of log"),
+        ("pulsar", {}, "the kinds are kafka, nats, redis"),
+        ("file", {"path": "/nowhere"}, "not a kind of log"),
         ("kafka", {}, "endpoint"),
         ("kafka", {"endpoint": "tcp://127.0.0.1:9", "topik": "x"}, "topik"),
     ],

@@ -44,20 +44,29 @@ class DnsSettings(Section):
 
     name: Text = key(
         ...,
-        "Name to look up. With `port`, each address is an engine. Without it, each SRV record is one, such as those "
-        "of a headless Service's named port (`_kv-events._tcp.engines.default.svc.cluster.local`).",
+        "Name to look up. With `port`, each address of the name is an engine. Without `port`, each host in its SRV "
+        "records is an engine, for example with the records of a headless Service's named port "
+        "(`_kv-events._tcp.engines.default.svc.cluster.local`).",
         example="engines.default.svc.cluster.local",
     )
-    port: Int | None = key(None, "Port of rank 0's publisher. null: from SRV records.", example=5557, ge=1, le=65535)
-    replay_port: Int | None = key(None, "Port of the replay. null: none.", example=5558, ge=1, le=65535)
+    port: Int | None = key(
+        None, "Port of rank 0's publisher. null: the port in the SRV records.", example=5557, ge=1, le=65535
+    )
+    replay_port: Int | None = key(
+        None, "Port of rank 0's replay. null: no replay, or `replay_name`.", example=5558, ge=1, le=65535
+    )
     replay_name: Text | None = key(
         None,
-        "Name whose SRV records have each host's replay port. Instead of `replay_port`.",
+        "Name whose SRV records have each host's replay port. Use it in place of `replay_port`.",
         example="_kv-replay._tcp.engines.default.svc.cluster.local",
     )
-    interval: Seconds = key(5.0, "Minimum time between two look-ups, whatever the TTL is.", example=5.0, unit="s", gt=0)
+    interval: Seconds = key(
+        5.0, "Minimum time between two look-ups, even if the TTL is shorter.", example=5.0, unit="s", gt=0
+    )
     servers: tuple[Text, ...] = key(
-        (), "Addresses of DNS servers, `host:port`. Empty: those in `/etc/resolv.conf`.", example=["10.96.0.10:53"]
+        (),
+        "Addresses of DNS servers, `host:port`. Empty: the servers in `/etc/resolv.conf`.",
+        example=["10.96.0.10:53"],
     )
 
     @model_validator(mode="after")
@@ -65,7 +74,7 @@ class DnsSettings(Section):
         if self.port is not None and self.replay_name is not None:
             raise ValueError("replay_name is for SRV records: leave port out, or give replay_port")
         if self.replay_port is not None and self.replay_name is not None:
-            raise ValueError("replay_port and replay_name say the same in two ways")
+            raise ValueError("give replay_port or replay_name, not both")
         for server in self.servers:
             ipaddress.ip_address(parse_address(server)[0])
         return self

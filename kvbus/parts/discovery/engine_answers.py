@@ -67,7 +67,7 @@ def of_sglang(answer: Any, host: str) -> Answer:
     """
     info = mapping(answer)
     if "kv_events" not in info and "kv_event_sources" not in info:
-        raise DiscoveryError("/server_info says nothing of KV events")
+        raise DiscoveryError("/server_info does not mention KV events")
     sources, described = info.get("kv_event_sources"), mapping(info.get("kv_events") or {})
     replay = described.get("replay_endpoint_port_base")
     if sources is None and not described:
@@ -101,7 +101,7 @@ def _listed(value: object, path: str) -> list[dict[str, Any]]:
     DiscoveryError that names ``path``.
     """
     if not isinstance(value, list):
-        raise DiscoveryError(f"{path}: {value!r:.100} is no list of publishers")
+        raise DiscoveryError(f"{path}: {value!r:.100} is not a list of publishers")
     _check_size(len(value))
     return [mapping(each) for each in value]
 
@@ -158,7 +158,7 @@ def number(value: object) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= 65535:
-        raise DiscoveryError(f"{value!r:.100} is no rank, size or port")
+        raise DiscoveryError(f"{value!r:.100} is not a rank, size or port")
     return number
 
 
@@ -169,5 +169,5 @@ def mapping(value: object) -> dict[str, Any]:
         DiscoveryError: the value is not a JSON object.
     """
     if not isinstance(value, dict):
-        raise DiscoveryError(f"{value!r:.100} is no mapping of keys")
+        raise DiscoveryError(f"{value!r:.100} is not a JSON object")
     return value

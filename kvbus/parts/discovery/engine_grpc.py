@@ -91,9 +91,9 @@ def message_fields(message: int | bytes) -> Iterator[Field]:
                 size, at = _read(message, at)
             value, at = message[at : at + size], at + size
         else:
-            raise DiscoveryError(f"the engine's answer is no protobuf: wire type {key & 7}")
+            raise DiscoveryError(f"the engine's answer is not protobuf: wire type {key & 7}")
         if at > len(message):
-            raise DiscoveryError("the engine's answer is no protobuf: it ends in the middle of a field")
+            raise DiscoveryError("the engine's answer is not protobuf: it ends in the middle of a field")
         yield Field(key >> 3, value, message[begin:at])
 
 
@@ -106,7 +106,7 @@ def _read(message: bytes, at: int) -> tuple[int, int]:
         if not message[at - 1] & 0x80:
             return value, at
         shift += 7
-    raise DiscoveryError("the engine's answer is no protobuf: a number has no end")
+    raise DiscoveryError("the engine's answer is not protobuf: a number has no end")
 
 
 def _number(value: int) -> bytes:

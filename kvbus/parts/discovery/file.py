@@ -40,12 +40,16 @@ class FileSettings(Section):
 class Listed(Section):
     """The keys of one engine in the file."""
 
-    name: Text = key(..., "Who it is.", example="pod-a")
-    endpoint: Endpoint = key(..., "Its publisher.", example="tcp://10.0.0.3:5557")
-    replay_endpoint: Endpoint | None = key(None, "Its replay.", example="tcp://10.0.0.3:5558")
-    data_parallel_size: Int | None = key(None, "Its ranks.", example=1, ge=1, le=4096)
-    topic: Text | None = key(None, "Its topic.", example="kv@pod-a@m")
-    api: ApiUrl | None = key(None, "Its HTTP API.", example="http://10.0.0.3:8000")
+    name: Text = key(..., "Name of the engine, which identifies it.", example="pod-a")
+    endpoint: Endpoint = key(..., "Endpoint of rank 0's live stream.", example="tcp://10.0.0.3:5557")
+    replay_endpoint: Endpoint | None = key(
+        None, "Endpoint of rank 0's replay. null: no replay.", example="tcp://10.0.0.3:5558"
+    )
+    data_parallel_size: Int | None = key(
+        None, "Number of ranks. null: that of the `sources` entry.", example=1, ge=1, le=4096
+    )
+    topic: Text | None = key(None, "Topic under which the engine publishes.", example="kv@pod-a@m")
+    api: ApiUrl | None = key(None, "Base URL of the engine's HTTP API.", example="http://10.0.0.3:8000")
 
 
 class FileDiscoverer:

@@ -31,12 +31,12 @@ class HttpSettings(Section):
 
     url: ApiUrl = key(
         ...,
-        "Base URL of the engine's API. The engine becomes a source under this entry's name. Several engines need an "
-        "entry each.",
+        "Base URL of the engine's API. The engine becomes a source under this entry's name. Each engine needs its "
+        "own entry.",
         example="http://10.0.0.3:8000",
     )
     interval: Seconds = key(
-        5.0, "Interval between questions. After a lost connection kvbus asks at once.", example=5.0, unit="s", gt=0
+        5.0, "Interval between two requests. After a lost connection kvbus asks at once.", example=5.0, unit="s", gt=0
     )
 
 

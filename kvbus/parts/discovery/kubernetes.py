@@ -188,7 +188,7 @@ class Watch:
             async for piece in response.content.iter_any():
                 *lines, rest = (rest + piece).split(b"\n")
                 if len(rest) > MAX_LINE:
-                    raise DiscoveryError(f"{self._what}: a change has more than {MAX_LINE} bytes")
+                    raise DiscoveryError(f"{self._what}: a watch event has more than {MAX_LINE} bytes")
                 for line in filter(None, lines):
                     if self._change(self._decoded(line)):
                         yield
@@ -355,8 +355,9 @@ class KubernetesSettings(Section):
     )
     replay_port: Text = key(
         "kv-replay",
-        "Port of the replay. A pod without a port of this name has no replay. A pod's annotation `kvbus/replay-port` "
-        "overrides it, and `kvbus/data-parallel-size` gives its number of ranks.",
+        "Port of the replay, as a name in the pod or a number. A pod without a port of this name has no replay. The "
+        "pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the number "
+        "of ranks.",
         example="kv-replay",
     )
     server: ApiUrl | None = key(
@@ -408,7 +409,7 @@ class KubernetesDiscoverer:
     def _warn(self, without: list[str]) -> None:
         """Log the names of the pods that lack the port of the live stream. Log the same set of pods only once."""
         if without != self._without and without:
-            text = "pods have no port %s, and are no engines: %s"
+            text = "pods without port %s are not treated as engines: %s"
             log.warning(text, self._settings.port, ", ".join(without))
         self._without = without
 

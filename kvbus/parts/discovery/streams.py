@@ -66,7 +66,7 @@ REFUSED: Final = {
     "damaged": "has records whose checksum is wrong",
     UNREADABLE_POINTER: "has a pointer that cannot be read: the stream is not found until its writer's next state",
     UNREADABLE_BATCH: "is a batch that cannot be decoded: its records are missing",
-    WRONG_TYPE: "is a key that holds something else: the stream is read as soon as that key is deleted",
+    WRONG_TYPE: "is a key with another type of value: the stream is read once that key is deleted",
     FOREIGN_KEY: "is a key that no stream can have",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
@@ -89,14 +89,14 @@ class StreamPatterns(LogAccess):
     )
     token_ids: Literal["keep", "drop"] = key(
         "drop",
-        "keep: the writers keep token ids in the log (their `outputs[].token_ids`). drop: they do not.",
+        "keep: the log has token ids, because its writers have `outputs[].token_ids: keep`. drop: it has none.",
         example="keep",
     )
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if parse_endpoint(self.endpoint).is_ipc:
-            raise ValueError("endpoint: a log is reached over TCP alone; for example tcp://kafka-0:9092")
+            raise ValueError("endpoint: kvbus reaches a log only over TCP; for example tcp://kafka-0:9092")
         for name, wrong, _, example in half("", self):
             raise ValueError(f"{name.removeprefix('.')}: {wrong}; for example {example}")
         return self

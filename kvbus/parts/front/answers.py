@@ -72,7 +72,7 @@ def of_vllm(answer: Any, offers: Offers) -> Any:
         return {**answer, "sources": [_entry(each, offers) for each in answer["sources"]]}
     if isinstance(answer, dict):
         return {rank: _entry(each, offers, rank) for rank, each in answer.items()}
-    raise UnanswerableError(f"the engine's answer is no list of publishers: {answer!r:.100}")
+    raise UnanswerableError(f"the engine's answer is not a list of publishers: {answer!r:.100}")
 
 
 def of_sglang(answer: Any, offers: Offers) -> Any:
@@ -112,7 +112,7 @@ def _described(described: dict[str, Any], ranks: list[int], offers: Offers) -> d
     if first.topic is not None:
         announced["topic"] = first.topic
         if len({offer_of(rank, offers).topic for rank in ranks}) > 1:
-            raise UnanswerableError("each rank has a topic of its own, and SGLang's answer has one for all of them")
+            raise UnanswerableError("the ranks have different topics, and SGLang's answer has one topic for all ranks")
     if isinstance(described.get("publishers"), list):
         announced["publishers"] = [_entry(each, offers) for each in described["publishers"]]
     return announced
@@ -122,7 +122,7 @@ def _base(ranks: list[int], endpoints: list[str]) -> int:
     ports = [parse_endpoint(each).port for each in endpoints]
     bases = {port - rank for rank, port in zip(ranks, ports, strict=True)}
     if len(bases) > 1:
-        raise UnanswerableError(f"SGLang's answer needs rank r at port + r, and here they are at {ports}")
+        raise UnanswerableError(f"SGLang's answer can only express rank r at port + r, and the ports are {ports}")
     return bases.pop()
 
 
@@ -153,7 +153,9 @@ def offer_of(rank: int, offers: Offers) -> Offer:
         return offers[rank]
     except KeyError:
         have = ", ".join(map(str, sorted(offers)))
-        raise UnanswerableError(f"the engine publishes as rank {rank}, and kvbus has of it: {have}") from None
+        raise UnanswerableError(
+            f"the engine publishes rank {rank}, and kvbus has only these of its ranks: {have}"
+        ) from None
 
 
 def _reached(endpoint: str, host: str) -> str:

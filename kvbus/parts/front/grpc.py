@@ -105,7 +105,7 @@ def _server_info(info: int | bytes, offers: Offers) -> bytes:
     try:
         said = json.loads(info if isinstance(info, bytes) else b"")
     except ValueError:
-        raise UnanswerableError("the engine's answer is no JSON") from None
+        raise UnanswerableError("the engine's answer is not JSON") from None
     return json.dumps(of_sglang(said, offers)).encode()
 
 
@@ -116,7 +116,7 @@ def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
         return b"".join(field.raw for field in fields)
     rank = last.get(_RANK, 0)
     if not isinstance(rank, int):
-        raise UnanswerableError("the engine's answer does not list event sources: a rank is no number")
+        raise UnanswerableError("the engine's answer does not list event sources: a rank is not a number")
     offer = offer_of(rank, offers)
     ours = {_ENDPOINT, _REPLAY} if offer.topic is None else {_ENDPOINT, _REPLAY, _TOPIC}
     return b"".join(field.raw for field in fields if field.number not in ours) + _announced(offer, endpoint)
@@ -231,10 +231,12 @@ class GrpcFront:
         stats = self.stats
         if stats.open >= stats.limit:
             stats.calls["too_many"] += 1
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"kvbus hands on {stats.limit} calls at once")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"kvbus forwards up to {stats.limit} calls at a time"
+            )
         if odd := [name for name, value in _metadata(context) if isinstance(value, str) and not _is_ascii(value)]:
             stats.calls["bad_request"] += 1
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"kvbus hands on metadata in ASCII alone: {odd[0]}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"kvbus forwards only ASCII metadata: {odd[0]}")
         stats.open += 1
         over = _Over(stats)
         try:

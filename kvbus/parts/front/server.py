@@ -51,7 +51,7 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     if not streams:
         raise UnanswerableError("kvbus does not know yet where the engine publishes")
     if len({names[stream.index] for stream in streams}) > 1:
-        raise UnanswerableError("kvbus has several engines, and the front's source does not say which this one is")
+        raise UnanswerableError("kvbus has several engines: name this engine's source in the front's `source`")
     number = front.number_of_output(config.outputs)
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:
@@ -155,7 +155,7 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
             async with asyncio.timeout(seconds):
                 part = await content.readany()
         except TimeoutError as error:
-            raise BodyError(f"nothing of its rest has come for {seconds:g} s, or it is none") from error
+            raise BodyError(f"no further part has come for {seconds:g} s, or a chunk is malformed") from error
         except aiohttp.ClientError as error:
             raise BodyError(str(error)) from error
         if not part:
@@ -302,7 +302,7 @@ class FrontServer:
         except aiohttp.ClientConnectionResetError:
             self.stats.requests["client_gone"] += 1
         except aiohttp.ClientError as error:
-            log.warning("%s %s: the engine broke its answer off: %s", request.method, request.path, error)
+            log.warning("%s %s: the engine's answer broke off: %s", request.method, request.path, error)
             self.stats.requests["engine_broke_off"] += 1
             if request.transport is not None:
                 # close the connection, so that the client notices that the last chunk or some bytes are missing
@@ -336,7 +336,7 @@ class FrontServer:
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UnanswerableError(f"the engine's answer is no JSON: {error}") from error
+            raise UnanswerableError(f"the engine's answer is not JSON: {error}") from error
         announced = read(answer, self._offers(request))
         if announced is not answer:
             text[:] = json.dumps(announced, ensure_ascii=False, separators=(",", ":")).encode()
@@ -369,11 +369,11 @@ def _refusal(request: web.Request) -> tuple[str, int, str] | None:
     """
     coding = ", ".join(request.headers.getall("Transfer-Encoding", ()))
     if coding.lower() not in ("", "chunked"):
-        return "bad_request", 501, f"kvbus hands on no Transfer-Encoding but chunked: {coding!r:.100}"
+        return "bad_request", 501, f"kvbus forwards no Transfer-Encoding except chunked: {coding!r:.100}"
     if request.method == "CONNECT" or "websocket" in request.headers.get("Upgrade", "").lower():
-        return "upgrade", 501, "kvbus hands on HTTP requests alone, and no other protocol: ask the engine itself"
+        return "upgrade", 501, "kvbus forwards only HTTP, and no other protocol: send this request to the engine"
     if not request.raw_path.startswith("/"):
-        return "bad_request", 400, f"a request names a path that begins with /: {request.raw_path!r:.100}"
+        return "bad_request", 400, f"the path of a request has to begin with /: {request.raw_path!r:.100}"
     return None
 
 

@@ -267,7 +267,7 @@ def pointer_of(fields: Sequence[bytes]) -> Pointer:
     try:
         return msgspec.convert([int(field) for field in fields], Pointer)
     except (ValueError, msgspec.ValidationError):
-        raise ValueError("not a pointer: a field is no number, or out of range") from None
+        raise ValueError("not a pointer: a field is not a number, or is out of range") from None
 
 
 def take_pointer(

@@ -233,7 +233,7 @@ async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPa
         found = await leaders(client, place.options(), list({part.topic for part in known}))
     if any(found.get(part) != leader for part, leader in known.items()):
         client.force_metadata_update()
-        raise UnavailableError("too few brokers say who leads a partition, or another one than was read")
+        raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has read another broker")
 
 
 class KafkaLog:

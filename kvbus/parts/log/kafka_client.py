@@ -41,8 +41,8 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.TransactionalIdAuthorizationFailed: ("transactional_id_denied", "no ACL allows this transactional id"),
     errors.ClusterAuthorizationFailedError: ("cluster_denied", "no ACL allows this on the cluster"),
     errors.SaslAuthenticationFailed: ("authentication_failed", "authentication failed: no such user, or its password"),
-    errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
-    errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
+    errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker does not offer SCRAM-SHA-512"),
+    errors.IllegalSaslStateError: ("authentication_failed", "the broker expects no password at this port"),
 }
 """By the client's error: the reason as a label of counters, and a sentence for the operator."""
 
@@ -100,7 +100,7 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
             if found is not None and found.reason != UNREACHABLE:
                 raise found
             if time() >= until:
-                text = f"not done in {REQUEST:.0f} s: too few brokers, or replicas that are in sync"
+                text = f"not done in {REQUEST:.0f} s: too few brokers, or too few in-sync replicas"
                 raise found or UnavailableError(text)
         return task.result()
     finally:

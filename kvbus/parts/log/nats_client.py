@@ -32,12 +32,12 @@ NO_MESSAGE: Final = 10037
 """JetStream's error code if a stream does not have the requested message."""
 
 CODES: Final = {
-    10014: (UNREACHABLE, "the consumer has gone"),
+    10014: (UNREACHABLE, "the consumer no longer exists"),
     10023: ("stream_full", "the server has no room"),
     10039: ("denied", "the account has no JetStream"),
     10047: ("stream_full", "the server has no room"),
     10059: ("stream_missing", "there is no such stream"),
-    10077: ("stream_full", "the stream is full, and discards what is new"),
+    10077: ("stream_full", "the stream is full, and refuses new messages"),
 }
 """By JetStream's error code: the reason as a label of counters, and a sentence for the operator."""
 
@@ -46,7 +46,7 @@ SAYS: Final = {
     "user authentication": ("authentication_failed", "authentication failed: no such user, or its password"),
     "permissions violation": ("denied", "no permission allows this"),
     "secure connection not available": ("tls_failed", "no TLS: the server has none at this port"),
-    "certificate required": ("client_certificate_refused", "the server wants a certificate of kvbus's own"),
+    "certificate required": ("client_certificate_refused", "the server requires a certificate from kvbus"),
 }
 """By a part of an error's text in lower case: the reason as a label of counters, and a sentence for the operator."""
 

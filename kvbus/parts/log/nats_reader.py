@@ -304,7 +304,7 @@ class Pulled:
                         continue
                     found.append(self._count(message))
         if self._asked and now() - self._heard > SILENCE:
-            raise UnavailableError("the server that keeps the consumer says nothing")
+            raise UnavailableError("the server of the consumer does not answer")
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
@@ -366,14 +366,14 @@ class Pulled:
             return
         self._asked = 0
         if status != "408":  # 408: the request has expired. Any other status: the consumer no longer exists
-            raise UnavailableError(f"the consumer has gone ({status})")
+            raise UnavailableError(f"the consumer no longer exists ({status})")
 
     def _count(self, message: Msg) -> Message:
         self._taken += 1
         self._asked -= 1
         said = message.metadata
         if said.sequence.consumer != self._taken:
-            raise UnavailableError("messages were lost on their way")
+            raise UnavailableError("messages of the consumer were lost")
         after = (message.headers or {}).get(AFTER, "")
         return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
 

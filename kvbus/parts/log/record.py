@@ -146,11 +146,11 @@ class Stream(NamedTuple):
         """
         found = _KEY.fullmatch(key)
         if found is None:
-            raise ValueError(f"{key!r} is no key of a stream")
+            raise ValueError(f"{key!r} is not the key of a stream")
         cluster, model, worker, rank = found.groups()
         stream = cls(_unescaped(cluster), _unescaped(model), _unescaped(worker), int(rank))
         if stream.key != key:
-            raise ValueError(f"{key!r} is no key of a stream: {stream.key!r} is")
+            raise ValueError(f"{key!r} is not the key of a stream: {stream.key!r} is")
         return stream
 
 
@@ -213,16 +213,16 @@ def read(data: bytes) -> Record:
         ValueError: the data is not a record.
     """
     if data[-5:-4] != CHECK:
-        raise ValueError("no record: it ends without a checksum")
+        raise ValueError("not a record: it ends without a checksum")
     if zlib.crc32(memoryview(data)[:-5]) != int.from_bytes(data[-4:], "big"):
-        raise DamagedError("a record whose checksum is not that of its content")
+        raise DamagedError("the record's checksum does not match its content")
     try:
         schema = _schema.decode(data).schema
         if schema != SCHEMA:  # in another schema, the next fields may have other meanings
-            raise SchemaError(f"a record of schema {schema}, and this version reads {SCHEMA}")
+            raise SchemaError(f"the record has schema {schema}, and this version reads schema {SCHEMA}")
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ValueError(f"no record: {error}") from None
+        raise ValueError(f"not a record: {error}") from None
     return msgspec.structs.replace(record, payload=_unpacked(record.payload), packed=False) if record.packed else record
 
 
@@ -231,9 +231,9 @@ def _unpacked(payload: bytes) -> bytes:
     try:
         whole = unpacking.decompress(payload, MAX_BYTES)
     except zlib.error as error:
-        raise ValueError(f"no record: {error}") from None
+        raise ValueError(f"not a record: {error}") from None
     if not unpacking.eof or unpacking.unused_data:
-        raise ValueError(f"no record: its payload is no whole one of at most {MAX_BYTES} bytes")
+        raise ValueError(f"not a record: its payload is incomplete, or has more than {MAX_BYTES} bytes")
     return whole
 
 

@@ -206,7 +206,7 @@ class RedisWriter:
             asked.wait(wanted, int(1000 * REPLICATED))
             _, count = await asked.execute()
         if count < wanted:
-            raise UnavailableError("no replica has heard of the new epoch", "too_few_replicas")
+            raise UnavailableError("no replica has confirmed the new epoch", "too_few_replicas")
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append all records in one script, which appends all of them or none."""

@@ -37,12 +37,12 @@ kvbus recognizes the error by it, because the error has no code.
 CODES: Final = {
     "OOM": ("memory_full", "the server's memory is full"),
     "READONLY": ("read_only", "the server is a replica"),
-    "MISCONF": ("not_saved", "the server cannot save, and takes nothing"),
-    "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another one has this stream"),
-    "WRONGTYPE": (WRONG_TYPE, "a key of the stream holds something else: delete that key"),
-    "NOREPLICAS": ("too_few_replicas", "fewer replicas are connected than min-replicas-to-write wants"),
+    "MISCONF": ("not_saved", "the server cannot save its data, and accepts no writes"),
+    "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another server has this stream"),
+    "WRONGTYPE": (WRONG_TYPE, "a key of the stream holds another type of value: delete that key"),
+    "NOREPLICAS": ("too_few_replicas", "fewer replicas are connected than min-replicas-to-write requires"),
     "NOPERM": DENIED,
-    "NOAUTH": ("authentication_failed", "the server wants a password"),
+    "NOAUTH": ("authentication_failed", "the server requires a password"),
     "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
 }
 """By the code of a server's error: the reason as a label of counters, and a sentence for the operator."""

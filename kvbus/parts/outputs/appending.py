@@ -320,7 +320,9 @@ class Appender:
                 await self._write()
             except Exception as error:
                 report_out_of_memory(error)
-                log.exception("output %s: writing %s has failed, by a defect", self._config.name, self._stream.key)
+                log.exception(
+                    "output %s: writing %s has failed because of a defect in kvbus", self._config.name, self._stream.key
+                )
                 self._lose(UNAVAILABLE)
                 await asyncio.sleep(MOST_PAUSE)
             else:
@@ -340,9 +342,7 @@ class Appender:
                 self._count(error)
                 if str(error) != before:
                     before = str(error)
-                    self._say(
-                        logging.WARNING, f"the log does not take %s: {error}; every {MOST_PAUSE:g} s it is asked again"
-                    )
+                    self._say(logging.WARNING, f"kvbus cannot write %s: {error}; it tries again every {MOST_PAUSE:g} s")
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE, 2 * pause)
                 continue
@@ -352,7 +352,9 @@ class Appender:
                 self._stats.streams_written += 1
                 await self._turn(writer)
             except UnavailableError as error:
-                self._say(logging.WARNING, f"the log is away from %s: {error}; the state follows when it is back")
+                self._say(
+                    logging.WARNING, f"the log failed for %s: {error}; kvbus writes the state when the log works again"
+                )
                 self._count(error)
                 self._lose(UNAVAILABLE)
                 refused = True
@@ -402,8 +404,8 @@ class Appender:
                 wait = LEASE_TTL if pointer is None else self._others_pause
                 if not self._fenced and self._shown:
                     self._show_fenced(fenced=True)
-                    until = f"it is written again when nobody else has written it for {wait:.0f} s"
-                    self._say(logging.ERROR, f"%s was taken by another writer, or erased: {until}")
+                    until = f"kvbus writes it again after {wait:.0f} s without another writer"
+                    self._say(logging.ERROR, f"another writer has claimed %s, or the stream was erased: {until}")
                 if now() - since >= wait:
                     break
             await asyncio.sleep(MOST_PAUSE)
@@ -542,7 +544,7 @@ class Appender:
         now, before = asyncio.get_running_loop().time(), self._appended_at
         if before is not None and now - before >= SILENCE:
             raise UnavailableError(
-                f"nothing was appended for {now - before:.0f} s: readers may have given the epoch up"
+                f"nothing was appended for {now - before:.0f} s: readers may have abandoned the epoch"
             )
         self._appended_at = now
         return position
@@ -565,7 +567,7 @@ class Appender:
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
         if self._seq >= LAST:
-            raise UnavailableError("the epoch has no number left, so another one begins")
+            raise UnavailableError("the epoch has no seq left, so another epoch begins")
         numbers = (writer.epoch, self._seq)
         record = Record(SCHEMA, kind, *numbers, payload, origin, self._block_size, more, resync, packed=False)
         self._seq += 1

@@ -116,10 +116,10 @@ async def test_of_several_workers_it_is_the_one_at_the_same_host(plane, caplog):
         plane.card(worker)
     plane.add()
     with closing(plane):
-        await eventually(lambda: "which of Dynamo's workers is e? None of [7, 8]" in caplog.text, "a warning")
+        await eventually(lambda: "cannot find worker e among Dynamo's workers [7, 8]" in caplog.text, "a warning")
         plane.card(9, host="10.0.0.1")
         await plane.until((9, 100, HERE))
-    assert caplog.text.count("which of Dynamo's workers") == 1
+    assert caplog.text.count("cannot find worker e") == 1
 
 
 @both_loops
@@ -167,7 +167,7 @@ async def test_what_a_killed_process_has_left_goes_and_strangers_stay(plane, cap
     plane.add()
     with closing(plane):
         await plane.until((7, 6, "tcp://10.0.0.9:1"), (7, 100, HERE))
-        said = "worker 7, rank 1 has another source of events at tcp://10.0.0.9:1: Dynamo's routers take neither"
+        said = "worker 7, rank 1 has another source of events at tcp://10.0.0.9:1: Dynamo's routers use neither source"
         await eventually(lambda: said in caplog.text, "a warning")
 
 
@@ -182,8 +182,8 @@ async def test_a_discovery_that_does_not_answer_is_said_once_and_asked_again(pla
     with monkeypatch.context() as broken:
         broken.setattr(plane.store, "find", fails)
         plane.add()
-        await eventually(lambda: "no way to Dynamo's discovery: no route" in caplog.text, "a warning")
+        await eventually(lambda: "kvbus cannot reach Dynamo's discovery: no route" in caplog.text, "a warning")
     with closing(plane):
         await plane.until((7, 100, HERE))
         await eventually(lambda: "answers again" in caplog.text, "the end of it")
-    assert caplog.text.count("no way to Dynamo's discovery") == 1
+    assert caplog.text.count("kvbus cannot reach Dynamo's discovery") == 1

@@ -131,7 +131,7 @@ class Announcer:
                 self._unreachable = False
             except OSError as error:
                 if not self._unreachable:
-                    log.warning("output %s: no way to Dynamo's discovery: %s", self._output, error)
+                    log.warning("output %s: kvbus cannot reach Dynamo's discovery: %s", self._output, error)
                 self._unreachable = True
             await asyncio.sleep(PACE)
 
@@ -182,7 +182,7 @@ class Announcer:
         if found and source.trouble != "unknown":
             source.trouble = "unknown"
             log.warning(
-                "output %s: which of Dynamo's workers is %s? None of %s can be told from the others at %s; "
+                "output %s: kvbus cannot find worker %s among Dynamo's workers %s by the host %s; "
                 "`dynamo.workers` can name it",
                 self._output,
                 source.name,
@@ -207,7 +207,7 @@ class Announcer:
                 strangers.append(other.endpoint or f"publisher {other.publisher:x}")
         if strangers and source.trouble != "ambiguous":
             log.warning(
-                "output %s: worker %d, rank %d has another source of events at %s: Dynamo's routers take neither",
+                "output %s: worker %d, rank %d has another source of events at %s: Dynamo's routers use neither source",
                 self._output,
                 worker,
                 source.said_rank,

@@ -112,7 +112,9 @@ class DynamoOutput:
 
     def _gone(self, path: str) -> None:
         self._services.stats.records_gone += 1
-        log.warning("output %s: somebody else took %s, it is put back", self._config.name, path)
+        log.warning(
+            "output %s: another process deleted or replaced record %s; kvbus writes it again", self._config.name, path
+        )
 
     def _advertised(self, endpoint: str) -> str:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"

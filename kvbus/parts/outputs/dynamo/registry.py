@@ -311,7 +311,7 @@ class EtcdStore:
         except (ValueError, RecursionError):  # for example a proxy's error page, or a truncated answer
             found = None
         if not isinstance(found, dict):
-            raise OSError(f"etcd answers {method} with what is no JSON object: {body[:200]!r}")
+            raise OSError(f"etcd's answer to {method} is not a JSON object: {body[:200]!r}")
         return found
 
 
