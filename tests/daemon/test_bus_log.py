@@ -57,7 +57,9 @@ def subscriber(bus: Bus, topic: str, **options: int) -> Iterator[zmq.Socket[byte
 async def test_a_router_with_another_topic(caplog: pytest.LogCaptureFixture) -> None:
     async with running_bus(output={"topic": "events"}) as bus:
         with subscriber(bus, "kv@"):
-            said = "subscribes to 'kv@', but the stream's topic is 'events': the router gets nothing [outputs[0].topic]: "
+            said = (
+                "subscribes to 'kv@', but the stream's topic is 'events': the router gets nothing [outputs[0].topic]: "
+            )
             await eventually(lambda: said in caplog.text, "the log line")
             (router,) = await asked(bus.daemon, "/routers")
     (finding,) = router["findings"]
@@ -117,7 +119,7 @@ async def test_a_finding_about_refused_messages_ends_some_time_after_the_last(
         await engine.wait_for_subscriber(60)
         engine.publish(payload(store([1, 2]), ts=time.time()))
         text = "block_size is 24, but the engine has blocks of 16 tokens"
-        await eventually(lambda: f"{text} [block_size]: set it" in caplog.text, "the finding")
+        await eventually(lambda: f"{text} [block_size]: set block_size" in caplog.text, "the finding")
         ended = re.compile(rf"source engine: over after \d+ s: events refused \(1\): {text}")
         await eventually(lambda: ended.search(caplog.text), "the end of it")
         (entry,) = await asked(bus.daemon, "/sources")
@@ -148,5 +150,5 @@ async def test_a_state_that_is_not_written(tmp_path: Path, caplog: pytest.LogCap
     async with running_bus(state_dir=str(tmp_path)) as bus:
         assert bus.daemon.state is not None
         bus.daemon.state.fail(StoreError("No space left on device"))
-        said = f"bus: kvbus cannot write its state to {tmp_path}: No space left on device [state_dir]: make room"
+        said = f"bus: kvbus cannot write its state to {tmp_path}: No space left on device [state_dir]: free disk space"
         await eventually(lambda: said in caplog.text, "the log line")

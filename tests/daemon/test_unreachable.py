@@ -71,7 +71,10 @@ async def test_swapped_ports():
         )
         await eventually(lambda: wrong in said(bus), "the replay is at the live endpoint")
         (finding, *_) = source_findings(bus.source)
-        assert (finding.key, finding.remedy) == ("sources[0].endpoint", "exchange the values of endpoint and replay_endpoint")
+        assert (finding.key, finding.remedy) == (
+            "sources[0].endpoint",
+            "exchange the values of endpoint and replay_endpoint",
+        )
 
 
 async def test_an_engine_that_is_to_dial():

@@ -474,7 +474,7 @@ async def size(scene):
 @mistake(
     "an engine that numbers no batches",
     key="sources[0].endpoint",
-    says="without a sequence number",
+    says="have no sequence number",
     running="not_events",
     number=31,
 )
@@ -486,7 +486,10 @@ async def unnumbered(scene):
 
 
 @mistake(
-    "another publisher's port: no KV-cache events", key="sources[0].endpoint", says="no msgpack", running="not_events"
+    "another publisher's port: no KV-cache events",
+    key="sources[0].endpoint",
+    says="are not msgpack",
+    running="not_events",
 )
 async def no_events(scene):
     engine = await scene.engine(silent=True)

@@ -388,7 +388,7 @@ async def test_a_store_that_cannot_be_written_costs_the_state_and_not_the_start(
     assert [record.levelname for record in caplog.records if str(machine.directory) in record.getMessage()].count(
         "ERROR"
     ) == 0, "one line says it"
-    assert "[state_dir]: make room in state_dir" in caplog.text
+    assert "[state_dir]: free disk space for state_dir" in caplog.text
     daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
     assert daemon.relay.outputs[0].streams[0].next_seq == 1
     await daemon.close(drain=0)

@@ -90,7 +90,7 @@ def test_the_timeout_is_kept(dropping):
     done = kvbus(
         "doctor", "--source", dropping, "--output", f"{HOST}:{free_port()}", "--set", "http=null", "--timeout", "1"
     )
-    assert "a firewall drops the packets, or the machine is away (within 1 s)" in done.stdout.splitlines()[0]
+    assert "a firewall drops the packets, or the machine is down (within 1 s)" in done.stdout.splitlines()[0]
 
 
 def test_a_terminal_sees_what_is_waited_for_and_ctrl_c_ends_it_at_once(dropping):
