@@ -1,4 +1,7 @@
-"""Prometheus metrics: a collector that reads the core's integers at each scrape, and costs nothing between scrapes."""
+"""The collector of Prometheus metrics.
+
+It reads the core's counters at each scrape, and does nothing between scrapes.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTP
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 AT_ONCE: Final = 4
-"""Number of sources that are read in one iteration of the event loop."""
+"""Number of sources that a scrape reads in one iteration of the event loop."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Observed(Protocol):
-    """The state of the bus that the collector reads."""
+    """The parts of a running bus that the metrics are read from."""
 
     relay: Relay
     process: ProcessStats
@@ -44,7 +47,7 @@ class Observed(Protocol):
 
     @property
     def output_stats(self) -> Sequence[OutputStats]:
-        """The counters of each driver."""
+        """The counters of each output's driver, in the order of ``drivers``."""
 
     @property
     def discoveries(self) -> Sequence[DiscoveryStats]:
@@ -52,7 +55,7 @@ class Observed(Protocol):
 
     @property
     def front_stats(self) -> FrontStats | None:
-        """The counters of the proxy in front of the engine's API; None without a proxy."""
+        """The counters of the proxy in front of the engine's HTTP API; None without a proxy."""
 
     @property
     def front_grpc_stats(self) -> CallStats | None:
@@ -60,19 +63,21 @@ class Observed(Protocol):
 
 
 class Readings(NamedTuple):
-    """The sources and the outputs at one moment."""
+    """The readings of all sources and all outputs for one scrape."""
 
     sources: list[SourceReading]
     outputs: list[OutputReading]
 
 
 class RelayCollector(Collector):
-    """Every metric. Label values are limited to the configuration's names, the core's enums and the drivers' reasons.
+    """The collector of all metrics of kvbus.
+
+    Label values come only from the configuration's names, the core's enums and the drivers' reasons, never from a peer.
 
     Args:
-        observed: the bus. Only its counters are read here, so this may run in a thread.
-        readings: its sources and outputs.
-        others: collectors of further metrics.
+        observed: the bus. The collector reads only its counters, so it may run in a thread.
+        readings: the readings of the bus's sources and outputs.
+        others: collectors of other metrics, such as the memory of the process.
     """
 
     def __init__(self, observed: Observed, readings: Readings, others: Iterable[Collector]) -> None:
@@ -81,7 +86,7 @@ class RelayCollector(Collector):
         self._others = others
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
+        """Yield every metric with its current values."""
         for rows, label, items in self._tables():
             for name, text, read, of, keys, part in rows:
                 shown = [item for item in items if part in item.stats.parts] if part else items
@@ -103,7 +108,11 @@ class RelayCollector(Collector):
             yield from other.collect()
 
     def _tables(self) -> list[tuple[tuple[Row, ...], tuple[str, ...], Sequence[Any]]]:
-        """Return tables: the rows, the name of the label for the items, and the items that the rows read."""
+        """Return a tuple for each table of metrics.
+
+        A tuple has the table's rows, the label that names an item (empty if there is only one item), and the items that
+        the rows read, such as the readings of all sources.
+        """
         observed = self._observed
         single = (FRONT, observed.front_stats), (FRONT_GRPC, observed.front_grpc_stats), (PROCESS, observed.process)
         return [
@@ -126,14 +135,14 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 class Exposition:
-    """The answer to a scrape."""
+    """The producer of answers to ``/metrics``. Call `read` in the event loop, and then `render` in a thread."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._others = PlatformCollector(registry=None), ProcessCollector(registry=None)
 
     def read(self) -> Generator[None, None, Readings]:
-        """Read the sources, a few per step, then the outputs."""
+        """Read all sources, `AT_ONCE` of them per step, and then all outputs. Return the readings for `render`."""
         sources: list[SourceReading] = []
         for _, source in read_sources(self._observed.relay):
             sources.append(source)
@@ -145,6 +154,6 @@ class Exposition:
     def render(self, readings: Readings) -> bytes:
         """Return all metrics in Prometheus's text format.
 
-        Call this in a thread: the metrics of 1,000 sources are 6 MB.
+        Call this in a thread. The metrics of 1,000 sources are 6 MB of text, which would block the event loop.
         """
         return generate_latest(RelayCollector(self._observed, readings, self._others))

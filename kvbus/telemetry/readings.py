@@ -1,7 +1,8 @@
-"""Readings of a running bus, shown by ``/metrics``, ``/sources``, ``/routers`` and ``/blocks``.
+"""Readings of a running bus: the current values of its sources, outputs, routers and live blocks.
 
-Every reading holds the values of one moment, and later events do not change it. Many sources are read one by one, so
-that batches can be handled between two of them.
+``/metrics``, ``/sources``, ``/routers`` and ``/blocks`` show the readings. Every reading holds the values of one
+moment, and later events do not change it. The sources are read one by one, so that kvbus can handle batches between two
+readings.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from kvbus.core.types import HASH_FORMS, Hash
 from kvbus.core.wire.frames import ASKS_REPLAY
 
 MAX_BEHIND_S: Final = 5.0
-"""Seconds of lag above which a router has a finding."""
+"""Age in seconds of the oldest batch that a router lacks, above which kvbus has a finding about the router."""
 
 
 class DiscoveryStats:
     """The counters of one discovery entry of the configuration.
 
     Args:
-        name: the name of the entry.
-        left_out: number of engines that are found but are not sources at the moment, by reason. Every reason is a key.
+        name: name of the entry.
+        left_out: number of engines that the discovery lists but that are not sources at the moment, by reason. Every
+            reason is a key, even if its number is 0.
     """
 
     def __init__(self, name: str, left_out: dict[str, int]) -> None:
@@ -46,19 +48,22 @@ class DiscoveryStats:
         """Number of engines that the discovery lists now."""
         self.left_out = left_out
         self.changes: Counter[str] = Counter()
-        """Number of sources that joined, left or moved to another address, and of changes that were refused."""
+        """Number of changes of the sources, by kind: joined, left, moved to another address, or refused by kvbus."""
         self.records: Counter[str] = Counter()
-        """Number of records of a log that were not passed on, by reason."""
+        """Number of records of a log that kvbus read but did not pass on, by reason."""
         self.lag = 0.0
         """Seconds since the log was last read to its end; 0 without a log."""
         self.failures = 0
-        """Number of failed attempts. The engines found before stay in force."""
+        """Number of failed attempts to ask the discovery.
+
+        After a failure kvbus keeps the engines that it found before.
+        """
         self.failing = ""
-        """Why the newest attempt failed; empty if it succeeded."""
+        """Why the newest attempt to ask the discovery failed; empty if the attempt succeeded."""
 
 
 class Driver(Protocol):
-    """The driver of an output, which knows its routers."""
+    """The driver of an output: the object that sends the output's batches and knows the connected routers."""
 
     @property
     def routers(self) -> list[RouterView]:
@@ -66,7 +71,7 @@ class Driver(Protocol):
 
     @property
     def queue_max(self) -> int:
-        """Largest number of batches that wait for one router."""
+        """Number of batches that wait for the router with the longest queue."""
 
     @property
     def behind_seconds(self) -> float:
@@ -74,18 +79,19 @@ class Driver(Protocol):
 
 
 class SourceReading(msgspec.Struct, frozen=True):
-    """A reading of one source.
+    """The values of one source at one moment.
 
     Attributes:
         findings: the findings about the source.
         pending: number of missing batches that are neither recovered nor lost yet.
         queue_depth: number of batches in the reorder buffer.
-        unverified: number of batches whose epoch is not known yet.
-        index_entries: number of blocks in the index: live ones, and coarse ones and tails that kvbus does not announce.
+        unverified: number of batches of which kvbus does not know the epoch yet.
+        index_entries: number of blocks in the index: live blocks, and the coarse blocks and tail blocks that kvbus does
+            not announce.
         index_bytes: estimated memory of these blocks.
-        groups: number of KV cache groups whose blocks the epoch has stored.
+        groups: number of KV-cache groups of which the engine has stored blocks in this epoch.
         blocks: number of live blocks by medium, as announced to routers; zero if the source is expired.
-        examples: by reason, a description of the first refused or omitted item.
+        examples: description of the first batch, event or block that kvbus refused or left out, by reason.
     """
 
     name: str
@@ -117,16 +123,17 @@ class SourceReading(msgspec.Struct, frozen=True):
 
 
 class OutputReading(msgspec.Struct, frozen=True):
-    """A reading of one output: the relay's numbering, and the driver's counters.
+    """The values of one output at one moment: the seqs and journals of its streams, and the counters of its driver.
 
     Attributes:
-        sequences: the newest seq of each open stream, -1 for none.
+        sequences: newest seq of each open stream, by the stream's slot; -1 if the stream has no batch.
         views: number of views, which are separate streams for routers with limited rights.
-        withheld: number of stores that views omit, by reason.
-        queue_max: largest number of batches that wait for one router.
+        withheld: number of stores that the views leave out, by reason.
+        queue_max: number of batches that wait for the router with the longest queue.
         behind_seconds: age of the oldest batch that some router lacks.
-        named: the routers whose keys have a name.
-        stats: the driver's counters, together with what the relay refused or omitted.
+        named: readings of the routers whose keys have a name, by this name.
+        stats: the driver's counters. The reading adds the malformed replay requests and the events of other groups,
+            which the relay counts.
     """
 
     name: str
@@ -146,7 +153,13 @@ class OutputReading(msgspec.Struct, frozen=True):
 
 
 class NamedRouter(msgspec.Struct):
-    """All connections of one router: the queued batches, the largest lag, and the batches that it did not get live."""
+    """The reading of a router whose key has a name, over all its connections.
+
+    Attributes:
+        queued: number of batches that wait for the router.
+        behind: age of the oldest batch that the router lacks, in seconds.
+        dropped: number of batches that the router did not get live.
+    """
 
     queued: int = 0
     behind: float = 0.0
@@ -154,14 +167,14 @@ class NamedRouter(msgspec.Struct):
 
 
 MAX_NAMED: Final = 100
-"""Maximum number of an output's routers that are shown by name. The slowest ones are shown."""
+"""Maximum number of routers of one output that are shown by name. The slowest routers are chosen."""
 
 
 def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
-    """Yield a reading of each source with its slot.
+    """Yield the slot and a reading of each source.
 
-    The sources that exist at the first step are read one by one, except those that are removed or replaced before their
-    turn.
+    Only the sources that exist at the first step are read. A source that is removed or replaced before it is read is
+    skipped.
     """
     at_first = relay.sources.copy()
     for slot, source in enumerate(at_first):
@@ -204,19 +217,31 @@ def read_source(source: Source) -> SourceReading:
 
 
 def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> list[OutputReading]:
-    """Return a reading of each output. ``drivers`` and ``stats`` belong to the outputs, in order."""
+    """Return a reading of each configured output.
+
+    Args:
+        relay: the relay.
+        drivers: the driver of each configured output, in order.
+        stats: the counters of these drivers, in the same order.
+    """
     return [_read_output(*each) for each in zip(_with_views(relay), drivers, stats, strict=True)]
 
 
 def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
-    """Return a tuple for each configured output: the output, then the outputs for its clients with rights."""
+    """Return a tuple for each configured output: the output itself, and then its views.
+
+    A view is a separate output of the relay for the router keys with one set of rights.
+    """
     own = [output for output in relay.outputs if output.spec.view_of is None]
     views = [output for output in relay.outputs if not output.spec.closed]
     return [(output, *(view for view in views if view.spec.view_of == at)) for at, output in enumerate(own)]
 
 
 def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) -> OutputReading:
-    """Return a reading of an output together with its views. The seqs are only the output's own."""
+    """Return a reading of the first of ``outputs``. The rest of ``outputs`` are its views.
+
+    The counters and journals of the views are included, but not their seqs.
+    """
     counted = _copied(stats)
     output, spec = outputs[0], outputs[0].spec
     counted.replay_requests["malformed"] += sum(each.stats.malformed for each in outputs)
@@ -247,7 +272,7 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
 
 
 def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
-    """Return the routers that have a name, each with the sums of its connections, slowest first."""
+    """Return a reading of each connected router whose key has a name, slowest first, up to `MAX_NAMED` routers."""
     found: dict[str, NamedRouter] = {}
     for router in routers:
         if router.name and router.left is None:
@@ -260,11 +285,11 @@ def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
 
 
 RouterKey = tuple[str, int, str, float]
-"""Identifies a connection of a router: output, stream, address, and when the connection was opened."""
+"""The key of a router's connection: name of the output, slot of the stream, address of the router, and time."""
 
 
 class RouterReading(NamedTuple):
-    """A connection of a router, with the name of its output and its findings."""
+    """A connection of a router, with the name of the output and the findings about the router."""
 
     output: str
     router: RouterView
@@ -277,7 +302,10 @@ class RouterReading(NamedTuple):
 
 
 def read_routers(relay: Relay, drivers: Sequence[Driver], wall: float) -> list[RouterReading]:
-    """Return a reading of each router of all outputs. ``wall`` is the time of day, in seconds."""
+    """Return a reading of each router's connection to any output.
+
+    ``wall`` is the current time, in seconds since 1970.
+    """
     return [
         RouterReading(output.spec.name, router, list(_router_findings(number, output, router, wall)))
         for number, (output, driver) in enumerate(zip(relay.outputs, drivers, strict=False))
@@ -290,7 +318,7 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
         return
     facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
     dropped, at = router.dropped_batches, router.state_sent_at
-    topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]  # kvbus's subscribers send it first
+    topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]  # a mark of kvbus's own subscribers
     if router.state == "idle" and topics and router.stream in output.open_streams:
         topic = output.open_streams[router.stream].topic
         yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, topics)), topic=shown(topic))
@@ -313,19 +341,23 @@ def _copied(stats: OutputStats) -> OutputStats:
 
 
 class LiveBlocks:
-    """A copy of a source's live blocks. Making it is cheap, because only dictionaries are copied."""
+    """A copy of a source's live blocks, from which ``/blocks`` is written.
+
+    Copying is cheap: only dictionaries are copied.
+    """
 
     def __init__(self, source: Source) -> None:
         self._label = source.spec.label
         self._rank = source.rank
-        # routers hold no block of an expired source
+        # kvbus has cleared the blocks of an expired source at the routers
         self._index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
     def lines(self, hashes: str = "number") -> Iterator[dict[str, Any]]:
-        """Yield the lines of ``/blocks``: one live block each, as routers know it, parents first on each medium.
+        """Yield the lines of ``/blocks``. Each line describes one live block as kvbus announces it to routers.
 
-        ``hashes`` is one of :data:`~kvbus.core.types.HASH_FORMS`.
+        On each medium, a parent comes before its children. ``hashes`` is the form of integer hashes, one of
+        :data:`~kvbus.core.types.HASH_FORMS`.
         """
         written = HASH_FORMS[hashes]
         for key, chunk, first, end in runs(self._index):

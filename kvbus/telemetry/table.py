@@ -1,4 +1,4 @@
-"""The table of metrics: one row for each metric."""
+"""The table of metrics: one row for each metric, with its name, its help text and the value that it shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-"""Reasons of the ZeroMQ driver. Other drivers' reasons appear when a driver counts them."""
+"""Reasons for which the ZeroMQ driver drops a batch. A reason of another driver appears when that driver counts it."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 WITHHELD: Final = ("rights", "unknown_parent")
 REPLAY_OUTCOMES: Final = (
@@ -34,17 +34,18 @@ CALL_OUTCOMES: Final = (
 
 
 class Row(NamedTuple):
-    """One metric of a source, an output, a discovery, a front, or the process.
+    """A metric of the sources, the outputs, the discoveries, a front or the process.
 
     Attributes:
         name: the metric's name without ``kvbus_``. A name that ends in ``_total`` is a counter, every other one a
             gauge.
         text: the help text.
-        read: returns the value. With a label the value is a dictionary. Without one it is a number, or an object that
-            counts as 1 if it is true.
-        label: the name of the label that distinguishes the values of a dictionary.
+        read: reads the value from an item, such as the reading of a source. With a label the value is a dictionary.
+            Without a label it is a number, or an object that counts as 1 if it is true.
+        label: the name of the label that distinguishes the values of a dictionary; empty for a single value.
         keys: label values that are shown from the start, as 0.
-        part: an optional part of ``OutputStats.parts``. The row is absent for outputs without it.
+        part: a part of ``OutputStats.parts``, such as ``replay``; empty for every output. Outputs without this part do
+            not have the metric.
     """
 
     name: str
@@ -64,11 +65,11 @@ def row(
     *,
     part: str = "",
 ) -> Row:
-    """Return a row. ``read`` is the name of the attribute with the value, or a function."""
+    """Return a row of the table. ``read`` is a function, or the dotted name of an item's attribute with the value."""
     return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys, part)
 
 
-@cache  # the version is read from a file
+@cache  # without the cache, each scrape would read the version from a file
 def kvbus_version() -> str:
     """Return the version of this kvbus."""
     return version("kvbus")
@@ -115,7 +116,11 @@ SOURCES: Final = (
         "Requests to the engine that waited in kvbus, because file descriptors limit the number of open requests.",
         "stats.requests_waited",
     ),
-    row("source_stale_replies_total", "Replay messages that answer no open request.", "stats.stale_replies"),
+    row(
+        "source_stale_replies_total",
+        "Messages of replay answers for which kvbus has no open request.",
+        "stats.stale_replies",
+    ),
     row(
         "source_held_overflow_total",
         "Batches dropped because the reorder buffer was full. kvbus asks the engine for them again.",
@@ -126,12 +131,12 @@ SOURCES: Final = (
     ),
     row(
         "source_reannounced_total",
-        "Stores of several blocks from the root that were all live already: announced cache hits, or copies.",
+        "Stores of several blocks from the root that were all live before: cache hits that are announced, or copies.",
         "stats.reannounced",
     ),
     row(
         "source_finding",
-        "1 while this finding holds for the source; /sources has the sentence. Other findings have no series.",
+        "1 for each finding about the source. /sources has the text. Findings that do not apply have no series.",
         lambda s: {each.id: 1 for each in s.findings},
         "finding",
     ),
@@ -282,19 +287,19 @@ OUTPUTS: Final = (
     ),
     row(
         "replay_sessions_limit",
-        "Maximum number of answers that kvbus sends at once (limits.max_replay_sessions).",
+        "Maximum number of replay answers that kvbus sends at once (limits.max_replay_sessions).",
         "stats.replay_sessions_limit",
         part="replay",
     ),
     row(
         "replay_waiting",
-        "Answers that wait: for a free session, for another answer of the router, or until the router reads.",
+        "Replay answers that wait for a free session, another answer to the same router, or the router to read.",
         "stats.replay_waiting",
         part="replay",
     ),
     row(
         "replay_waiting_limit",
-        "Maximum number of waiting answers (10,000 per endpoint). kvbus refuses further requests.",
+        "Maximum number of waiting replay answers (10,000 per endpoint). kvbus refuses further requests.",
         "stats.replay_waiting_limit",
         part="replay",
     ),
@@ -318,7 +323,7 @@ OUTPUTS: Final = (
     ),
     row(
         "output_states_outgrown_total",
-        "Times a log's state and its later batches did not fit into the journal. New routers wait for the next state.",
+        "Times a state from a log and the batches after it did not fit into the journal. New routers wait for a state.",
         "outgrown",
     ),
     row(
@@ -329,7 +334,7 @@ OUTPUTS: Final = (
     ),
     row(
         "output_withheld_events_total",
-        "Stores that a view leaves out: its rights do not cover them, or their parent is unknown.",
+        "Stores that a view leaves out, because its rights do not cover them or their parent is unknown.",
         "withheld",
         "reason",
         WITHHELD,
@@ -364,7 +369,7 @@ OUTPUTS: Final = (
     ),
     row(
         "output_router_states_total",
-        "Times a router entered a state, on each of its streams.",
+        "Times that routers entered a state, by state. A router has a state on each of its streams.",
         "stats.router_states",
         "state",
     ),
@@ -420,7 +425,9 @@ OUTPUTS: Final = (
 
 DISCOVERY: Final = (
     row("discovery_engines", "Engines that the discovery lists now.", "engines"),
-    row("discovery_failing", "1 while the discovery cannot be asked. The engines found before stay in use.", "failing"),
+    row(
+        "discovery_failing", "1 while kvbus cannot ask the discovery. The engines found before stay in use.", "failing"
+    ),
     row("discovery_failures_total", "Failed attempts to ask the discovery.", "failures"),
     row(
         "discovery_changes_total",
@@ -431,14 +438,14 @@ DISCOVERY: Final = (
     ),
     row(
         "discovery_records_total",
-        "Records of a log that kvbus did not hand on, by reason.",
+        "Records of a log that kvbus read but did not use, by reason.",
         "records",
         "reason",
         LOG_RECORDS,
     ),
     row(
         "discovery_lag_seconds",
-        "Time since kvbus last had read the log to its end: about 1 if reading keeps up, 0 without a log.",
+        "Time since kvbus last reached the end of the log: about 1 if kvbus keeps up, 0 without a log.",
         "lag",
     ),
     row(
@@ -502,7 +509,7 @@ PROCESS: Final = (
     row("source_slots_limit", "Maximum number of source slots (limits.max_sources).", "slots_limit"),
     row(
         "source_slots_reused_total",
-        "Slots of absent sources that kvbus gave to others. A router that was away then may keep old blocks.",
+        "Slots of absent sources that kvbus gave to other sources. A router that missed this may keep old blocks.",
         "slots_reused",
     ),
     row("http_connections", "Open HTTP connections (maximum 128).", "http_connections"),
@@ -525,12 +532,12 @@ PROCESS: Final = (
     ),
     row(
         "config_refused",
-        "1 while the newest configuration on disk is not in force; /overview names the keys.",
+        "1 while kvbus refuses the newest configuration on disk. /overview names the keys.",
         "config_refused",
     ),
     row(
         "key_reloads_total",
-        "Changed files with CURVE keys, HTTP tokens or certificates that kvbus read again, by outcome.",
+        "Times kvbus read a changed file with CURVE keys, HTTP tokens or certificates again, by outcome.",
         "key_reloads",
         "outcome",
         RELOAD_OUTCOMES,
@@ -545,9 +552,9 @@ HISTOGRAMS: Final = (
     ),
     row(
         "batch_age_seconds",
-        "Age of a live batch when kvbus sends it, by the engine's timestamp. Needs synchronized clocks.",
+        "Time from the engine's timestamp of a live batch until kvbus sends the batch. Needs synchronized clocks.",
         "batch_age",
     ),
     row("event_loop_lag_seconds", "Delay of the event loop's timer.", "loop_lag"),
 )
-"""Histograms of the process."""
+"""Metrics of the process that are histograms."""
