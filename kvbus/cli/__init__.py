@@ -10,30 +10,30 @@ except ModuleNotFoundError as error:
     if not (error.name or "").startswith("kvbus"):
         raise
     raise ImportError(
-        "files of kvbus are missing, as they are after kvbus-client was uninstalled beside it: "
-        "install kvbus once more, by pip install --force-reinstall --no-deps"
+        "files of kvbus are missing, which happens if kvbus-client was uninstalled in the same environment: "
+        "install kvbus again, with pip install --force-reinstall --no-deps"
     ) from error
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus.", "run"),
     Subcommand("init", "Write a configuration for an engine and a router."),
-    Subcommand("demo", "Engines, bus and routers on this machine, live."),
+    Subcommand("demo", "Show kvbus at work, with simulated engines and routers."),
     Subcommand("check", "Validate a configuration and print it in full.", "run"),
     Subcommand("doctor", "Find out what is wrong, and what to do."),
     Subcommand("top", "Watch a running bus: sources, outputs, routers."),
-    Subcommand("index", "Answer which source holds the longest prefix of a prompt."),
+    Subcommand("index", "Run a server that knows which source holds the longest prefix of a prompt."),
     Subcommand("query", "Ask which source holds the longest prefix of a prompt."),
-    Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
-    Subcommand("dump", "Rebuild the live block set through the replay."),
+    Subcommand("tail", "Print a stream's decoded batches and gaps."),
+    Subcommand("dump", "Print a stream's live blocks, rebuilt from its replay."),
     Subcommand("record", "Capture a stream to a file."),
-    Subcommand("anonymize", "Make a capture that can be shown to others."),
+    Subcommand("anonymize", "Replace the tokens and names in a capture, so that it can be shared."),
     Subcommand("play", "Publish a capture as an engine would."),
-    Subcommand("sim", "A synthetic engine."),
+    Subcommand("sim", "Run a simulated engine."),
     Subcommand("conform", "Check an engine or a router against the wire specification."),
     Subcommand("state", "Show or delete the state on disk."),
-    Subcommand("keygen", "A key pair for CURVE.", "keys"),
-    Subcommand("token", "A bearer token for the HTTP port.", "keys"),
-    Subcommand("completion", "A script that completes kvbus's commands and options in a shell."),
+    Subcommand("keygen", "Make a key pair for CURVE.", "keys"),
+    Subcommand("token", "Make a bearer token for the HTTP port.", "keys"),
+    Subcommand("completion", "Print a script that completes kvbus's commands and options in a shell."),
 )
 
 
@@ -58,5 +58,5 @@ def main(*, debug: bool) -> None:
       kvbus doctor kvbus.yaml
       kvbus tail tcp://127.0.0.1:5657
 
-    Exit codes are the same for every command, and end this page.
+    The exit codes at the end of this page are the same for every command.
     """  # noqa: D301 - \b is click's: keep these lines as they are

@@ -1,4 +1,4 @@
-"""``kvbus anonymize``: write a copy of a capture that can be shared."""
+"""``kvbus anonymize``: copy a capture with pseudonyms for tokens and names, so that the copy can be shared."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _STDIO: Final = Path("-")
 
 
 def key_file_option(function: F) -> F:
-    """Add the option ``key_file`` to a command. Pass its value to `anonymizer`."""
+    """Add the option ``--key-file`` to a command. The command passes its value to `anonymizer`."""
     return click.option(
         "--key-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Key for the new names, at least 32 bytes. Files with the same key get matching names. [default: new]",
+        help="Key of the pseudonyms, at least 32 bytes. Captures with equal keys get equal pseudonyms. [default: new]",
     )(function)
 
 
 def anonymizer(key_file: Path | None) -> Anonymizer:
-    """Return an anonymizer with the key of a file, or with a new random key that is not kept.
+    """Return an anonymizer with the key from a file. Without a file, use a new random key that is not stored.
 
     Raises:
         FileError: the file cannot be read, is too short, or is accessible to other users.
@@ -58,7 +58,7 @@ def anonymizer(key_file: Path | None) -> Anonymizer:
 )
 @key_file_option
 def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
-    """Write a capture of `kvbus record` under other names, to show it to others.
+    """Copy a capture of `kvbus record` with pseudonyms for tokens and names, so that the copy can be shared.
 
     \b
     Examples:
@@ -67,21 +67,22 @@ def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
       head -c 32 /dev/urandom > key; chmod 600 key
       kvbus anonymize rank-0.jsonl --key-file key; kvbus anonymize rank-1.jsonl --key-file key
 
-    Token ids, hashes, salts, extra keys, sessions, LoRA and model names, topics and every field that kvbus does not
-    know get pseudonyms: equal ones the same, different ones different, none longer or shorter. The key of them is new
-    each time and is written nowhere. kvbus counts, refuses and relays the result as it does the capture, so it shows
-    the same defect when it is played.
+    Pseudonyms replace token ids, hashes, salts, extra keys, sessions, LoRA and model names, topics and every field that
+    kvbus does not know. Equal values get equal pseudonyms, and different values get different pseudonyms. A pseudonym
+    is as long as its value. Without --key-file, the key is new each time and is not stored. kvbus treats the copy as it
+    treats the capture, so `kvbus play` shows the same defect with the copy.
 
     \b
-    The written file still tells its readers:
-      how many requests there were, when, how long, and how much of their prompts was equal, across users too
-      how often each token occurs: with enough of it, common words can be guessed
+    The copy does not hide:
+      how many requests there were, when they came, how long they were, and how many prompts had equal parts, even
+        prompts of different users
+      how often each token occurs: in a long capture, this can be enough to guess common words
       whether a token id is below 128, 256, 32768, 65536 or 2^31; lengths of names, and which of their characters
         are letters or digits
       sizes, groups, ranks, media, times, sequence numbers, the engine's names of fields and events
-    Who has the key file can undo it.
+    Anyone who has the key file can compute the original values.
 
-    kvbus writes no file over another one, and leaves none behind when it is interrupted.
+    kvbus anonymize never replaces an existing file. If it is interrupted, it leaves no file behind.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     renaming = anonymizer(key_file)
     if output is None:
@@ -94,7 +95,7 @@ def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
             writer.write(renaming.message(message))
             next(written)
     unreadable = f", {renaming.unreadable} of them not msgpack" if renaming.unreadable else ""
-    say(f"wrote {writer.written} messages to {output}{unreadable}; kvbus anonymize --help says what they still tell")
+    say(f"wrote {writer.written} messages to {output}{unreadable}; kvbus anonymize --help lists what they do not hide")
 
 
 def _key(file: Path) -> bytes:
@@ -105,7 +106,7 @@ def _key(file: Path) -> bytes:
     except OSError as error:
         raise FileError(f"--key-file {file}: {error.strerror}") from error
     if mode & _OTHERS:
-        raise FileError(f"--key-file {file}: other users can read it (mode {mode & 0o777:04o}): chmod o=")
+        raise FileError(f"--key-file {file}: other users can read it (mode {mode & 0o777:04o}): run chmod o= {file}")
     if len(key) < _MIN_KEY:
         raise FileError(
             f"--key-file {file}: {len(key)} bytes are too few for a key, {_MIN_KEY} are needed: "
@@ -124,7 +125,8 @@ def _beside(file: Path) -> Path:
 def _new_file(path: Path) -> Iterator[Path]:
     """Create a temporary file, and yield its path for writing.
 
-    The file is renamed to ``path`` when the block ends. It is deleted if the block raises.
+    When the block ends, the file is renamed to ``path``. If the block raises, the file is deleted. For standard output
+    (``-``), no file is created.
     """
     if path == _STDIO:
         yield path

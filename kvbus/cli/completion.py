@@ -1,4 +1,4 @@
-"""``kvbus completion``: the script that completes commands and options in a shell."""
+"""``kvbus completion``: print the script that completes commands and options in a shell."""
 
 from __future__ import annotations
 

@@ -38,10 +38,14 @@ F = TypeVar("F", bound="Callable[..., Any]")
 _SECONDS: Final = click.FloatRange(0, min_open=True)
 
 _ENGINE: Final = (
-    click.option("--replay-endpoint", "replay", metavar="ENDPOINT", help="The replay endpoint."),
-    click.option("--snapshot-endpoint", "snapshot", metavar="ENDPOINT", help="The snapshot endpoint."),
-    click.option("--api", metavar="URL", help="An OpenAI-style API: send prompts, reset the cache, put it to sleep."),
-    click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names."),
+    click.option("--replay-endpoint", "replay", metavar="ENDPOINT", help="The engine's replay endpoint."),
+    click.option("--snapshot-endpoint", "snapshot", metavar="ENDPOINT", help="The engine's snapshot endpoint."),
+    click.option(
+        "--api", metavar="URL", help="The engine's OpenAI-style API, to send prompts, reset the cache and sleep."
+    ),
+    click.option(
+        "--model", default="", metavar="NAME", help="Model for the prompts; by default the API's first model."
+    ),
     click.option(
         "--prompts",
         type=click.IntRange(1),
@@ -59,22 +63,24 @@ _ENGINE: Final = (
 
 _ROUTER: Final = (
     click.option("--driver", metavar="CMD", help="Start this program for each case; it reads and writes JSON lines."),
-    click.option("--view-url", metavar="URL", help="GET this to see what a running router holds."),
+    click.option("--view-url", metavar="URL", help="URL at which a running router shows its blocks."),
     click.option(
-        "--client", is_flag=True, help="kvbus's own library, as an example of a router that keeps every clause."
+        "--client",
+        is_flag=True,
+        help="Judge kvbus's own client library, an example of a router that keeps every clause.",
     ),
     click.option(
         "--engine",
         multiple=True,
         metavar="LIVE,REPLAY",
-        help="Where the router reads a rank; once for each. The kit binds it. [default: rank 0 at ports 5557 and 5558 "
-        "of loopback for a running router, new ports for each case otherwise]",
+        help="Endpoints of a simulated rank, at which the router reads. Repeatable. [default: for a running router, "
+        "rank 0 at the ports 5557 and 5558 of loopback; otherwise new ports for each case]",
     ),
     click.option(
         "--reads",
         multiple=True,
         metavar="LIVE,REPLAY",
-        help="Where a driver or the client reads a rank, if something is between it and the engine.",
+        help="Endpoints at which a driver or the client reads a rank, if a program is between it and the engine.",
     ),
     click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
     click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (6.2)."),
@@ -84,22 +90,32 @@ _ROUTER: Final = (
         default=5.0,
         show_default=True,
         metavar="S",
-        help="Maximum time until the router's view is right.",
+        help="Maximum seconds until the router's view is right.",
     ),
-    click.option("--connect", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Time to subscribe."),
+    click.option(
+        "--connect",
+        type=_SECONDS,
+        default=60.0,
+        show_default=True,
+        metavar="S",
+        help="Maximum seconds until the router subscribes.",
+    ),
 )
 
 _REPORT: Final = (
     click.option(
         "--without-bytes", is_flag=True, help="Leave out the bytes that prove a verdict: they may contain prompts."
     ),
-    click.option("--strict", is_flag=True, help="Count a broken SHOULD as a failure, too."),
+    click.option("--strict", is_flag=True, help="Count a broken SHOULD as a failure, like a broken MUST."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, in this order in its help."""
+    """Return a decorator that adds options to a command.
+
+    The command's help lists them in the order of the arguments.
+    """
 
     def add(function: F) -> F:
         for option in reversed(options):
@@ -110,7 +126,7 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
-    """Print a report, and end the process with its exit code."""
+    """Print a report, and end the process with the report's exit code."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
 
     if without_bytes:
@@ -145,7 +161,7 @@ def engine(
     without_bytes: bool,
     **named: Any,
 ) -> None:
-    """Judge an engine's publisher, or a recording of one, clause by clause.
+    """Judge an engine's publisher, or a recording of its stream, clause by clause.
 
     \b
     Examples:
@@ -154,11 +170,12 @@ def engine(
       kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --await-restart
       kvbus conform engine stream.jsonl.gz --json
 
-    Each clause is kept, broken (with the bytes that show it), or not seen (with what to do to see it). A stream shows
-    more if it has been watched from its first batch, or if it has a replay. With --api the engine's cache is reset and
-    the engine put to sleep: use one that serves nobody. Ctrl-C ends with what was seen so far.
+    The verdict on a clause is kept, broken (with the bytes that prove it), or not seen (with a way to see it). More
+    clauses are seen if the stream is watched from its first batch, or if it has a replay. --api resets the engine's
+    cache and puts the engine to sleep, so use an engine that serves no users. Ctrl-C ends the watch early, and the
+    report has the verdicts so far.
 
-    Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 69 nothing could be judged.
+    Exit codes: 0 no MUST is broken, 1 a MUST is broken (with --strict a MUST or a SHOULD), 69 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if "://" in subject:
         from kvbus.tools.conform.engine.probes import Target  # noqa: PLC0415 - brings zmq
@@ -184,7 +201,7 @@ def _ranks(target: Any, count: int) -> list[Any]:
 
 
 def watched(targets: Sequence[Any]) -> Report:
-    """Watch publishers until their time is over or the user presses Ctrl-C, and return the report."""
+    """Watch engines' publishers until the watching time has passed or the user presses Ctrl-C. Return the report."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
     from kvbus.tools.doctor.findings import Line  # noqa: PLC0415 - imported on use
@@ -208,7 +225,7 @@ def watched(targets: Sequence[Any]) -> Report:
     return reports[0] if len(reports) == 1 else forms.Report.of_ranks(reports)
 
 
-@command.command("router", short_help="Judge the view that a router has.")
+@command.command("router", short_help="Judge a router's view of the engines' blocks.")
 @_options(*_ROUTER)
 @click.option(
     "--case", "names", multiple=True, metavar="NAME", help="Only this case, or the cases of this clause; repeatable."
@@ -224,7 +241,7 @@ def router(
     without_bytes: bool,
     **said: Any,
 ) -> None:
-    """Play an engine with every fault to a router, and compare what it holds with what the engine has.
+    """Simulate an engine and its faults for a router, and compare the router's blocks with the engine's.
 
     \b
     Examples:
@@ -232,14 +249,14 @@ def router(
       kvbus conform router --view-url http://127.0.0.1:9000/blocks --engine tcp://127.0.0.1:5557,tcp://127.0.0.1:5558
       kvbus conform router --client --case 3.4 --json
 
-    Nothing else may feed the router. A router that the kit starts itself (--driver) begins each case
-    without blocks. The kit clears a running router between two cases. If the router does not survive a fault, start it
-    again and try the remaining cases with --case.
+    No other engine may send events to the router. A router that kvbus conform starts itself (--driver) begins each case
+    without blocks. A running router is cleared between two cases. If the router does not survive a fault, start it
+    again and play the remaining cases with --case.
 
-    Blocks have two tokens. A verdict is of one clause in one case: kept, broken with the missing and dead blocks, or
-    not seen.
+    The simulated blocks have two tokens. A verdict is about one clause in one case: kept, broken (with the missing and
+    dead blocks), or not seen.
 
-    Exit codes: 0 no MUST is broken, 1 one is, 69 nothing could be tried, 130 Ctrl-C before anything was tried.
+    Exit codes: 0 no MUST is broken, 1 a MUST is broken, 69 no case was played, 130 Ctrl-C before the first verdict.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.tools.conform.router.cases import CASES  # noqa: PLC0415 - imported on use
     from kvbus.tools.conform.router.play import judge, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq

@@ -1,4 +1,4 @@
-"""CURVE options of commands that connect to a publisher."""
+"""The CURVE options of commands that connect to a publisher, and the reader of the key files that they name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVER = "--curve-server-key"
 
 
 def curve_options(function: F) -> F:
-    """Add the options ``curve_secret_key`` and ``curve_server_key`` to a command. Pass their values to `curve_keys`."""
+    """Add ``--curve-secret-key`` and ``--curve-server-key`` to a command, which passes the values to `curve_keys`."""
     for option in (
         click.option(
             _SERVER, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: the publisher's public key."
@@ -34,7 +34,7 @@ def curve_options(function: F) -> F:
 
 
 def curve_keys(secret_key: Path | None, server_key: Path | None, *, bind: bool = False) -> Curve | None:
-    """Read the key files of a command's options. Return None if neither option is given.
+    """Read the CURVE key files that a command's options name. Return None if neither option is given.
 
     Raises:
         UsageError: only one option is given, or the command binds instead of connecting.

@@ -1,4 +1,4 @@
-"""``kvbus demo``: engines, kvbus and routers on this machine, live."""
+"""``kvbus demo``: show kvbus at work, with simulated engines and with routers on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from kvbus.cli.until import run_until_signal
 from kvbus.common.errors import ExitCode
 
 _MAX_DIRECTORY: Final = 60
-"""Maximum length of the temporary directory. The complete path of an ipc socket may have about 100 bytes."""
+"""Maximum length of the temporary directory's path, in characters.
+
+The path of an ipc socket may have about 100 bytes.
+"""
 
 
 NEXT_STEPS: Final = """\
@@ -48,10 +51,10 @@ def command(seconds: float) -> None:
     Two vLLM engines and an SGLang engine publish the events of their caches. The network loses batches, a router
     starts late, an engine crashes, and kvbus itself is killed and started again. At the end the demo compares the
     blocks of each router with the engines' own caches. The router `no kvbus` reads the engines directly, as
-    llm-d-kv-cache 0.9.0 does: it shows what goes wrong without kvbus. The demo needs no configuration and no free
-    port but one.
+    llm-d-kv-cache 0.9.0 does: it shows what goes wrong without kvbus. The demo needs no configuration, and only
+    one free port.
 
-    Exit codes: 0 every router behind kvbus is exact, 1 a router is not, 130 ended while kvbus was down.
+    Exit codes: 0 all routers that read kvbus are exact, 1 such a router is not exact, 130 ended while kvbus was down.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     # imported on use, to keep `kvbus --help` fast
     from kvbus.tools.demo.show import play  # noqa: PLC0415

@@ -39,15 +39,15 @@ TIMEOUT = 5.0
     default=TIMEOUT,
     show_default=True,
     metavar="S",
-    help="Seconds for each endpoint; all are probed at the same time.",
+    help="Maximum seconds for each endpoint. All endpoints are probed at the same time.",
 )
 @click.option(
     "--router",
     type=click.Choice([name for name in PROFILES if name != "dynamo-plane"]),
     metavar="NAME",
-    help="Also say what the decoder of this router needs (a profile, such as kthena), and what the outputs lack of it.",
+    help="Also compare the outputs with the needs of this router's decoder. NAME is a profile, such as kthena.",
 )
-@click.option("--history", is_flag=True, help="Ask each replay from seq 0, to see how far back it reaches.")
+@click.option("--history", is_flag=True, help="Request each replay from seq 0, to see how far back it reaches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
@@ -74,8 +74,8 @@ def command(
       kvbus doctor kvbus.yaml --json | jq -r '.findings[].text'
 
     Each finding is a line: the cause, [the configuration key], what to do. Problems come first. A line that begins with
-    "note:" may be intended. A line for each source and output follows, with what was seen there. Each engine gets one
-    more subscriber for a moment and one small replay request (with --history a large one).
+    "note:" is about a fact that may be intended. At the end, one line for each source and output says what doctor saw.
+    doctor subscribes to each engine for a moment, and sends it one small replay request (with --history a large one).
 
     Exit codes: 0 no problem, 1 a problem, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
@@ -93,7 +93,7 @@ def command(
 
 
 def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False, router: str | None = None) -> Report:
-    """Probe every endpoint of a configuration, and return the report. End the process if the user interrupts it."""
+    """Probe every endpoint of a configuration, and return the report. Ctrl-C ends the process."""
     from kvbus.tools.doctor.examine import examine  # noqa: PLC0415 - brings zmq
 
     return _run(lambda progress: examine(config, timeout=timeout, history=history, router=router, progress=progress))

@@ -1,4 +1,4 @@
-"""``kvbus dump``: rebuild the set of live blocks by the standard replay or a snapshot."""
+"""``kvbus dump``: print the live blocks of a publisher, rebuilt from its replay or its snapshot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NoAnswerError(KvbusError):
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The blocks from a replay or a snapshot, and warnings about missing or dead blocks."""
+    """The live blocks from a replay or a snapshot, and warnings about blocks that may be missing or dead."""
 
     view: BlockView
     warnings: list[str] = field(default_factory=list)
@@ -52,17 +52,17 @@ async def rebuild(
     copies: bool,
     curve: Curve | None = None,
 ) -> Rebuilt:
-    """Request a snapshot, or a replay from seq 0 to END, and apply it to an empty view.
+    """Rebuild a publisher's live blocks from a snapshot, or from a replay of its batches from seq 0 to END.
 
     Raises:
         NoAnswerError: no answer came within `within` seconds, or the publisher has no snapshot.
-        ValueError: the endpoint is malformed.
+        ValueError: an endpoint is malformed.
     """
     # make several short attempts, because a request is lost if the publisher dies after receiving it
     idle = min(within, _IDLE_S)
     attempts = math.ceil(within / idle)
-    # A snapshot is one message and may take long. So one attempt gets all the time if there is a replay to fall back
-    # on. Otherwise the attempts share the time equally.
+    # A snapshot is one message and may take long. If a replay can follow a failed snapshot request, that request gets
+    # all the time. Otherwise several snapshot requests share the time equally.
     timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=within / (1 if replay_endpoint else attempts))
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0
@@ -100,14 +100,14 @@ def _explain(lost: Lost) -> str:
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER. A replay endpoint then brings newer batches.",
+    help="The publisher's snapshot ROUTER. If a replay endpoint is given too, newer batches come from the replay.",
 )
 @click.option(
     "--framing",
     type=click.Choice(["auto", "3", "4", "sim"]),
     default="auto",
     show_default=True,
-    help="Layout of the answers: 3 for vLLM up to 0.25 and SGLang up to 0.5.21, 4 for later ones.",
+    help="Number of frames of an answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21, 4 for later releases.",
 )
 @click.option(
     "--timeout",
@@ -117,15 +117,17 @@ def _explain(lost: Lost) -> str:
     metavar="S",
     help="Seconds to wait for an answer.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line and block, instead of their number.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each block, not the number of blocks.")
 @click.option(
     "--hashes",
     type=click.Choice(list(HASH_FORMS)),
     default="number",
     show_default=True,
-    help="How --json writes integers: jq and browsers change large numbers.",
+    help="How --json writes integer hashes. jq and browsers change large numbers.",
 )
-@click.option("--copies", is_flag=True, help="Count copies, for an engine's own stream (not for kvbus's output).")
+@click.option(
+    "--copies", is_flag=True, help="Count copies of blocks. For an engine's own stream, not for kvbus's output."
+)
 @curve_options
 def command(
     replay_endpoint: str | None,
@@ -138,7 +140,7 @@ def command(
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Rebuild the set of live blocks by the standard replay from seq 0, or a snapshot, and print their number.
+    """Rebuild a publisher's live blocks from its replay or its snapshot, and print the number of blocks.
 
     \b
     Examples:
@@ -147,7 +149,7 @@ def command(
       kvbus dump --replay-endpoint tcp://127.0.0.1:5558 --copies --json | jq -c '[.medium, .hash]'
 
     With --json each block is one line: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Byte
-    hashes are hex strings. Exit code 69: nobody answered, or there is no snapshot.
+    hashes are hex strings. Exit code 69: the publisher did not answer, or has no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError("give --replay-endpoint, for example tcp://127.0.0.1:5558, or --snapshot-endpoint")
@@ -173,7 +175,7 @@ def command(
     except ValueError as error:
         raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5558") from error
     if rebuilt is None:
-        say("interrupted: an incomplete replay prints nothing")
+        say("interrupted: the replay is incomplete, so no blocks are printed")
         raise SystemExit(ExitCode.INTERRUPTED)
     for warning in rebuilt.warnings:
         say(f"warning: {warning}")

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @click.command("index", short_help="Answer which worker holds which prefix.")
 @click.argument("sources", nargs=-1, metavar="SOURCE…")
-@click.option("--listen", default="127.0.0.1:9478", show_default=True, metavar="HOST:PORT", help="Where to answer.")
-@click.option("--output", "output", metavar="NAME", help="The output of a bus to read.  [default: the first that fits]")
+@click.option("--listen", default="127.0.0.1:9478", show_default=True, metavar="HOST:PORT", help="Address for queries.")
+@click.option("--output", "output", metavar="NAME", help="Output of the bus to read.  [default: the first that fits]")
 @click.option(
     "--log",
     "log_files",
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A log to follow: YAML with kafka, nats or redis, and its keys as under sources[].discover. Repeatable.",
 )
-@click.option("--copies", is_flag=True, help="Count copies, for engines' own streams (not for kvbus's outputs).")
+@click.option(
+    "--copies", is_flag=True, help="Count copies of blocks. For engines' own streams, not for kvbus's outputs."
+)
 @click.option(
     "--tokens-file",
     type=click.Path(path_type=Path),
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     help="File with the bearer tokens of remote clients, as in the bus's http_tokens_file.",
 )
 @click.option("--tls-certificate", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate.")
-@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="TLS: its private key.")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate's key.")
 @login_options
 @curve_options
 def command(
@@ -66,10 +68,11 @@ def command(
       kvbus index tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --copies
       kvbus index --log redis.yaml
 
-    A SOURCE is the HTTP port of a bus, which says where its output is and how its sources are. Or it is a stream of an
-    engine or of an output, as [NAME=]ENDPOINT[,REPLAY]. Only programs on this host and clients with a token may ask.
+    A SOURCE is the URL of a bus's HTTP port, at which the index finds the bus's output and the states of its sources.
+    Or it is a stream of an engine or of an output, as [NAME=]ENDPOINT[,REPLAY]. The index answers only programs on this
+    host and clients with a token.
 
-    Exit codes: 0 ended by Ctrl-C or SIGTERM, 2 a bad option, 69 the address is taken, 78 nothing that can be read.
+    Exit codes: 0 ended by Ctrl-C or SIGTERM, 2 a bad option, 69 the address is taken, 78 a source cannot be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if not sources and not log_files:
         raise click.UsageError("give a SOURCE or --log, for example http://127.0.0.1:9477")
@@ -156,7 +159,7 @@ def log_router(path: Path) -> LogRouter:
 
     data = yamlfile.read(path).data
     if not isinstance(data, dict) or len(data) != 1 or not isinstance(next(iter(data.values())), dict):
-        raise ConfigError([Problem("--log", "is not one of kafka, nats and redis with its keys", str(path))])
+        raise ConfigError([Problem("--log", "must be kafka, nats or redis with its keys", str(path))])
     ((kind, keys),) = data.items()
     try:
         return LogRouter(kind, keys)

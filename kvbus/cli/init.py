@@ -34,7 +34,8 @@ def command(*, engine: str, router: str, model: str, host: str, path: Path) -> N
       kvbus init --engine vllm --router llm-d --model Qwen/Qwen3-32B --host 10.0.0.7
       kvbus init --engine sglang --router smg -o - | less
 
-    Without --engine or --router it asks. Without --model or --host the file has MODEL or POD in their places.
+    kvbus init asks for the engine and the router if an option does not name them. Without --model or --host, the file
+    has MODEL or POD instead of the value.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     shown = str(path) == "-"
     name = "kvbus.yaml" if shown else str(path)

@@ -29,7 +29,7 @@ from kvbus.transport.curve import KeyFileError, certificate, generate, read_secr
     help="Only print the public key of this secret key file.",
 )
 def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | None) -> None:
-    """Make a CURVE key pair: NAME.key to hand out, NAME.key_secret to keep. Print the public key.
+    """Make a CURVE key pair: the public key NAME.key and the secret key NAME.key_secret. Print the public key.
 
     \b
     Examples:
@@ -37,8 +37,9 @@ def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | 
       kvbus keygen router-a >> routers.keys      # an allow-list: one public key a line
       kvbus keygen --public-of /etc/kvbus/keys/kvbus.key_secret
 
-    The files have the format of pyzmq's zmq.auth and of czmq. Only you may read the secret one. kvbus refuses a secret
-    key that others can read, and accepts one that its group can (a Kubernetes Secret with fsGroup, defaultMode 0440).
+    The files have the format of pyzmq's zmq.auth and of czmq. Only you can read the file with the secret key. kvbus
+    refuses a secret key that all users can read. It accepts a secret key that the file's group can read, such as a
+    Kubernetes Secret with fsGroup and defaultMode 0440.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if public_of is not None:
         try:
@@ -64,7 +65,7 @@ def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | 
 
 
 def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
-    """Write a new file. At no time does it have more permissions than ``mode``."""
+    """Write a new file. From the moment of its creation, the file has no more permissions than ``mode``."""
     if force:
         path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -76,7 +77,9 @@ def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
 @click.command("token")
 @click.argument("name")
 @click.option("--status", is_flag=True, help="The token gives no access to content and token ids.")
-@click.option("-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Write the token there.")
+@click.option(
+    "-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Write the token to FILE."
+)
 def token(*, name: str, status: bool, path: Path | None) -> None:
     """Make a bearer token for the HTTP port, and print its line for http_tokens_file.
 
@@ -85,8 +88,8 @@ def token(*, name: str, status: bool, path: Path | None) -> None:
       kvbus token router-a -o router-a.token >> /etc/kvbus/http/tokens
       kvbus token prometheus --status >> /etc/kvbus/http/tokens
 
-    The line, a name and a hash, goes to standard output. kvbus shows the token once, on standard error, or written to a
-    new file that only you may read; nobody can find it from the hash.
+    The line has the name and a hash of the token. It goes to standard output. The token itself is shown only once: on
+    standard error, or in the new file of --output, which only you can read. The hash does not reveal the token.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.http.credentials import is_name, line_of, new_token  # noqa: PLC0415 - keygen needs none of it
 

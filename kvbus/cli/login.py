@@ -26,21 +26,21 @@ _CA = "--http-ca"
 
 
 def login_options(function: F) -> F:
-    """Add the options ``http_token_file`` and ``http_ca`` to a command. Pass their values to `login`."""
+    """Add ``--http-token-file`` and ``--http-ca`` to a command. The command passes their values to `login`."""
     for option in (
         click.option(
             _CA,
             type=click.Path(path_type=Path),
             envvar="KVBUS_CA_FILE",
             metavar="FILE",
-            help="Authorities of the bus's certificate, for https (also: KVBUS_CA_FILE).  [default: the system's]",
+            help="Certificate authorities for https (also: KVBUS_CA_FILE).  [default: the system's authorities]",
         ),
         click.option(
             _TOKEN,
             type=click.Path(path_type=Path),
             envvar="KVBUS_TOKEN_FILE",
             metavar="FILE",
-            help="A bearer token that the bus knows (also: KVBUS_TOKEN_FILE).",
+            help="File with a bearer token that the bus accepts (also: KVBUS_TOKEN_FILE).",
         ),
     ):
         function = option(function)
@@ -48,10 +48,10 @@ def login_options(function: F) -> F:
 
 
 def bus_url(http: str) -> str:
-    """Return the base URL for the value of an option.
+    """Return the base URL of a bus. The value of the option is a URL or HOST:PORT.
 
     Raises:
-        click.UsageError: the value is not an address or a URL.
+        click.UsageError: the value has neither form.
     """
     from kvbus.tools.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
@@ -62,12 +62,14 @@ def bus_url(http: str) -> str:
 
 
 def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
-    """Read the token and certificate files of a command's options. Warn if the token would be sent unencrypted.
+    """Read the token file and the certificate file that a command's options name.
+
+    Print a note if the token would be sent unencrypted.
 
     Raises:
         ConfigError: a file cannot be used.
     """
-    # imported on use, because both import other packages
+    # imported on use, because both modules import large packages (aiohttp, zmq)
     from kvbus.tools.asking import Login  # noqa: PLC0415
     from kvbus.transport.curve import KeyFileError, read_file  # noqa: PLC0415
 
@@ -80,7 +82,7 @@ def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
         if not token or not token.isascii() or not token.isprintable():
             raise ConfigError([Problem(_TOKEN, "holds no token; a token is one line of text", str(token_file))])
         if url.startswith("http://") and not url.startswith(("http://127.", "http://localhost", "http://[::1]")):
-            say("note: without https the token goes over the network in clear")
+            say("note: without https the token is sent over the network unencrypted")
     if ca is not None:
         try:
             context = ssl.create_default_context(cafile=ca)

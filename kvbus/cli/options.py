@@ -1,4 +1,4 @@
-"""The configuration of ``run``, ``check`` and ``doctor``: a file as argument, and options for single keys."""
+"""The options of ``run``, ``check`` and ``doctor`` that name the configuration file or set single keys of it."""
 
 from __future__ import annotations
 
@@ -61,22 +61,25 @@ _OPTIONS = (
         help="Where routers connect; replaces the file's outputs. Repeatable.",
     ),
     _HTTP,
-    click.option("--model", metavar="NAME", help="{model} in topics."),
-    click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
-    click.option("--log-format", metavar="FORMAT", help="auto, json or text."),
+    click.option("--model", metavar="NAME", help="Value of {model} in topics."),
+    click.option("--log-level", metavar="LEVEL", help="Log level: debug, info, warning or error."),
+    click.option("--log-format", metavar="FORMAT", help="Log format: auto, json or text."),
     click.option(
         "--set",
         "settings",
         multiple=True,
         callback=_settings,
         metavar="KEY=VALUE",
-        help="Any key, such as outputs[0].layout=merged. Repeatable.",
+        help="Set any configuration key, such as outputs[0].layout=merged. Repeatable.",
     ),
 )
 
 
 def config_options(function: Callable[..., Any], *, http: bool = True) -> Callable[..., Any]:
-    """Add the argument and the options of `load_config` to a command. Leave out ``--http`` if ``http`` is false."""
+    """Add the argument CONFIG and the options that `load_config` takes to a command.
+
+    ``http`` false leaves out ``--http``.
+    """
 
     @functools.wraps(function)
     def command(*, config: Path | None, named: Path | None, **flags: Any) -> Any:
@@ -117,14 +120,14 @@ def load_config(
     Args:
         config: the YAML file; None for no file.
         source: engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``. They replace the file's sources.
-        output: outputs in the same form. They replace the file's outputs.
+        output: outputs as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``. They replace the file's outputs.
         http: value of the key ``http``.
         model: value of the key ``model``.
         log_level: value of the key ``log_level``.
         log_format: value of the key ``log_format``.
         settings: settings ``KEY=VALUE``, applied in order after the other options.
         env: the environment; ``os.environ`` by default.
-        look: finds further problems on this machine.
+        look: returns the problems of the configuration that only a look at this machine shows, such as missing files.
 
     Raises:
         ConfigError: the configuration has problems. The error lists all of them.

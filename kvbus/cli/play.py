@@ -25,15 +25,19 @@ _PROBABILITY = click.FloatRange(0, 1)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream.")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay; no replay without it.")
-@click.option("--bind/--connect", default=None, help="Listen, or connect; by default as vLLM does.")
+@click.option(
+    "--bind/--connect", default=None, help="Listen at the endpoint, or connect to it; by default as vLLM does."
+)
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches per second.  [default: 200]")
-@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Recorded pace times N, instead of --rate.")
+@click.option(
+    "--speed", type=click.FloatRange(0, min_open=True), help="Play at the recorded pace times N, not at --rate."
+)
 @click.option(
     "--framing",
     type=click.Choice(["3", "4", "sim"]),
     default="4",
     show_default=True,
-    help="Layout of replay answers: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
+    help="Number of frames of a replay answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
 )
 @click.option("--topic", help="Topic of every message, instead of the recorded one.")
 @click.option(
@@ -52,15 +56,18 @@ _PROBABILITY = click.FloatRange(0, 1)
     help="Exit this many seconds after the last batch, and serve replays until then; by default at Ctrl-C.",
 )
 @click.option(
-    "--drop", type=_PROBABILITY, default=0.0, help="Batches to drop from the live stream and keep for replay."
+    "--drop",
+    type=_PROBABILITY,
+    default=0.0,
+    help="Probability that a batch is dropped from the live stream but kept for replays.",
 )
-@click.option("--duplicate", type=_PROBABILITY, default=0.0, help="Batches sent twice.")
-@click.option("--swap", type=_PROBABILITY, default=0.0, help="Batches to send after their successor.")
+@click.option("--duplicate", type=_PROBABILITY, default=0.0, help="Probability that a batch is sent twice.")
+@click.option("--swap", type=_PROBABILITY, default=0.0, help="Probability that a batch is sent after the next batch.")
 @click.option(
     "--hole",
     type=_PROBABILITY,
     default=0.0,
-    help="Batches to drop from the live stream and the replay, with their seq used up.",
+    help="Probability that a batch is neither sent nor kept for replays, so that its seq is missing.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the faults.")
 def command(
@@ -93,12 +100,13 @@ def command(
       kvbus play stream.jsonl --rate 1000 --subscribers 1 --exit-after 0
       kvbus play stream.jsonl --loop --buffer-steps 100 --framing 3
 
-    FILE is a file of `kvbus record`: JSON lines of t, topic, seq and payload. A name in .gz is compressed, - is
-    standard input. The player keeps the recorded sequence numbers. Where they go back, the engine had restarted: the
-    player closes its sockets, opens them again, and empties the replay buffer.
+    FILE is a file of `kvbus record`: JSON lines of t, topic, seq and payload. A file whose name ends in .gz is
+    compressed. - is standard input. kvbus play keeps the recorded sequence numbers. If a number is lower than the one
+    before it, the engine had restarted. kvbus play then closes its sockets, opens them again, and empties the replay
+    buffer.
 
-    After the last batch it stays, like an idle engine, and serves replay until Ctrl-C (see --exit-after). Faults are
-    probabilities per batch, from 0 to 1.
+    After the last batch kvbus play runs on like an idle engine, and answers replay requests until Ctrl-C (see
+    --exit-after). Faults are probabilities per batch, from 0 to 1.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
@@ -150,7 +158,7 @@ def command(
 
 
 def open_publisher(publisher: EnginePublisher) -> None:
-    """Start a publisher, and print whether it binds or connects, because the user may expect the other one.
+    """Start a publisher, and print whether it binds or connects, because a user may expect the opposite.
 
     Raises:
         click.UsageError: an endpoint is malformed.

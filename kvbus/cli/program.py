@@ -1,4 +1,4 @@
-"""The click group of all subcommands. It imports a subcommand on use, and maps each error to an exit code."""
+"""The click group of all subcommands. It imports a subcommand's module on use, and gives each error an exit code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A subcommand that is imported on use: the click command ``name`` of the module ``home``.
+    """A subcommand of kvbus. Its module is imported only when the subcommand is used.
 
     Attributes:
         name: name of the subcommand.
-        summary: its line in the list of subcommands.
-        home: its module in ``kvbus.cli``. Empty if the module has the subcommand's name and the click command is
-            called ``command``.
+        summary: the subcommand's line in the list of subcommands.
+        home: name of the subcommand's module in ``kvbus.cli``, in which the click command has the subcommand's name.
+            Empty if the module has the subcommand's name; the click command is then called ``command``.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Program(click.Group):
         return lazy + super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one subcommand."""
+        """Import a subcommand's module, and return its click command; None if no subcommand has this name."""
         subcommand = self.subcommands.get(cmd_name)
         if subcommand is None or importlib.util.find_spec(subcommand.module) is None:
             return super().get_command(ctx, cmd_name)
@@ -71,7 +71,10 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand. The error for an unknown name suggests its replacement or a similar subcommand."""
+        """Return the subcommand that the arguments name, as click does.
+
+        The error for an unknown name suggests another subcommand: the replacement of a removed one, or a similar name.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -102,7 +105,7 @@ class Program(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line, and exit with its exit code."""
+        """Run the command line, and end the process with the exit code of the subcommand."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         if os.getpid() == 1:
@@ -176,7 +179,7 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
 
 
 def _deliberate(error: Exception) -> KvbusError | None:
-    """Return the exception if it is a `KvbusError`, or the first one in an exception group; else None."""
+    """Return the exception if it is a `KvbusError`, or the first one in an exception group. Otherwise return None."""
     if isinstance(error, KvbusError):
         return error
     if isinstance(error, ExceptionGroup):

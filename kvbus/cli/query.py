@@ -25,27 +25,29 @@ if TYPE_CHECKING:
 
 _OK: Final = 200
 _BAD: Final = {400, 413}
-"""HTTP statuses of a malformed or too large question."""
+"""HTTP statuses with which the index refuses a malformed or too large question."""
 
 _IDLE_S: Final = 2.0
 
 _is_ambiguous: Final = re.compile(r"(?:[0-9]{2}){1,10}").fullmatch
-"""Matches a hash of decimal digits that may also be a byte string in hexadecimal."""
+"""Matches a hash of decimal digits that may be an integer or a byte string in hexadecimal."""
 _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
 @click.command("query", short_help="Ask which source holds the longest prefix of a prompt.")
 @click.argument("sources", nargs=-1, metavar="[SOURCE]…")
-@click.option("--http", default="127.0.0.1:9478", show_default=True, metavar="URL", help="The index to ask.")
+@click.option("--http", default="127.0.0.1:9478", show_default=True, metavar="URL", help="Address of the index.")
 @login_options
-@click.option("--tokens", type=click.File(), metavar="FILE", help="The prompt's token ids; - is standard input.")
-@click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
-@click.option("--lora", metavar="NAME", help="The adapter.")
-@click.option("--salt", metavar="TEXT", help="The cache salt.")
 @click.option(
-    "--output", "output", metavar="NAME", help="With a bus as SOURCE: its output.  [default: the first that fits]"
+    "--tokens", type=click.File(), metavar="FILE", help="File with the prompt's token ids; - for standard input."
 )
-@click.option("--copies", is_flag=True, help="With SOURCE: count copies, for an engine's own stream.")
+@click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
+@click.option("--lora", metavar="NAME", help="LoRA adapter of the prompt.")
+@click.option("--salt", metavar="TEXT", help="Cache salt of the prompt.")
+@click.option(
+    "--output", "output", metavar="NAME", help="If SOURCE is a bus: its output.  [default: the first that fits]"
+)
+@click.option("--copies", is_flag=True, help="Count copies of blocks, if SOURCE is an engine's own stream.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S")
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @curve_options
@@ -77,12 +79,12 @@ def command(
       kvbus query http://127.0.0.1:9477 --tokens prompt.json
       kvbus query tcp://10.0.0.7:5657,tcp://10.0.0.7:5658 --tokens prompt.txt --json
 
-    The command asks a running `kvbus index`. With a SOURCE in the form of `kvbus index`, it needs no index: it reads
-    the source's replay once, answers and ends. FILE is a JSON list, a JSON object with one under "tokens", or
-    integers with commas or blanks between them. Hashes are all integers (decimal or 0x…) or all byte strings in
-    hexadecimal; hashes that can be either are looked up as both.
+    kvbus query asks a running `kvbus index`. With a SOURCE it needs no index, but reads the replay of the SOURCE once.
+    A SOURCE has the same forms as at `kvbus index`. FILE is a JSON list, a JSON object with a list under "tokens", or
+    integers with commas or blanks between them. The hashes are either all integers (decimal or 0x…) or all byte strings
+    in hexadecimal. Hashes that can be either are looked up as both.
 
-    Exit codes: 0 answered, 2 a bad question, 69 no answer, 78 a source that cannot be read.
+    Exit codes: 0 answered, 2 a malformed question, 69 no answer, 78 a source cannot be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if (tokens is None) == (hashes is None):
         raise click.UsageError("give either --tokens FILE or --hashes HASH,…")
@@ -123,10 +125,10 @@ def command(
         tiers = ", ".join(f"{medium} {count}" for medium, count in match["tiers"].items())
         click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{_unsure(match)}")
     if not matches:
-        say("no source holds any block of it")
+        say("no source holds a block of the prompt")
     for source in answer["incomplete"]:
         state = "partial" if source["partial"] else source["state"]
-        say(f"note: {source['source']} is {state}; it may hold more than is known")
+        say(f"note: {source['source']} is {state}; it may hold more blocks than are known")
 
 
 def _unsure(source: dict[str, Any]) -> str:
@@ -134,7 +136,7 @@ def _unsure(source: dict[str, Any]) -> str:
 
 
 def token_ids(text: str) -> list[int]:
-    """Parse the token ids in a file's text.
+    """Return the token ids that a file's text lists.
 
     Raises:
         click.UsageError: the text is not a list of token ids.
@@ -154,14 +156,14 @@ def token_ids(text: str) -> list[int]:
         found = [found]
     if not isinstance(found, list) or not all(type(each) is int for each in found):
         odd = next((each for each in found if type(each) is not int), "nothing") if isinstance(found, list) else found
-        raise click.UsageError(f"--tokens: {odd!r:.100} is no token id; for example [128000, 9906, 1917]")
+        raise click.UsageError(f"--tokens: {odd!r:.100} is not a token id; for example [128000, 9906, 1917]")
     if not found:
         raise click.UsageError("--tokens: the list is empty; for example [128000, 9906, 1917]")
     return found
 
 
 async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
-    """Send a question to an index, and return its answer.
+    """Send a question to an index, and return the index's answer.
 
     Raises:
         NoAnswerError: no answer comes within ``timeout`` seconds, or the index rejects the request.
@@ -196,7 +198,7 @@ async def rebuild(
     copies: bool,
     curve: Curve | None,
 ) -> dict[str, Any]:
-    """Read the replay of each source once, and answer the question from it.
+    """Read the replay of each source once, and answer the question from the blocks that the replays describe.
 
     Raises:
         NoAnswerError: a source does not answer within ``timeout`` seconds.
@@ -233,6 +235,6 @@ async def rebuild(
         await follower.close()
     tokenless = [each.source for each in answer.incomplete if each.state == "no_tokens"]
     if tokenless:
-        raise UnusableError(f"{', '.join(tokenless)} has no token ids, which prompts are found by (token_ids: drop)")
+        raise UnusableError(f"{', '.join(tokenless)} has no token ids (token_ids: drop), so it cannot find prompts")
     built: dict[str, Any] = msgspec.to_builtins(answer)
     return built

@@ -1,4 +1,4 @@
-"""Tell the user why no messages come from the endpoint that a command reads."""
+"""Checks that explain to the user of a command why no messages come from the endpoint that the command reads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ if TYPE_CHECKING:
     from kvbus.transport.curve import Curve
 
 LOOK_AFTER_S: Final = 1.0
-"""Seconds without a message before the first check, and between two checks."""
+"""Seconds without a message after which `explained` checks the endpoint, and seconds between two checks."""
 
 DIAL_S: Final = 1.0
-"""Maximum seconds of a check."""
+"""Maximum duration of one check of the endpoint, in seconds."""
 
 
 class UnreachableError(KvbusError):
-    """An endpoint has no publisher."""
+    """There is no publisher at the endpoint that a command reads."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 async def obstacle(endpoint: str, curve: Curve | None) -> str:
-    """Dial an endpoint, and return why it has no publisher; empty if it has one."""
+    """Dial an endpoint, and return the reason why no publisher is there.
+
+    Return an empty string if a publisher is there.
+    """
     async with dial(endpoint, Role.SUB, seconds=DIAL_S, curve=curve) as dialled:
         found = dialled.outcome.no_publisher()
         return "" if found is None else found.text
@@ -38,9 +41,9 @@ async def obstacle(endpoint: str, curve: Curve | None) -> str:
 
 @contextlib.asynccontextmanager
 async def explained(endpoint: str, curve: Curve | None, heard: Callable[[], bool]) -> AsyncIterator[None]:
-    """Explain missing messages while the block runs and at its end.
+    """Check the endpoint while the block runs, and print on standard error why no message comes from it.
 
-    While no message has come, print each new reason on standard error.
+    A reason is printed once, until another reason replaces it. The checks end with the first message.
 
     Args:
         endpoint: the endpoint that the command connects to.
@@ -48,7 +51,7 @@ async def explained(endpoint: str, curve: Curve | None, heard: Callable[[], bool
         heard: returns whether a message has come.
 
     Raises:
-        UnreachableError: at the end no message has come, and the endpoint has no publisher.
+        UnreachableError: at the end of the block no message has come, and no publisher is at the endpoint.
     """
 
     async def look() -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
-    "--anonymize", is_flag=True, help="Anonymize the capture, so that it can be shown to others: see `kvbus anonymize`."
+    "--anonymize", is_flag=True, help="Anonymize the capture, so that it can be shared: see `kvbus anonymize`."
 )
 @key_file_option
 @curve_options
@@ -58,9 +58,9 @@ def command(
       kvbus record tcp://127.0.0.1:5557 for-others.jsonl.gz --anonymize
       kvbus record tcp://127.0.0.1:5657 - --topic kv@ | head
 
-    The file has one message per line: t (seconds since the first one), topic and payload in base64, and seq. The
-    recorder writes each line at once, so that Ctrl-C leaves a complete file. - is standard output. The file holds
-    prompts, so only you may read it. Missing batches are counted, and not asked for.
+    The file has one message per line: t (seconds since the first message), topic and payload in base64, and seq. kvbus
+    record writes each line at once, so that Ctrl-C leaves a complete file. - is standard output. The file holds
+    prompts, so only you can read it. Missing batches are counted, but not requested.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if key_file is not None and not anonymize:
         raise click.UsageError("--key-file is for --anonymize")

@@ -25,10 +25,11 @@ def run(**flags: Any) -> None:
       kvbus run kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
-    A second signal ends it at once. At SIGHUP, or when their files change, kvbus reads keys, tokens, certificates and
-    the log level again. Every other key needs a restart, which routers do not notice.
+    A second signal ends kvbus without waiting. At SIGHUP, or when their files change, kvbus reads keys, tokens,
+    certificates and the log level again. A change of any other configuration key needs a restart, which routers do not
+    notice.
 
-    Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
+    Exit codes: 0 ended by a signal, 69 another process uses an endpoint or the state, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.daemon.serve import ConfigFile  # noqa: PLC0415
 
@@ -50,7 +51,9 @@ def run(**flags: Any) -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @click.option("--connect", is_flag=True, help="Probe every endpoint too, as kvbus doctor does.")
-@click.option("--without-keys", is_flag=True, help="Read no key file and write to no state_dir, for another machine.")
+@click.option(
+    "--without-keys", is_flag=True, help="Read no key file and do not write to state_dir: for another machine's file."
+)
 def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
@@ -63,12 +66,14 @@ def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> 
       kvbus check kvbus.yaml --connect
 
     Options win over KVBUS_* variables, variables over the file, and the file over the defaults. kvbus loads the
-    packages that the outputs need, reads the files with keys, tokens and certificates, and writes to a named state_dir.
+    packages that the outputs need, reads the files with keys, tokens and certificates, and tests
+    whether it can write to state_dir.
 
-    The configuration goes to standard output. Who can read what goes to standard error, without any key, token or salt,
-    and so does every problem at once. With --connect the findings of kvbus doctor follow there.
+    The configuration goes to standard output. Standard error gets all problems of the configuration or, if there are
+    none, sentences that say who can read what. No key, token or salt is printed. With --connect, the findings of kvbus
+    doctor follow on standard error.
 
-    Exit codes: 0 good, 1 --connect found a problem, 78 bad configuration.
+    Exit codes: 0 no problem, 1 --connect found a problem, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.daemon.files import look  # noqa: PLC0415 - brings zmq
     from kvbus.daemon.keys import Keys, who_reads_what  # noqa: PLC0415 - brings zmq

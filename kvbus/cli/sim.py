@@ -54,12 +54,21 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     help="Engine release to imitate; see --list-dialects.",
 )
 @click.option(
-    "--list-dialects", is_flag=True, callback=_list_dialects, expose_value=False, is_eager=True, help="List them."
+    "--list-dialects",
+    is_flag=True,
+    callback=_list_dialects,
+    expose_value=False,
+    is_eager=True,
+    help="List the releases.",
 )
-@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Live stream of rank 0.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="Replay of rank 0; no replay without it.")
-@click.option("--bind/--connect", default=None, help="Listen, or connect; by default as vLLM does.")
-@click.option("--ranks", type=click.IntRange(1, 64), default=1, show_default=True, help="Data-parallel ranks.")
+@click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream of rank 0.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay of rank 0; no replay without it.")
+@click.option(
+    "--bind/--connect", default=None, help="Listen at the endpoint, or connect to it; by default as vLLM does."
+)
+@click.option(
+    "--ranks", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of data-parallel ranks."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
@@ -71,10 +80,14 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     "--blocks", type=click.IntRange(2), default=2000, show_default=True, help="Blocks in the GPU pool of a rank."
 )
 @click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens per block.")
-@click.option("--tier", "tiers", multiple=True, callback=_tiers, metavar="NAME=BLOCKS", help="CPU=4000, DISK=20000.")
+@click.option(
+    "--tier", "tiers", multiple=True, callback=_tiers, metavar="NAME=BLOCKS", help="Add CPU=N or DISK=N blocks."
+)
 @click.option("--hashes", type=click.Choice(["unsigned", "signed", "bytes"]), help="Form of block hashes.")
 @click.option("--topic", default="", help="Topic of every message; {rank} is the rank.")
-@click.option("--framing", type=click.Choice(["3", "4", "sim"]), help="Replay layout; by default the dialect's.")
+@click.option(
+    "--framing", type=click.Choice(["3", "4", "sim"]), help="Frames of a replay answer; by default the dialect's."
+)
 @click.option(
     "--buffer-steps",
     type=click.IntRange(1),
@@ -86,7 +99,9 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
 @click.option(
     "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, instead of a seeded load."
 )
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank; then it is idle.")
+@click.option(
+    "--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank, after which the rank is idle."
+)
 @click.option(
     "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Seconds between restarts."
 )
@@ -97,15 +112,15 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     metavar="SECONDS",
     help="Exit this many seconds after the end of the workload (--requests, --trace); by default at Ctrl-C.",
 )
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers of each rank to wait for.")
+@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers that each rank waits for.")
 @click.option(
     "--truth-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the true live set to FILE at the end, as JSON.",
+    help="At the end, write the blocks that are live in the simulated cache to FILE, as JSON.",
 )
 def command(**options: Any) -> None:
-    """Publish the events of an engine with a prefix cache: stores, hits, evictions, tiers, restarts.
+    """Publish the events of a simulated engine with a prefix cache: stores, hits, evictions, tiers, restarts.
 
     \b
     Examples:
@@ -117,8 +132,8 @@ def command(**options: Any) -> None:
 
     The cache is real, and there is no model. Requests share system prompts and conversations, or come from a trace
     in Mooncake's format. The cache allocates, hits, references and evicts blocks. Each event has exactly the form of
-    the engine release. Rank r is at port + r. The simulator connects to a concrete host, as vLLM does; --bind listens
-    there.
+    the engine release. Rank r is at port + r. If the endpoint names a host, the simulator connects to it, as vLLM does;
+    with --bind it listens there.
 
     The truth file has every block that is live at the end: hash, group_idx, medium, copies, parent, tokens,
     block_size, rank, and prefix, the sha256 of all tokens up to the block's end.
@@ -180,7 +195,10 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
 
 
 def _at_rank(endpoint: str, rank: int) -> str:
-    """Return a rank's endpoint. All ranks have the same endpoint if the system picks the port."""
+    """Return the endpoint of a rank.
+
+    Rank r is at the port plus r, unless the endpoint lets the system pick the port.
+    """
     return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 
 

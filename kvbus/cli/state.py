@@ -21,8 +21,8 @@ _NAMES: Final = {
     "bytes": "size in bytes",
     "files": "size of each file in bytes",
     "highest": "highest reserved seq",
-    "slices": "slices of the last full state",
-    "frames": "records since then",
+    "slices": "slices of the last checkpoint",
+    "frames": "frames of the log since the checkpoint",
     "synced": "every commit waited for the disk",
     "this_boot": "written since the machine started",
     "in_use": "in use",
@@ -32,7 +32,7 @@ _DIRECTORY = click.option(
     "-d",
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory itself, in place of a configuration that names it.",
+    help="The state directory, instead of a configuration that names it.",
 )
 
 
@@ -54,7 +54,7 @@ def _subcommand(function: Callable[..., None]) -> click.Command:
 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
-    """List the files and count their content: streams, seqs, slices, frames. No block or token is shown.
+    """List the files of the state, and count the streams, slices and frames in them. No block or token is shown.
 
     If a running bus uses the state, only the files and the process are shown. No file is changed.
 
@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 
 def _contents(path: Path) -> dict[str, object]:
-    """Return facts about the database of a directory, or its problem.
+    """Return the figures that ``kvbus state show`` prints about the database, or the reason why it cannot be read.
 
     Raises:
         InUseError: a running bus uses the directory.
@@ -103,10 +103,10 @@ def _contents(path: Path) -> dict[str, object]:
 
 @click.option("--yes", is_flag=True, help="Delete the state. Without --yes, kvbus only lists the files.")
 def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
-    """Delete everything that the state holds of engines and prompts. The numbering stays, so that no seq goes back.
+    """Delete all data about engines and prompts from the state. The numbering stays, so that no seq goes back.
 
     The command refuses a state that a running bus uses. A disk, especially an SSD, may keep deleted bytes until it
-    writes there again. A snapshot or a backup keeps them anyway.
+    writes to the same place again. Snapshots and backups of the disk keep the bytes.
 
     Exit codes: 0 deleted, 1 files are left or --yes is missing, 69 a bus uses the directory, 78 there is no directory.
     """

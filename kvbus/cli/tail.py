@@ -44,7 +44,7 @@ _SHOWN_HASHES: Final = 4
 
 
 class Printer:
-    """Prints updates as lines for people, or as JSON lines."""
+    """A printer of a stream's updates as text or JSON lines. It also counts batches, events and lost batches."""
 
     def __init__(self, out: TextIO, *, as_json: bool, hashes: str = "number") -> None:
         self._hashes = hashes
@@ -55,7 +55,7 @@ class Printer:
         self._colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, update: Update) -> None:
-        """Print one update, and add it to the counters."""
+        """Print one update of the stream, and add it to the counters."""
         self.shown += not isinstance(update, Unreachable | Reachable)
         if isinstance(update, Received):
             self.batches += 1
@@ -76,15 +76,16 @@ class Printer:
         self._out.flush()
 
     def summary(self) -> str:
-        """Return a one-line summary."""
+        """Return one line with the numbers of batches, events and lost batches."""
         lost = f", {self.missing} lost" if self.missing else ""
         return f"{self.batches} batches, {self.events} events{lost}"
 
 
 def to_json(update: Update, hashes: str = "number") -> dict[str, Any]:
-    """Return an update as values for JSON.
+    """Return an update of the stream as a dictionary for JSON.
 
-    The first key is ``kind``. Byte hashes are hex strings. ``hashes`` names the form of integer hashes.
+    The first key is ``kind``. Byte hashes are hex strings. ``hashes`` is the form of integer hashes, one of
+    :data:`~kvbus.core.types.HASH_FORMS`.
     """
     plain: dict[str, Any] = {"kind": update.kind}
     if isinstance(update, Received):
@@ -163,7 +164,10 @@ def _lines(update: Update) -> list[tuple[str, str | None]]:
     if isinstance(update, Reachable):
         return [(f"{'':>8}   = connected to {update.endpoint}", "cyan")]
     return [
-        (f"{'':>8}   = in step up to seq {update.seq}" if update.seq >= 0 else f"{'':>8}   = in step, empty", "cyan")
+        (
+            f"{'':>8}   = synced up to seq {update.seq}" if update.seq >= 0 else f"{'':>8}   = synced, no batch yet",
+            "cyan",
+        )
     ]
 
 
@@ -182,7 +186,7 @@ def _batch_lines(seq: int, topic: bytes, batch: Batch, *, sign: str) -> list[tup
 
 def _snapshot_lines(snapshot: Snapshot) -> list[tuple[str, str | None]]:
     lines: list[tuple[str, str | None]] = [
-        (f"{'':>8}   = snapshot up to seq {snapshot.seq}, everything before is void", "cyan")
+        (f"{'':>8}   = snapshot at seq {snapshot.seq}, which replaces all earlier blocks", "cyan")
     ]
     for batch in snapshot.batches:
         lines += _batch_lines(snapshot.seq, b"", batch, sign="s")
@@ -233,7 +237,10 @@ def _text(raw: bytes) -> str:
 
 
 async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, seconds: float | None) -> None:
-    """Print updates until `count` batches have come or `seconds` have passed; None is no limit."""
+    """Print the subscriber's updates until `count` batches have come or `seconds` seconds have passed.
+
+    None is no limit.
+    """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while count is None or printer.batches < count:
@@ -243,20 +250,20 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
     printer.flush()
 
 
-@click.command("tail", short_help="Watch a stream, decoded.")
+@click.command("tail", short_help="Print a stream, decoded.")
 @click.argument("endpoint")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER. It fills gaps.")
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER, for restarts, and for gaps that no replay fills.",
+    help="The publisher's snapshot ROUTER. It is asked after restarts, and after gaps that no replay fills.",
 )
 @click.option(
     "--from-start",
     is_flag=True,
     help="Begin with a snapshot, or a replay from seq 0 (needs --snapshot-endpoint or --replay-endpoint).",
 )
-@click.option("--topic", default="", help="Subscription prefix.  [default: everything]")
+@click.option("--topic", default="", help="Print only topics with this prefix.  [default: all topics]")
 @click.option("--bind", is_flag=True, help="Bind ENDPOINT, for publishers that connect to it.")
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line: kind batch, snapshot, gap, lost, restarted, …"
@@ -266,7 +273,7 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
     type=click.Choice(list(HASH_FORMS)),
     default="number",
     show_default=True,
-    help="How --json writes integers: jq and browsers change large numbers.",
+    help="How --json writes integer hashes. jq and browsers change large numbers.",
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
@@ -286,7 +293,7 @@ def command(
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Watch a stream of KV-cache events of an engine or of kvbus, decoded.
+    """Print the KV-cache events of an engine or of kvbus, decoded.
 
     \b
     Examples:
@@ -295,8 +302,8 @@ def command(
       kvbus tail tcp://127.0.0.1:5557 --json --count 100 | jq '.events[].type'
       kvbus tail 'tcp://*:5557' --bind          # the engine dials in
 
-    Batches appear in order, and gaps are shown. A replay endpoint fills gaps; a snapshot endpoint gives the state after
-    a gap. Ctrl-C stops.
+    Batches appear in order, and gaps are shown. A replay endpoint fills gaps. A snapshot endpoint gives the state
+    after a gap. Ctrl-C stops.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if from_start and replay_endpoint is None and snapshot_endpoint is None:
         raise click.UsageError(

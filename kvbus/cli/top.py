@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--filter", "wanted", default="", metavar="TEXT", help="Show only rows with this text in the name or state."
 )
-@click.option("--plain", is_flag=True, help="Print lines instead of a screen, as into a file or a pipe.")
+@click.option("--plain", is_flag=True, help="Print lines instead of a screen, as for a file or a pipe.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per update, instead of a screen.")
 def command(
     *,
@@ -51,7 +51,7 @@ def command(
     plain: bool,
     as_json: bool,
 ) -> None:
-    """Watch a running bus: sources, outputs, routers, rates, queues, and what is counted and why.
+    """Watch a running bus: sources, outputs, routers, rates, queues, and refused and dropped items by reason.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def command(
       kvbus top --json --count 1 | jq '.sources[] | {name, state, batches_per_second}'
       kubectl port-forward pod/engine-0 9477 & kvbus top
 
-    It needs nothing but the bus's HTTP port (the key http).
+    kvbus top reads only the HTTP port of the bus (configuration key http).
 
     Keys: q quits, ? shows all keys, j and k scroll, s sorts by the next column, / filters, p pauses.
     """  # noqa: D301 - \b is click's: keep these lines as they are

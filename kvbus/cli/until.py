@@ -1,4 +1,4 @@
-"""Run a command's coroutine until it ends or the user presses Ctrl-C."""
+"""Functions that run a command's coroutine until it ends or the user presses Ctrl-C, and that print its messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print a message for the user on standard error. Standard output is only for data."""
+    """Print a message to the user on standard error, because standard output is only for data."""
     click.echo(f"kvbus: {text}", err=True)
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)`, on uvloop if it is installed. SIGINT and SIGTERM set `stop`.
+    """Run the coroutine `main(stop)`, on uvloop if it is installed. SIGINT and SIGTERM set the event `stop`.
 
     A second signal ends the process without waiting for `main`.
     """
@@ -30,7 +30,7 @@ def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until it ends or `stop` is set. Raise the exception that `work` raises."""
+    """Run `work` until it ends or `stop` is set, which cancels it. Raise the exception that `work` raises."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:

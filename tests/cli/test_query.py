@@ -33,7 +33,7 @@ def test_token_ids_are_read_as_people_have_them(text):
     "text", ["", "hello", '["1"]', "[1.5]", "[true]", "null", "[1, -]", "\u0661", "9" * 5000, "[[]]"]
 )
 def test_a_file_without_token_ids_is_refused(text):
-    with pytest.raises(click.UsageError, match="is no token id; for example"):
+    with pytest.raises(click.UsageError, match="is not a token id; for example"):
         token_ids(text)
 
 
@@ -112,7 +112,7 @@ def test_an_index_is_asked(scene):
     raw = json.loads(query(*at, "--tokens", "-", "--json", tokens=scene.tokens).stdout)
     assert raw == scene.index.ask(tokens=scene.tokens)
     nobody = query(*at, "--tokens", "-", "--salt", "s", tokens=scene.tokens)
-    assert (nobody.returncode, nobody.stderr) == (0, "kvbus: no source holds any block of it\n")
+    assert (nobody.returncode, nobody.stderr) == (0, "kvbus: no source holds a block of the prompt\n")
     refused = query(*at, "--hashes", "xyz")
     assert (refused.returncode, "hashes[0] is neither" in refused.stderr) == (2, True)
 
@@ -146,7 +146,7 @@ async def test_a_stream_without_token_ids_is_refused():
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         engine.publish(batch(BlockStored((1, 2), None, encode_value([]), 16)))
         answer = await in_thread(f"{engine.endpoint},{engine.replay_endpoint}")
-        assert (answer.returncode, "has no token ids, which prompts are found by" in answer.stderr) == (78, True)
+        assert (answer.returncode, "has no token ids (token_ids: drop)" in answer.stderr) == (78, True)
         engine.publish(batch(stored(1)))
         answer = await in_thread(f"a={engine.endpoint},{engine.replay_endpoint}")
         assert (answer.returncode, answer.stdout) == (0, "a  1 blocks, 2 tokens: GPU 1\n")
