@@ -1,4 +1,4 @@
-"""Read the state of a bus over HTTP, and compute the rates between two readings."""
+"""Readings of a bus over HTTP, and the rates of change between two readings."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The state of a bus at one moment.
+    """The state of a bus at one moment, as read over HTTP.
 
     Attributes:
         at: time of the reading, in seconds of the reader's own clock.
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``, without routers that have disconnected.
-        findings: ``/findings``, about the bus itself.
-        outputs: the bus's outputs.
-        reasons: counts of rejected and filtered events, dropped batches and other faults, by
-            ``what: reason (source or output)``.
-        version: version of the bus.
-        started: start of the bus, in seconds since 1970. Its counters begin at 0 then.
+        findings: the entries of ``/findings``, which are about the bus itself.
+        outputs: the outputs of the bus.
+        reasons: counts of rejected and filtered events, dropped batches, disconnections and failed handshakes. A key
+            has the form ``what: reason (source or output)``.
+        version: version of kvbus.
+        started: start of the bus, in seconds since 1970. The counters began at 0 then.
         age: seconds since the start, by the bus's own clock.
-        memory: resident memory in bytes.
+        memory: resident memory of the bus, in bytes.
     """
 
     at: float
@@ -65,7 +65,7 @@ class Moment:
 
 
 async def read(session: aiohttp.ClientSession, url: str) -> Moment:
-    """Request ``/sources``, ``/routers``, ``/findings`` and ``/metrics`` of a bus in parallel.
+    """Read a bus over HTTP: request ``/sources``, ``/routers``, ``/findings`` and ``/metrics`` in parallel.
 
     Raises:
         NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
@@ -88,18 +88,18 @@ def moment(
     at: float,
     wall: float,
 ) -> Moment:
-    """Combine the answers of a bus.
+    """Combine the HTTP answers of a bus to its state at one moment.
 
     Args:
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``.
-        findings: ``/findings``.
+        findings: the entries of ``/findings``.
         metrics: the text of ``/metrics``.
-        at: seconds of the reader's clock.
-        wall: the bus's time, in seconds since 1970.
+        at: current time, in seconds of the reader's clock.
+        wall: current time of the bus, in seconds since 1970.
 
     Raises:
-        ValueError: the metrics are not in Prometheus's format, or are not kvbus's.
+        ValueError: the metrics are not in Prometheus's format, or are not those of a kvbus.
     """
     values: defaultdict[str, dict[tuple[tuple[str, str], ...], float]] = defaultdict(dict)
     for family in text_string_to_metric_families(metrics):
@@ -157,26 +157,32 @@ _REASONS: Final = (
 
 
 KEPT: Final = 120
-"""Maximum number of moments in a history."""
+"""Maximum number of moments that a history keeps."""
 
 RATE_OVER: Final = 5
-"""Number of moments over which a rate is averaged, so that the shown rate does not flicker."""
+"""Number of moments over which a rate is averaged. A rate over two moments would change too quickly on the screen."""
 
 
 class History:
-    """Moments of one bus, oldest first. A restart of the bus empties the history, because its counters begin at 0."""
+    """The newest moments of one bus, oldest first.
+
+    A restart of the bus empties the history, because counters begin at 0.
+    """
 
     def __init__(self) -> None:
         self.moments: deque[Moment] = deque(maxlen=KEPT)
 
     def add(self, moment: Moment) -> None:
-        """Append the newest moment, and drop older moments if the bus has restarted."""
+        """Append the newest moment. If the bus has restarted, delete all older moments first."""
         if self.moments and self.moments[-1].started != moment.started:
             self.moments.clear()
         self.moments.append(moment)
 
     def rate(self, value: Callable[[Moment], float | None]) -> float:
-        """Return the growth of a counter per second; 0 without two known values of it."""
+        """Return by how much a counter grew per second, over the newest `RATE_OVER` moments.
+
+        ``value`` reads the counter from a moment. The rate is 0 if fewer than two moments have the counter.
+        """
         now = self.moments[-1]
         end = value(now)
         for then in list(self.moments)[-RATE_OVER - 1 : -1]:
@@ -186,7 +192,11 @@ class History:
         return 0.0
 
     def course(self, value: Callable[[Moment], float | None], length: int) -> list[float]:
-        """Return up to ``length`` rates of growth per second, one for each pair of successive moments, oldest first."""
+        """Return the newest rates of a counter, oldest first, for a chart.
+
+        A rate is the counter's growth per second between two successive moments. ``value`` reads the counter from a
+        moment. At most ``length`` rates are returned.
+        """
         kept = list(self.moments)[-length - 1 :]
         found = []
         for before, after in itertools.pairwise(kept):
@@ -197,7 +207,7 @@ class History:
 
 
 def batches_of(name: str) -> Callable[[Moment], float | None]:
-    """Return the reader of a source's batch counter."""
+    """Return a function that reads the number of batches of the named source from a moment."""
 
     def value(moment: Moment) -> float | None:
         return next((source["counts"]["batches"] for source in moment.sources if source["name"] == name), None)
@@ -206,7 +216,7 @@ def batches_of(name: str) -> Callable[[Moment], float | None]:
 
 
 def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment], float | None]:
-    """Return the reader of a field of one output."""
+    """Return a function that reads a field of the named output from a moment."""
 
     def value(moment: Moment) -> float | None:
         return next((field(output) for output in moment.outputs if output.name == name), None)
@@ -215,5 +225,5 @@ def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment],
 
 
 def of_reason(reason: str) -> Callable[[Moment], float]:
-    """Return the reader of the count of one reason; 0 if the reason has no count."""
+    """Return a function that reads the count of a reason from a moment; 0 if the moment does not have the reason."""
     return lambda moment: moment.reasons.get(reason, 0.0)

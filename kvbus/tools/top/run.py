@@ -1,4 +1,4 @@
-"""Show a bus until the user quits. Single keys choose what the screen shows."""
+"""The loops of ``kvbus top``: read the bus repeatedly, and draw a screen or write lines until the user quits."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ESCAPE: Final = "\x1b"
 _BACKSPACE: Final = ("\x7f", "\b")
 _MAX_FILTER: Final = 60
 _ARROWS: Final = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "\x02", "\x1b[6~": "\x06"}
-"""Single keys that are equivalent to the arrow and page keys, by the bytes that a terminal sends."""
+"""Single keys with the same effect as the arrow keys and page keys, by the bytes that a terminal sends."""
 _SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
-"""Rows by which a key scrolls. Ctrl-F and Ctrl-B stand for the page keys."""
+"""Number of rows by which a key scrolls. Ctrl-F and Ctrl-B have the same effect as the page keys."""
 
 
 def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
-    """Return the user's choice after a key; None to quit.
+    """Return the user's choice after a pressed key; None if the key quits.
 
     Args:
         choice: the user's choice before the key.
-        key: the key.
-        last: index of the last row of the longest table.
+        key: the pressed key.
+        last: index of the last row of the longest table, beyond which the screen does not scroll.
     """
     if choice.typing:
         if key in _ENTER:
@@ -69,7 +69,7 @@ def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
 def keys(on_key: Callable[[str], None]) -> Iterator[None]:
     """Call ``on_key`` for each pressed key while the block runs.
 
-    Ctrl-C still raises its signal. If standard input is not a terminal, no key is read.
+    Ctrl-C raises its signal as usual. If standard input is not a terminal, no key is read.
     """
     if not sys.stdin.isatty():
         yield
@@ -82,7 +82,7 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
         typed = os.read(fd, 64).decode("utf-8", "ignore")
         if not typed:
             loop.remove_reader(fd)  # the terminal has been closed
-        # ignore any other key whose bytes begin with Escape
+        # other special keys also begin with Escape, and are ignored
         for key in [_ESCAPE] if typed == _ESCAPE else _ARROWS.get(typed, "") if typed.startswith(_ESCAPE) else typed:
             on_key(key)
 
@@ -97,7 +97,7 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The bus to watch, and the options.
+    """The bus that ``kvbus top`` watches, and the options of the command.
 
     Attributes:
         url: base URL of the bus.
@@ -117,10 +117,13 @@ class Watch:
 
 
 async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None:
-    """Draw the bus on the terminal until ``stop`` is set or all readings are made. The key ``q`` sets ``stop``.
+    """Draw the bus on the terminal until ``stop`` is set or ``watch.count`` readings are made.
+
+    The key ``q`` sets ``stop``.
 
     Raises:
-        NoAnswerError: the first reading fails. The screen shows a later failure, and the bus is asked again.
+        NoAnswerError: the first reading fails. If a later reading fails, the screen shows the reason, and the next
+            reading is made as usual.
     """
     history, trouble, choice = History(), None, watch.choice
     loop, glyphs = asyncio.get_running_loop(), glyphs_for(console)
@@ -161,9 +164,9 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
 
 
 async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Event) -> None:
-    """Write the bus's state as a block of lines for each reading.
+    """Write the state of the bus after each reading, as text lines or as a JSON object.
 
-    One reading before the first block is not written. The rates of the first block need it.
+    The very first reading is not written. It only makes rates possible for the second one.
 
     Raises:
         NoAnswerError: a reading fails.

@@ -1,4 +1,4 @@
-"""Show the newest moment of a bus as a terminal screen, as plain lines or as data."""
+"""The views of ``kvbus top``: the newest moment of a bus as a terminal screen, as plain lines or as JSON."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _COLUMNS: Final = (
 _MAX_REASONS: Final = 6
 
 SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
-"""Columns by which sources can be sorted. ``name`` keeps the bus's order. The other columns sort largest first."""
+"""Columns by which the sources can be sorted. ``name`` keeps the order of the bus. Other columns sort largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user has chosen to see.
+    """The user's choice of rows and their order.
 
     Attributes:
-        sort: one of :data:`SORTS`.
+        sort: column by which the sources are sorted, one of :data:`SORTS`.
         wanted: filter text. Only sources, outputs and routers that contain it are shown. Empty for no filter.
         typing: whether the user is typing the filter.
         paused: whether the screen is paused.
-        first: index of the first shown row of each table that has more rows than fit.
-        help: whether the screen explains the keys and the columns instead.
+        first: index of the first visible row, in each table that has more rows than the screen can show.
+        help: whether the screen explains the keys and the columns, instead of showing the bus.
     """
 
     sort: str = "name"
@@ -65,17 +65,17 @@ def render(
     history: History, choice: Choice, url: str, trouble: str | None, now: float, *,
     width: int, height: int, glyphs: Glyphs = UNICODE,
 ) -> RenderableType:  # fmt: skip
-    """Draw the newest moment for a terminal of this many columns and lines.
+    """Draw the newest moment for a terminal with ``width`` columns and ``height`` lines.
 
     Args:
-        history: at least one moment.
+        history: the history of the bus, with at least one moment.
         choice: the user's choice.
         url: base URL of the bus.
         trouble: why the last reading failed; None if it succeeded.
-        now: seconds of the reader's clock.
-        width: columns of the terminal.
-        height: lines of the terminal.
-        glyphs: signs that the terminal can show.
+        now: current time, in seconds of the reader's clock.
+        width: number of columns of the terminal.
+        height: number of lines of the terminal.
+        glyphs: the signs that the terminal can show.
     """
     moment, wide = history.moments[-1], width >= _WIDE
     if choice.help:
@@ -112,7 +112,7 @@ def render(
 
 
 def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
-    """Yield the newest moment as plain lines. Each line names its source, output or router."""
+    """Yield the newest moment as plain lines, for a file or a pipe. Each line names its source, output or router."""
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
     for finding in moment.findings:
@@ -150,7 +150,7 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
 
 
 def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
-    """Return the newest moment as values for JSON, with the rates that the screen shows."""
+    """Return the newest moment as a dictionary for JSON, with the rates that the screen shows."""
     moment = history.moments[-1]
     return {
         "url": url,
@@ -175,7 +175,7 @@ def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
 
 
 def chart(values: Sequence[float], glyphs: Glyphs) -> str:
-    """Return a chart of one line: a sign for each value, scaled to the largest value."""
+    """Return a chart of one line. Each value is one sign, whose height is relative to the largest value."""
     most = max(values, default=0.0)
     top = len(glyphs.levels) - 1
     return "".join(glyphs.levels[0 if not most else round(value / most * top)] for value in values)
@@ -211,7 +211,7 @@ def _state(source: dict[str, Any]) -> str:
 
 
 def _shares(room: int, *wanted: int) -> list[int]:
-    """Divide ``room`` rows among tables with these numbers of rows.
+    """Divide ``room`` rows of the screen among tables. ``wanted`` has the number of rows of each table.
 
     Small tables get all their rows. The larger tables share the remaining rows equally.
     """
@@ -345,9 +345,9 @@ def _line(finding: dict[str, str]) -> str:
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """Return the findings about the bus, its sources and its routers, followed by the counted reasons.
+    """Return the lines of the panel "reasons": first the findings about the bus, sources and routers, then the counts.
 
-    The reason with the highest rate is first. At most ``_MAX_REASONS`` lines are returned.
+    The count that grows fastest is first. At most ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
     found: list[Text] = []
