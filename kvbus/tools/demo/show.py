@@ -1,4 +1,4 @@
-"""The demo's sequence of faults, its drawing on the terminal, and its verdict."""
+"""The show of ``kvbus demo``: its sequence of faults, its drawing on the terminal, and its verdict."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ CAST: Final = (
     ("vllm-b", "vllm-0.33", 11.0, 400),
     ("sglang", "sglang-0.5.23", 9.0, 500),
 )
-"""For each engine: name, simulated release, batches per second, size of the cache in blocks."""
+"""The engines of the demo.
+
+Each has a name, a simulated release, batches per second, and the size of its cache in blocks.
+"""
 REPAIR_SECONDS: Final = 10.0
-"""Maximum seconds until the routers are exact after a fault."""
+"""Maximum number of seconds after a fault until the routers must have exactly the engines' blocks."""
 
 _LOST_BATCHES: Final = 5
 _SAMPLE_SECONDS: Final = 0.25
@@ -37,12 +40,13 @@ _LEGEND: Final = Text(" missing: only the engine has the block. dead: only the r
 
 
 class Show:
-    """The engines, kvbus and the routers of the demo. Call `play` once, and always call `close`.
+    """The engines, the kvbus process and the routers of the demo. Call `play` once, and always call `close`.
 
     Args:
         seconds: length of the demo.
         directory: a temporary directory, for the sockets and for kvbus's files.
-        say: called with each line of the story: its subject (``scene`` or a key of `_STYLES`) and its text.
+        say: prints a line of the story. The arguments are the line's subject (``scene`` or a key of `_STYLES`) and its
+            text.
         stop: set it to end the show early.
     """
 
@@ -62,15 +66,15 @@ class Show:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Number of seconds since the start of the show."""
         return self._clock() - self._begin
 
     def rows(self) -> list[Row]:
-        """Compare each router with the engines' current caches."""
+        """Compare the blocks of each router with the engines' current caches, and return a row for each router."""
         return [router.compare(self.engines) for router in (self.early, self.late, self.direct)]
 
     async def play(self, group: asyncio.TaskGroup) -> bool | None:
-        """Play all scenes, and return whether the routers that read kvbus are exact.
+        """Play all scenes, and return whether the routers that read kvbus have exactly the engines' blocks.
 
         Return None if kvbus does not run at the end, or if no engine has a block.
 
@@ -100,7 +104,7 @@ class Show:
         return await self._until(self._is_exact) is not None
 
     async def sample(self) -> None:
-        """Read kvbus's counters, and append the number of wrong blocks of each router to the history."""
+        """Read kvbus's counters, and append the current number of wrong blocks of each router to ``history``."""
         if self.bus.sources:
             await self.bus.read()
         for row in self.rows():
@@ -163,7 +167,7 @@ class Show:
         return bool(self.bus.sources) and not any(row.wrong for row in self.rows() if not row.direct)
 
     async def _until(self, holds: Callable[[], bool]) -> float | None:
-        """Wait until a condition holds, and return the waited seconds; None after `REPAIR_SECONDS`."""
+        """Wait until the condition holds, and return the seconds of waiting; None after `REPAIR_SECONDS` seconds."""
         begin = self._clock()
         while not holds():
             if self._clock() > begin + REPAIR_SECONDS:
@@ -173,7 +177,7 @@ class Show:
 
 
 def render(show: Show, width: int, glyphs: Glyphs) -> Group:
-    """Draw the current state of the show, at least 80 columns wide."""
+    """Draw the current state of the show for a terminal of at least 80 columns."""
     seconds = f" {show.elapsed:4.0f} s of {show.seconds:g}"
     head = Text.assemble((" kvbus demo ", "reverse bold"), (f"{seconds}   status page ", "dim"))
     head.append(f"{show.bus.url}/", "underline")
@@ -193,13 +197,13 @@ def render(show: Show, width: int, glyphs: Glyphs) -> Group:
 
 
 def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs: Glyphs) -> Panel:
-    """Draw the verdict at the end of the show.
+    """Draw the verdict at the end of the show: whether each router has exactly the engines' blocks.
 
     Args:
-        rows: comparison of each router with the engines.
+        rows: the comparison of each router with the engines.
         blocks: number of blocks in the engines' caches.
         exact: the result of `Show.play`.
-        glyphs: signs that the terminal can show.
+        glyphs: the signs that the terminal can show.
     """
     rows = [row for row in rows if row.blocks is not None]
     said = []
@@ -241,11 +245,13 @@ def _chart(values: Sequence[int | None], most: int, glyphs: Glyphs) -> Text:
 
 
 async def play(console: Console, directory: str, stop: asyncio.Event, seconds: float) -> bool | None:
-    """Play the show on a console, and return the result of `Show.play`. The story scrolls above the drawing.
+    """Play the show on a console, and return the result of `Show.play`.
+
+    The lines of the story scroll above the drawing.
 
     Args:
         console: a terminal. A file or a pipe gets only the story and the verdict.
-        directory: a temporary directory.
+        directory: a temporary directory, for the sockets and for kvbus's files.
         stop: set it to end the show early.
         seconds: length of the show.
 
@@ -265,7 +271,7 @@ async def play(console: Console, directory: str, stop: asyncio.Event, seconds: f
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     show = Show(seconds, directory, say, stop)
-    # drawing runs in the event loop, because a drawing thread could see state that is being changed
+    # Live draws in this event loop, not in a thread of its own, because a thread could see state that is being changed.
     try:
         with Live(console=console, transient=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The programs of the demo: simulated engines, a separate ``kvbus run`` process, and routers."""
+"""The programs that the demo runs: simulated engines, a separate ``kvbus run`` process, and routers."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 
 Key = tuple[int | None, str, int | str]
-"""A block as (group, medium, hash). A byte hash is a hex string."""
+"""The identity of a block: group, medium and hash. A byte hash is a hex string."""
 
 
 async def pause(seconds: float, stop: asyncio.Event) -> None:
-    """Wait for this number of seconds, or until ``stop`` is set."""
+    """Wait for ``seconds`` seconds, or until ``stop`` is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), max(0.0, seconds))
 
 
 class Engine:
-    """A simulated engine that publishes the events of its cache and can fail on request.
+    """A simulated engine that publishes the events of its cache. The demo can make it lose batches or crash.
 
     Args:
-        name: its name on the screen and in kvbus.
-        dialect: dialect of the simulated release.
+        name: name of the engine on the screen and in kvbus.
+        dialect: dialect of the engine release to simulate.
         rate: batches per second.
-        blocks: size of its cache in blocks.
-        seed: seed of its requests.
-        directory: directory of its sockets.
+        blocks: size of the cache in blocks.
+        seed: seed of the requests.
+        directory: directory of the sockets.
     """
 
     def __init__(self, name: str, dialect: str, rate: float, blocks: int, seed: int, directory: str) -> None:
@@ -66,13 +66,13 @@ class Engine:
         self.close = self._publisher.close
 
     def crash(self) -> None:
-        """Restart with an empty cache and with seq 0."""
+        """Restart the engine with an empty cache. Its next batch has seq 0."""
         self._publisher.restart()
         self._cache.restart()
         self.blocks = set()
 
     async def serve(self, quiet: asyncio.Event) -> None:
-        """Wait until kvbus and the direct router are connected. Then publish batches until ``quiet`` is set."""
+        """Publish batches until ``quiet`` is set. Begin when kvbus and the router `no kvbus` are connected."""
         while self._publisher.subscriptions < 2 and not quiet.is_set():
             await pause(0.01, quiet)
         while not quiet.is_set():
@@ -92,11 +92,11 @@ class BusError(KvbusError):
 
 
 class Bus:
-    """A ``kvbus run`` process that the demo starts, reads over HTTP, and kills.
+    """The ``kvbus run`` process of the demo, which the demo starts, reads over HTTP, and kills.
 
     Args:
-        engines: the engines that are its sources.
-        directory: directory for its configuration, state, log and sockets.
+        engines: the engines that are the sources of the bus.
+        directory: directory for the bus's configuration, state, log and sockets.
     """
 
     def __init__(self, engines: Sequence[Engine], directory: str) -> None:
@@ -119,7 +119,7 @@ class Bus:
         (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is valid YAML
 
     def total(self, count: str) -> int:
-        """Return the sum of one count of ``/sources`` over all engines."""
+        """Return the sum of one of the ``counts`` in ``/sources`` over all engines, such as ``batches``."""
         return sum(source["counts"][count] for source in self.sources)
 
     async def start(self) -> None:
@@ -153,7 +153,7 @@ class Bus:
             await process.wait()
 
     async def read(self) -> None:
-        """Update ``sources`` from ``/sources``."""
+        """Request ``/sources`` of the bus, and store the answer in ``sources``."""
         process, answer = self._process, b"[]"
         with contextlib.suppress(NoAnswerError):
             async with asking(self.url, 2.0), Login().session() as session:
@@ -163,9 +163,9 @@ class Bus:
 
 
 class Row(NamedTuple):
-    """The comparison of one router with the engines' caches.
+    """The comparison of one router's blocks with the engines' caches.
 
-    ``blocks`` is the number of blocks that the router holds; None before it starts.
+    ``blocks`` is the number of blocks that the router holds; None before the router starts.
     """
 
     name: str
@@ -181,14 +181,14 @@ class Row(NamedTuple):
 
 
 class Router:
-    """A router that follows streams with the client library.
+    """A router of the demo, which follows streams with kvbus's client library.
 
     Args:
-        name: its name on the screen.
-        streams: live and replay endpoint by engine.
+        name: name of the router on the screen.
+        streams: live endpoint and replay endpoint for each engine, by the engine's name.
         direct: whether the streams are the engines' own. The router then reads them as llm-d-kv-cache 0.9.0 does
-            (docs/INTEROP.md). It requests no replay and ignores seqs, so it notices neither a lost batch nor a
-            restart. It counts copies of a block, so that its view is wrong only after a fault of the demo.
+            (docs/INTEROP.md). It requests no replay and ignores seqs, so it notices neither a lost batch nor a restart.
+            It counts copies of a block, so that its view is wrong only after a fault of the demo.
     """
 
     def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:
@@ -200,7 +200,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     def compare(self, engines: Sequence[Engine]) -> Row:
-        """Compare the router's blocks with the engines' caches."""
+        """Compare the router's blocks with the engines' caches, and count the missing and dead blocks."""
         if not self.views:
             return Row(self.name, self.direct)
         have = {(engine.name, *block) for engine in engines for block in engine.blocks}
@@ -211,20 +211,20 @@ class Router:
         return Row(self.name, self.direct, len(held), len(have - held), len(held - have))
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start with no blocks, and follow all streams."""
+        """Start the router without blocks, and follow all its streams."""
         self.views = {name: BlockView(copies=self.direct) for name in self._streams}
         self.restarts = 0
         self._tasks = [group.create_task(self.follow(name, *endpoints)) for name, endpoints in self._streams.items()]
 
     async def stop(self) -> None:
-        """Stop following the streams, and drop all blocks."""
+        """Stop following the streams, and delete the router's blocks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks, self.views = [], {}
 
     async def follow(self, name: str, live: str, replay: str) -> None:
-        """Apply the updates of one engine until cancelled."""
+        """Apply every update of one engine's stream until the task is cancelled."""
         if not self.direct:
             async for update in Subscriber(live, replay):
                 self.apply(name, update)
@@ -236,6 +236,6 @@ class Router:
                     self.apply(name, Received(int.from_bytes(seq, "big"), topic, batch))
 
     def apply(self, name: str, update: Update) -> None:
-        """Apply one update, and count restarts."""
+        """Apply one update to the blocks of the named engine, and count it if it is a restart."""
         self.restarts += isinstance(update, Restarted)
         self.views[name].update(update)
