@@ -1,4 +1,4 @@
-"""Anonymize captures, so that they can be shared without revealing tokens, hashes, salts or names.
+"""The anonymizer of captures, which replaces tokens, hashes, salts and names, so that a capture can be shared.
 
 A payload is rewritten byte by byte. The msgpack headers and all lengths stay, and only values change. So a payload that
 kvbus rejects is still rejected at the same position. An allow-list says which values stay: numbers on which kvbus's
@@ -24,38 +24,45 @@ from kvbus.core.types import medium_key
 from kvbus.tools.capture.format import Message
 
 _ROUNDS: Final = 10
-"""Rounds of the Feistel network, as many as in NIST's FF1 for small domains.
+"""Number of rounds of the Feistel network, as in NIST's FF1 for small domains.
 
 The number is even, so that both halves end in their original position.
 """
 
 _CHUNK: Final = 4096
-"""Maximum number of digits that are permuted together. A longer value is divided into chained chunks."""
+"""Maximum number of digits that are permuted together.
+
+A longer value is divided into chunks that depend on each other.
+"""
 
 _BOUNDS: Final = (
     *(-(2**63), -(2**31), -(2**15), -(2**7), -(2**5)),
     *(0, 2**7, 2**8, 2**15, 2**16, 2**31, 2**32, 2**63, 2**64),
 )
-"""First integer of each class. A pseudonym is in the class of its value.
+"""The first integer of each class of integers. A pseudonym is in the same class as its value.
 
-The bounds 2^15 and 2^31 are the limits of positive numbers in signed types.
+The bounds are the limits of msgpack's integer formats. 2^15 and 2^31 are the limits of positive numbers in its signed
+formats.
 """
 
 _CHARACTERS: Final[Sequence[int]] = (0, 0x20, 0x40, 0x41, 0x7F, 0x80, 0x800, 0xD800, 0xE000, 0x10000, 0x110000)
-"""First code point of each class of characters. All characters of a class have the same length in UTF-8.
+"""The first code point of each class of characters. All characters of a class have the same length in UTF-8.
 
-``@`` is a class of its own and so stays, because it separates the parts of topics.
+``@`` is the only character of its class and so stays, because it separates the parts of topics.
 """
 
 _OCTETS: Final[Sequence[int]] = (*_CHARACTERS[:6], 0x100)
-"""First value of each class of bytes, for texts that are not UTF-8."""
+"""The first value of each class of bytes, for texts that are not UTF-8."""
 
 _FLOATS: Final = {4: (0x7F800000, 0x80000000), 8: (0x7FF0000000000000, 0x8000000000000000)}
-"""Bit masks by width in bytes: the exponent, whose bits are all set in infinities and NaN, and the sign."""
+"""Bit masks of a float, by the float's width in bytes: the exponent's bits, and the sign bit.
+
+An infinity or a NaN has all bits of the exponent set.
+"""
 
 
 class Pseudonyms:
-    """A keyed mapping of values to pseudonyms. Anyone who has the key can undo it.
+    """A keyed mapping of values to pseudonyms. Anyone who has the key can reverse the mapping.
 
     Args:
         key: any bytes. Equal keys give equal pseudonyms.
@@ -66,7 +73,10 @@ class Pseudonyms:
         self._keyed: Final = hashlib.blake2b(key=self._key, digest_size=8)
 
     def number(self, value: int) -> int:
-        """Return the pseudonym of an integer from -2^63 up to 2^64 - 1. The pseudonym is in the value's class."""
+        """Return the pseudonym of an integer from -2^63 up to 2^64 - 1.
+
+        The pseudonym is in the same class as the integer.
+        """
         at = bisect_right(_BOUNDS, value)
         low, size = _BOUNDS[at - 1], _BOUNDS[at] - _BOUNDS[at - 1]
         found = value - low
@@ -76,7 +86,7 @@ class Pseudonyms:
                 return low + found
 
     def octets(self, value: bytes) -> bytes:
-        """Return the pseudonym of a byte string, of the same length.
+        """Return the pseudonym of a byte string. It has the same length as the byte string.
 
         The last eight bytes are replaced like the integer that they encode, because some routers read only these bytes
         of a hash.
@@ -88,7 +98,7 @@ class Pseudonyms:
         return bytes(renamed) + self.number(int.from_bytes(tail, "big")).to_bytes(8, "big")
 
     def text(self, value: bytes, taken: Callable[[str], object] = lambda _: False) -> bytes:
-        """Return the pseudonym of a text. It has the value's length in bytes, and is UTF-8 if the value is.
+        """Return the pseudonym of a text. It has the text's length in bytes, and is UTF-8 if the text is.
 
         Args:
             value: the text. ``taken`` must be false for it, or the search for a pseudonym may not end.
@@ -112,11 +122,11 @@ class Pseudonyms:
                 return octets
 
     def floating(self, bits: int, width: int) -> int:
-        """Return the bits of a float's pseudonym. Zeros, infinities and NaN stay.
+        """Return the pseudonym of a float, as bits. A zero, an infinity or a NaN stays as it is.
 
         Args:
-            bits: the float's bits.
-            width: the float's size in bytes.
+            bits: the bits of the float.
+            width: the size of the float in bytes.
         """
         exponent, sign = _FLOATS[width]
         if bits & exponent == exponent or not bits & ~sign:
@@ -127,7 +137,10 @@ class Pseudonyms:
                 return bits
 
     def _bits(self, domain: bytes, value: int, bits: int) -> int:
-        """Permute the integers of ``bits`` bits by a Feistel network. ``domain`` selects the permutation."""
+        """Permute the integers that have up to ``bits`` bits, by a Feistel network.
+
+        ``domain`` selects the permutation.
+        """
         low = bits - bits // 2
         left, right = value >> low, value & (1 << low) - 1
         here, there = (1 << bits - low) - 1, (1 << low) - 1
@@ -139,7 +152,7 @@ class Pseudonyms:
         return left << low | right
 
     def _digits(self, domain: bytes, digits: list[int], sizes: Sequence[int]) -> list[int]:
-        """Permute the tuples in which digit i is below ``sizes[i]``. ``domain`` selects the permutation."""
+        """Permute lists of digits, in which digit i is below ``sizes[i]``. ``domain`` selects the permutation."""
         found: list[int] = []
         for at in range(0, len(digits), _CHUNK):
             end = at + _CHUNK
@@ -169,10 +182,10 @@ def _is_utf8(value: bytes) -> bool:
 
 
 class _Role(Enum):
-    """The role of a value, by its position in the payload."""
+    """The role of a value, which follows from its position in the payload. It decides whether the value stays."""
 
     CONTENT = auto()
-    """Replaced by a pseudonym, including all values inside."""
+    """A value that is replaced by a pseudonym. If it is an array or a map, all values inside are replaced."""
     NUMBER = auto()
     """A number that stays, because kvbus's decisions depend on it: a size, a group, a rank, a time."""
     NUMBERS = auto()
@@ -184,9 +197,9 @@ class _Role(Enum):
     """A word of the engine's code, which stays: a type of events, the name of a field, a kind of groups."""
     MEDIUM = auto()
     SEVENTH = auto()
-    """The name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
+    """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
     SALT_NAME = auto()
-    """A key in the map of `SEVENTH`."""
+    """A key in the map that a value of the role `SEVENTH` may be."""
 
 
 _C, _N, _W, _M = _Role.CONTENT, _Role.NUMBER, _Role.WORD, _Role.MEDIUM
@@ -203,14 +216,14 @@ _EVENT_FIELDS: Final = {
     b"remaining_copy_counts": _Role.NUMBERS,
 }
 _OF: Final = {_Role.EVENTS: _Role.EVENT, _Role.NUMBERS: _N}
-"""Role of an array's items, by the array's role."""
+"""Role of the items of an array, by the role of the array."""
 
 _TAG: Final = (_W,)
 _ROWS: Final = {
     b"BlockStored": (*_TAG, _C, _C, _C, _N, _C, _M, _Role.SEVENTH, _C, _N, _W, _N),
     b"BlockRemoved": (*_TAG, _C, _M, _N),
 }
-"""Roles of the items of positional events, by tag."""
+"""Roles of the items of an event that is an array, by the event's tag."""
 
 _is_word: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}").fullmatch
 _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
@@ -218,34 +231,37 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
     _M: lambda text: medium_key(text) is not None,
     _Role.SALT_NAME: lambda text: text == "cache_salt",
 }
-"""By role, a function that returns whether a text stays."""
+"""For each role of texts, a function that returns whether a text with this role stays."""
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-"""Bytes of a number, by its first msgpack byte."""
+"""Number of bytes of a number after its first msgpack byte, by this byte."""
 
 _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""Bytes of the length, by the first msgpack byte of a text, a byte string or an extension."""
+"""Number of bytes that encode the length of a text, a byte string or an extension, by its first msgpack byte."""
 
 _COUNTS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Bytes of the count, by the first msgpack byte of an array or a map."""
+"""Number of bytes that encode the number of items of an array or a map, by its first msgpack byte."""
 
 _TIME: Final = 0xFF
-"""Extension type of a timestamp."""
+"""The msgpack extension type of a timestamp."""
 
 _REMEMBERED: Final = 1 << 18
-"""Maximum number of cached pseudonyms of numbers. Computing one takes fifty times as long as a look-up."""
+"""Maximum number of integers whose pseudonyms are cached.
+
+Computing a pseudonym takes fifty times as long as a look-up.
+"""
 
 
 @dataclass(slots=True)
 class _Open:
-    """An array or a map whose items are being read. The items of a map are alternately keys and values.
+    """An array or a map of which the items are being read. The items of a map are alternately keys and values.
 
     Attributes:
         left: number of unread items.
-        role: role of the items after ``row``, or of map values whose key is not in ``fields``.
-        row: roles of an array's first items.
-        name: role of a map's keys; None in an array.
-        fields: roles of a map's values, by key.
+        role: role of the items after ``row``, or of the map values whose key is not in ``fields``.
+        row: roles of the first items of an array.
+        name: role of the keys of a map; None in an array.
+        fields: roles of the values of a map, by key.
     """
 
     left: int
@@ -257,7 +273,7 @@ class _Open:
     _value: _Role = _Role.CONTENT
 
     def next_role(self) -> _Role:
-        """Count the next item, and return its role."""
+        """Count the next item as read, and return the role of the item."""
         at = self._at
         self._at += 1
         self.left -= 1
@@ -269,7 +285,7 @@ class _Open:
         return self.name
 
     def read_text(self, value: bytes) -> None:
-        """Record that the last item was this text. It may be the key of the next value, or the tag of an event."""
+        """Record that the last item was this text. A key or the tag of an event decides the roles of later items."""
         if self.name is not None:
             if self._at & 1:
                 self._value = self.fields.get(value, self.role)
@@ -278,7 +294,10 @@ class _Open:
 
 
 def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
-    """Return the reader of an array or a map in this role. ``count`` is the number of items or of key-value pairs."""
+    """Return an `_Open` for an array or a map with this role.
+
+    ``count`` is the number of items or of key-value pairs.
+    """
     if is_map:
         if role is _Role.BATCH:
             return _Open(2 * count, name=_W, fields=_BATCH_FIELDS)
@@ -291,10 +310,10 @@ def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
 
 
 def _bounds(data: bytes, at: int) -> tuple[int, int]:
-    """Return the start and the end of a value's content, after its header.
+    """Return the start and the end of the content of a msgpack value, without the value's header.
 
-    The end is after the end of the data if the value is truncated or is not msgpack. The content of an array or a map
-    is empty, because its items are separate values.
+    The end is beyond the data if the value is truncated or is not msgpack. The content of an array or a map is empty,
+    because its items are separate values.
     """
     head = data[at]
     start, size = at + 1, 0
@@ -316,7 +335,7 @@ def _bounds(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Anonymizer:
-    """Replaces the values in messages by the pseudonyms of ``names``. It keeps no message."""
+    """An anonymizer of messages, which replaces values by the pseudonyms of ``names``. It keeps no message."""
 
     def __init__(self, names: Pseudonyms) -> None:
         self._names: Final = names
@@ -325,17 +344,20 @@ class Anonymizer:
         """Number of payloads that are not exactly one complete msgpack value."""
 
     def message(self, message: Message) -> Message:
-        """Return the message with pseudonyms in its topic and payload. Time and seq stay."""
+        """Return the message with pseudonyms in its topic and payload. The time and the seq stay."""
         return Message(message.t, self.topic(message.topic), message.seq, self.payload(message.payload))
 
     def topic(self, topic: bytes) -> bytes:
-        """Return the pseudonym of a topic. The prefix ``kv@``, which llm-d requires, stays."""
+        """Return the pseudonym of a topic. A leading ``kv@`` stays, because llm-d requires it."""
         if topic.startswith(b"kv@"):
             return b"kv@" + self._names.text(topic[3:])
         return self._names.text(topic, lambda name: name.startswith("kv@"))
 
     def payload(self, payload: bytes) -> bytes:
-        """Return a payload, a batch or any other bytes, with pseudonyms of the same length."""
+        """Return a payload in which pseudonyms replace the values. A pseudonym has the same length as its value.
+
+        The payload may be a batch or any other bytes.
+        """
         out = bytearray()
         whole, at = self._read(payload, out)
         self.unreadable += not (whole and at == len(payload))
@@ -343,9 +365,9 @@ class Anonymizer:
         return bytes(out)
 
     def _read(self, data: bytes, out: bytearray) -> tuple[bool, int]:
-        """Append the rewritten first value of the data to ``out``.
+        """Rewrite the first msgpack value of the data, and append it to ``out``.
 
-        Return whether the value is complete, and the position where it ends or stops being msgpack.
+        Return whether the value is complete, and the position at which it ends or stops being msgpack.
         """
         stack = [_Open(1, _Role.BATCH)]
         at = 0
@@ -375,7 +397,7 @@ class Anonymizer:
         return True, at
 
     def _renamed(self, header: bytes, value: bytes, role: _Role) -> bytes:
-        """Return the pseudonym of a number, text, byte string or extension, without the header."""
+        """Return the pseudonym of a number, a text, a byte string or an extension, without its header."""
         head = header[0]
         if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
             return self._text(value, role)

@@ -1,4 +1,4 @@
-"""The capture format: JSON lines, one published message per line.
+"""The capture format: a file of JSON lines, with one published message in each line.
 
 A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``. ``t`` is the number of seconds since the
 recording began. The topic and the payload (a msgpack batch) are in base64. A file whose name ends in ``.gz`` is
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 
 
 class CaptureError(KvbusError):
-    """A capture cannot be read or written. The message names the file and, for an invalid line, its number."""
+    """A capture cannot be read or written.
+
+    The error names the file and, if a line is invalid, the number of the line.
+    """
 
     exit_code = ExitCode.CONFIG
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One published message.
+    """One published message of a stream.
 
     Attributes:
         t: seconds since the recording began.
-        topic: the first frame.
-        seq: sequence number, unsigned 64-bit.
+        topic: the first frame of the message.
+        seq: number of the batch, unsigned 64-bit.
         payload: the msgpack batch.
     """
 
@@ -72,11 +75,11 @@ def read_capture(path: Path) -> Iterator[Message]:
 
 
 class CaptureWriter:
-    """Writes a capture. `write` flushes every line, except in a compressed file.
+    """A writer of a capture. `write` flushes every line, except in a compressed file.
 
     Args:
-        path: the file to create. Only its owner can read it, because a capture contains the tokens of prompts.
-            ``-`` stands for standard output.
+        path: the file to create. Only its owner can read it, because a capture contains the tokens of prompts. ``-``
+            stands for standard output.
         replace: whether to replace an existing file.
 
     Raises:
@@ -95,7 +98,7 @@ class CaptureWriter:
             raise CaptureError(f"{path}: {error.strerror}") from error
 
     def write(self, message: Message) -> None:
-        """Append one message.
+        """Append one message to the capture.
 
         Raises:
             CaptureError: writing fails, for example on a full disk.

@@ -1,8 +1,8 @@
-"""Publish the batches of a capture as the recorded engine did.
+"""The player, which publishes the batches of a capture as the recorded engine did, with faults on request.
 
-The player keeps the capture's seqs. A seq that goes back means that the engine had restarted. The player then closes
-its sockets, opens them again, and empties the replay buffer. `schedule` chooses the faults. It does no I/O and has a
-seed, so that a failed run can be repeated.
+The player keeps the seqs of the capture. If a seq is lower than the one before it, the engine had restarted. The player
+then closes its sockets, opens them again, and empties the replay buffer. `schedule` chooses the faults. It does no I/O
+and has a seed, so that a failed run can be repeated.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LINGER: Final = 0.2  # seconds that closing sockets get to send the last batche
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """Probability of each fault per batch, from 0 to 1.
+    """The probability of each fault for a batch, from 0 to 1.
 
     Attributes:
-        drop: the batch is buffered for replay, but not sent live.
+        drop: the batch is buffered for replays, but not sent live.
         duplicate: the batch is sent live twice.
         swap: the batch is sent live after the next batch.
         hole: the batch is neither sent nor buffered, so no replay has its seq.
@@ -43,12 +43,12 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Step: restart the publisher as an engine does."""
+    """A step of the player: restart the publisher as an engine does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Step: buffer a batch for replay and, if ``live``, send it."""
+    """A step of the player: buffer a batch for replays and, if ``live`` is true, send it."""
 
     message: Message
     live: bool = True
@@ -56,7 +56,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Step: send a buffered batch live, either late or a second time."""
+    """A step of the player: send a batch from the replay buffer live. The batch is then late, or sent twice."""
 
     seq: int
 
@@ -66,7 +66,7 @@ Step = Restart | Publish | Again
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of a player."""
+    """The counters of a player: epochs, published batches, and batches with each fault."""
 
     epochs: int = 1
     published: int = 0
@@ -77,7 +77,10 @@ class Stats:
 
 
 def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Iterator[Step]:
-    """Yield the publisher's steps that play `messages` with faults, and count them in `stats`."""
+    """Yield the steps in which the player publishes `messages`.
+
+    Choose the faults by chance, and count them in `stats`.
+    """
     rng = random.Random(faults.seed)  # noqa: S311 - repeatable on purpose
     last = -1
     late: int | None = None  # seq of a swapped batch, which is sent after the next batch
@@ -128,16 +131,16 @@ async def play(
     subscribers: int = 0,
     stats: Stats | None = None,
 ) -> Stats:
-    """Publish a capture.
+    """Publish the messages of a capture, with faults if requested.
 
     Args:
         publisher: a started publisher.
-        read: returns the capture's messages; called once per loop.
+        read: returns the messages of the capture. It is called again for each repetition.
         pace: ``rate`` for a fixed rate, ``recorded`` for the times in the capture.
         rate: batches per second at a fixed rate.
         speed: factor by which the recorded pace is sped up.
         loop: whether to repeat the capture for ever, each time as a new epoch of the engine. `play` then never returns.
-        faults: faults to make. Each loop has its own seed.
+        faults: probabilities of the faults. Each repetition has its own seed.
         subscribers: number of subscribers to wait for at the start of each epoch, so that they miss no batch.
         stats: counters to update while playing.
 
@@ -171,7 +174,10 @@ async def play(
 
 
 async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> AsyncIterator[Step]:
-    """Yield each step when it is due. Only `Publish` steps wait."""
+    """Yield each step at its time.
+
+    Only `Publish` steps wait; each other step follows the step before it without delay.
+    """
     loop = asyncio.get_running_loop()
     start = loop.time()
     due = start
@@ -182,7 +188,8 @@ async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> Asy
                 if origin is None:
                     origin = step.message.t
                 due = start + (step.message.t - origin) / speed
-            # the event loop's timer has a resolution of a millisecond, so a few batches may be sent together
+            # The event loop's timer has a resolution of a millisecond, so batches that are due within one are sent
+            # together.
             early = due - loop.time()
             await asyncio.sleep(early if early > 0.001 else 0)
             if rate is not None:

@@ -1,4 +1,4 @@
-"""Record a stream into a capture."""
+"""The recorder, which writes the messages of a live stream to a capture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters of a recorder."""
+    """The counters of a recorder: recorded, unusable and missing messages, and restarts of the engine."""
 
     recorded: int = 0
     unusable: int = 0
@@ -33,16 +33,16 @@ async def record(
     anonymizer: Anonymizer | None = None,
     stats: Stats | None = None,
 ) -> Stats:
-    """Write every message of a stream to a capture until a limit is reached.
+    """Write every message of a stream to a capture, until a limit is reached.
 
-    The recorder counts gaps and restarts but does not repair them. It counts but does not write messages that are not
-    ``[topic, seq, payload]``.
+    The recorder counts missing batches and restarts, but does not request the batches. A message that is not ``[topic,
+    seq, payload]`` is counted but not written.
 
     Args:
         subscriber: a started subscriber of the stream.
-        writer: the capture.
+        writer: the writer of the capture.
         count: maximum number of messages; None for no limit.
-        seconds: maximum time; None for no limit.
+        seconds: maximum time in seconds; None for no limit.
         anonymizer: replaces tokens, hashes, salts and names by pseudonyms; None to record them unchanged.
         stats: counters to update while recording.
 
@@ -60,7 +60,7 @@ async def record(
         async with asyncio.timeout(seconds):
             while count is None or stats.recorded < count:
                 frames = await subscriber.recv()
-                # the sequence frame has 8 bytes, or 24 with the publisher's id
+                # the seq frame has 8 bytes, or 24 bytes if it also has the 16-byte id of the publisher
                 if len(frames) != 3 or len(frames[1]) not in (8, 24):
                     stats.unusable += 1
                     continue
