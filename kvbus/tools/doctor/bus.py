@@ -1,4 +1,4 @@
-"""Ask a running bus over HTTP about its sources and its routers."""
+"""Questions of doctor to a running bus: its sources, its routers and its findings, over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.transport.reach import find, shown
 
 
 class BusSource(msgspec.Struct):
-    """Fields of an entry of ``/sources`` that doctor needs."""
+    """The fields of an entry of ``/sources`` that doctor needs."""
 
     name: str
     endpoint: str
@@ -29,7 +29,7 @@ class BusSource(msgspec.Struct):
 
 
 class BusRouter(msgspec.Struct):
-    """Fields of an entry of ``/routers`` that doctor needs."""
+    """The fields of an entry of ``/routers`` that doctor needs."""
 
     output: str
     state: str
@@ -39,15 +39,15 @@ class BusRouter(msgspec.Struct):
 
 @dataclass(slots=True)
 class Bus:
-    """The answers at an HTTP address, which may not be a bus.
+    """The answers from an HTTP address, at which a bus may or may not run.
 
     Attributes:
-        url: its base URL.
-        problem: why the address did not answer as a bus; empty if it did.
-        listens: whether something has accepted the connection.
+        url: base URL of the address.
+        problem: why the address did not answer as a bus does; empty if it did.
+        listens: whether some program has accepted the connection.
         sources: entries of ``/sources``.
         routers: entries of ``/routers``, without routers that have disconnected.
-        findings: ``/findings``, about the bus itself.
+        findings: entries of ``/findings``, which are about the bus itself.
     """
 
     url: str
@@ -59,17 +59,17 @@ class Bus:
 
     @property
     def runs(self) -> bool:
-        """Whether a bus has answered."""
+        """Whether a bus has answered at the address."""
         return not self.problem
 
     @property
     def spoke(self) -> frozenset[str]:
-        """Endpoints from which the bus has received batches, by live stream or replay."""
+        """Endpoints of the engines from which the bus has received batches, live or by replay."""
         return frozenset(source.endpoint for source in self.sources if source.last_seq >= 0)
 
 
 class _Resolver(AbstractResolver):
-    """Resolves names in a thread. Shutdown does not wait for that thread."""
+    """A resolver that looks up host names in a thread. The end of the process does not wait for that thread."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -86,7 +86,7 @@ class _Resolver(AbstractResolver):
 
 
 async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # noqa: ASYNC109 - of HTTP
-    """Ask a bus for its sources, routers and findings. A failure is in ``Bus.problem``."""
+    """Request the sources, routers and findings of a bus. A failure does not raise; `Bus.problem` describes it."""
     bus = Bus(url.rstrip("/"))
     try:
         async with (
@@ -107,11 +107,12 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
 
 
 def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
-    """Return the findings that a bus reports about itself.
+    """Return a report with the findings that a running bus has about itself, its sources and its routers.
 
     Args:
-        bus: its answers.
-        keys: keys of findings that doctor has already made; the bus's findings with these keys are left out.
+        bus: the answers of the bus.
+        keys: configuration keys for which doctor has findings of its own. Findings of the bus with these keys are left
+            out.
     """
     found = [*bus.findings]
     for source in bus.sources:
@@ -123,7 +124,7 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
 
 
 def seen(bus: Bus) -> list[Seen]:
-    """Return a line for each source of the bus and one for the routers of each output."""
+    """Return an observation for each source of the bus, and one for the routers of each output."""
     lines = []
     for number, source in enumerate(bus.sources):
         partial = ", partial" if source.partial else ""

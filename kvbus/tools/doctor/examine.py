@@ -1,4 +1,7 @@
-"""Examine a configuration and the engines that it discovers. Endpoints are probed in parallel, each with a timeout."""
+"""The examination of a configuration by doctor: it probes all endpoints in parallel, each with a timeout.
+
+The engines that the configuration discovers are probed like configured ones.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +38,16 @@ from kvbus.tools.doctor.sources import SourceJudge
 from kvbus.transport import engine_api
 
 SECONDS: Final = 15.0
-"""Seconds to wait for the first answer of a discovery. The discovery's own deadlines are separate."""
+"""Seconds for which doctor waits for the first answer of a discovery. A discovery also has deadlines of its own."""
 
 _INDEX: Final = re.compile(r"^sources\[(\d+)\]")
 
 
 async def find(config: Config) -> tuple[Config, Report]:
-    """Ask the discoverer of every ``discover`` entry. Return the configuration with the found engines, and a report."""
+    """Ask every ``discover`` entry of a configuration for its engines.
+
+    Return the configuration with the found engines as sources, and a report about the discoveries.
+    """
     report = Report()
     entries = {i: source for i, source in enumerate(config.sources) if source.discover is not None}
     asked = await asyncio.gather(*(_ask(i, source, report) for i, source in entries.items()))
@@ -73,10 +79,10 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
-    """Translate a report's keys into those of the file.
+    """Translate the configuration keys in a report into the keys of the user's file.
 
-    The report is about a configuration in which the found engines replace the ``discover`` entries. So its positions
-    in ``sources`` differ from those in the file.
+    The report is about a configuration in which the found engines replace the ``discover`` entries. So its positions in
+    ``sources`` differ from the positions in the file.
     """
     sections = config.sections(with_engines.sources)
 
@@ -92,10 +98,10 @@ def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
 T = TypeVar("T")
 
 AT_ONCE: Final = 128
-"""Maximum number of publishers that are probed at the same time. Each probe needs a few file descriptors."""
+"""Maximum number of publishers that are probed at the same time, because each probe needs a few file descriptors."""
 
 Progress = Callable[[str, bool], None]
-"""Called with the name of a probe, and whether the probe has ended."""
+"""A function that is called when a probe begins or ends, with the name of the probe and whether it has ended."""
 
 
 async def examine_bus(
@@ -104,9 +110,9 @@ async def examine_bus(
     timeout: float,  # noqa: ASYNC109 - of each endpoint
     login: Login | None = None,
 ) -> Report:
-    """Report the problems that a running bus knows.
+    """Return a report of the problems that a running bus knows.
 
-    Its endpoints are not dialled, because they may mean nothing on this machine.
+    The endpoints of the bus are not dialled, because they may not be reachable from this machine.
     """
     bus = await buses.ask(url, timeout, login)
     if not bus.runs:
@@ -124,9 +130,11 @@ async def examine(
     router: str | None = None,
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
-    """Examine every endpoint of a configuration, including those of discovered engines, and the bus if it runs.
+    """Probe every endpoint of a configuration, including the endpoints of discovered engines.
 
-    With ``router``, the profile of a router, also compare the outputs with what that router's decoder needs.
+    Also ask the bus, if it runs.
+
+    With ``router``, the profile of a router, also compare the outputs with the needs of that router's decoder.
     """
     with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
@@ -163,7 +171,7 @@ class _Examination:
         return report
 
     async def _bus(self) -> tuple[Bus | None, bool | None]:
-        """Return the bus, and whether it runs this configuration.
+        """Ask the bus at the configured HTTP address. Return the bus, and whether it runs this configuration.
 
         The bus is None if no bus answers, or if it runs another configuration. The second value is None if unknown.
         """
@@ -266,9 +274,9 @@ class _Examination:
 
 
 def _pinned(certificate: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this certificate, for any host name.
+    """Return a TLS context that trusts only this certificate, whatever the host name.
 
-    The context trusts nothing if the file cannot be read.
+    If the file cannot be read, the context trusts no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

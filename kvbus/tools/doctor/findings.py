@@ -1,4 +1,4 @@
-"""A report of findings and observations, as lines for people or as JSON."""
+"""The report of doctor: findings and observations, as lines for people or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.core.findings.finding import Finding, Severity
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An observation about a source or an output.
+    """An observation about a source or an output, such as its last seq.
 
     Attributes:
         key: position in the configuration, such as ``sources[0]``.
@@ -34,13 +34,13 @@ class Seen:
 
 @dataclass(slots=True)
 class Report:
-    """All findings, and an observation for each source and output."""
+    """All findings of doctor, and an observation for each source and output."""
 
     findings: list[Finding] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Add findings without duplicates."""
+        """Add findings to the report, except those that it already has."""
         self.findings += [each for each in dict.fromkeys(findings) if each not in self.findings]
 
     def merge(self, other: Report) -> None:
@@ -50,16 +50,16 @@ class Report:
 
     @property
     def ordered(self) -> list[Finding]:
-        """Findings in the order they were added, problems before notes."""
+        """All findings, problems before notes. Otherwise the findings stay in the order in which they were added."""
         return sorted(self.findings, key=lambda finding: finding.severity is Severity.NOTE)
 
     @property
     def healthy(self) -> bool:
-        """Whether no finding is a problem."""
+        """Whether the report has no finding that is a problem. Notes do not count."""
         return all(finding.severity is Severity.NOTE for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as values for JSON."""
+        """Return the report as a dictionary for JSON."""
         return {
             "healthy": self.healthy,
             "findings": [msgspec.to_builtins(each) for each in self.ordered],
@@ -68,12 +68,15 @@ class Report:
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters, so that a peer's text cannot control the terminal."""
+    """Escape the unprintable characters in a text, so that a peer's text cannot control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def render(report: Report, *, as_json: bool, colour: bool) -> str:
-    """Return the report as text: a line for each finding, problems first, then one for each source and output."""
+    """Return the report as text: a line for each finding, problems first, and a line for each source and output.
+
+    With ``as_json`` the text is a JSON object.
+    """
     if as_json:
         return json.dumps(report.to_json(), indent=2) + "\n"
     lines = []
@@ -88,22 +91,25 @@ def render(report: Report, *, as_json: bool, colour: bool) -> str:
 
 
 def coloured(out: TextIO) -> bool:
-    """Return whether output to a stream is coloured. It honours ``NO_COLOR`` (https://no-color.org)."""
+    """Return whether lines that are written to ``out`` get colours.
+
+    ``NO_COLOR`` (https://no-color.org) turns colours off.
+    """
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Line:
-    """A status line on a terminal that each call rewrites. It writes nothing to a file or a pipe."""
+    """A status line on a terminal. Each call of `show` replaces it. Nothing is written to a file or a pipe."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out if out.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def show(self, text: str) -> None:
-        """Replace the line's text, cut to 78 characters."""
+        """Replace the text of the line. A text of more than 78 characters is cut."""
         self._write(printable(text)[:78])
 
     def end(self) -> None:
-        """Erase the line."""
+        """Erase the line from the terminal."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -113,7 +119,7 @@ class Line:
 
 
 class Waiting(Line):
-    """A status line that shows the first endpoint whose answer is pending."""
+    """A status line that names one of the endpoints for whose answers doctor is waiting."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
@@ -121,7 +127,7 @@ class Waiting(Line):
         self._done = 0
 
     def __call__(self, what: str, over: bool) -> None:
-        """Record that the probe of an endpoint begins or has ended, and update the line."""
+        """Record that the probe of the endpoint ``what`` begins or, with ``over``, has ended. Then update the line."""
         if over:
             self._open.pop(what, None)
             self._done += 1

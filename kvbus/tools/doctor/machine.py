@@ -1,4 +1,4 @@
-"""Check this machine: libzmq, the configuration's files, the state directory, and the owner of a busy port."""
+"""Checks of this machine: libzmq, the files of the configuration, the state directory, and the owner of a busy port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbus.transport.sockets import check_library
 
 
 def library() -> list[Finding]:
-    """Check the version of libzmq."""
+    """Return a finding if the version of libzmq is too old for kvbus."""
     try:
         check_library()
     except UnsupportedError as error:
@@ -27,13 +27,19 @@ def library() -> list[Finding]:
 
 
 def files(config: Config) -> tuple[Keys, list[Finding]]:
-    """Return the CURVE keys, and a finding for each file or directory that makes ``kvbus run`` fail."""
+    """Read the files that the configuration names.
+
+    Return the CURVE keys, and a finding for each file or directory that would make ``kvbus run`` fail.
+    """
     keys, problems = look(config)
     return keys, [catalogue.FILE_UNUSABLE(key=each.key, value=each.value, why=each.wrong) for each in problems]
 
 
 def state(config: Config, *, running: bool) -> list[Finding]:
-    """Check ``state_dir``. ``auto`` must find a directory, and other users must not have access to a named one."""
+    """Check ``state_dir``.
+
+    Return a finding if ``auto`` finds no directory, or if other users have access to the directory.
+    """
     if config.state_dir is None or running:
         return []
     if config.state_dir == "auto":
@@ -53,9 +59,9 @@ _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def holder(port: int) -> str:
-    """Describe the process that listens on a TCP port.
+    """Return a description of the process that listens on a TCP port of this machine; empty if it is unknown.
 
-    Return an empty string if it is unknown. Only root sees the sockets of other users' processes.
+    Only root can see the sockets of other users' processes.
     """
     sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
     if not sockets:

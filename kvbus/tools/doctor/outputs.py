@@ -1,4 +1,4 @@
-"""Check an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
+"""Checks of an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ REMEDIES: Final = {
     UNREACHABLE: ("endpoint", "name a server that runs, and tls_ca_file if that port speaks TLS"),
     WRONG_TYPE: ("endpoint", "delete the key that holds something else"),
 }
-"""Configuration key and remedy by reason. A key that begins with a dot is in the section of the log's type."""
+"""Configuration key and remedy for a failure at a log's servers, by the reason of the failure.
+
+A key that begins with a dot is in the section of the log's type, such as ``kafka``.
+"""
 
 
 def understood(config: Config, router: str) -> Report:
-    """Compare what each output sends with what a router's decoder needs. Nothing is dialled.
+    """Compare what each output sends with the needs of a router's decoder, without dialling anything.
 
-    A configuration may have outputs for other routers too, so one output that fits is enough.
+    A configuration may also have outputs for other routers. So there is a finding only if no output meets the needs.
     """
     wanted = PROFILES[router]
     report = Report(seen=[Seen("outputs", router, "; ".join(needs(wanted)) or "takes every form that kvbus sends")])
@@ -89,7 +92,7 @@ def understood(config: Config, router: str) -> Report:
 
 
 def _sent(output: OutputConfig) -> Profile:
-    """Return the output's profile with what the output's own keys change in it."""
+    """Return a profile that describes what the output sends: its profile, changed by the keys of the output."""
     profile = PROFILES[output.profile]
     topics = profile.topics
     if output.topic is not None and topics == "any":
@@ -102,7 +105,10 @@ def _sent(output: OutputConfig) -> Profile:
 
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
-    """Check a log's server and its streams. Write nothing, because a write would fence the running writer."""
+    """Check the servers of a log and its streams. Return the findings, and a sentence about the streams.
+
+    The check writes nothing, because a write would fence the running writer.
+    """
     where = place_of(output).servers
     try:
         async with asyncio.timeout(timeout):
@@ -116,7 +122,7 @@ async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Fi
 
 
 def finding_key(kind: str, reason: str) -> str:
-    """Return the configuration key that a failure is about.
+    """Return the configuration key to correct after a failure at a log's servers.
 
     Args:
         kind: the output's type, such as ``kafka``.
@@ -154,27 +160,27 @@ async def _redis(output: OutputConfig) -> str:
 
 
 LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
-"""By output type, a function that checks a log and returns a sentence about its streams."""
+"""A function for each type of log, which checks the log of an output and returns a sentence about its streams."""
 
 
 Looked = tuple[list[Finding], str]
-"""The findings about an endpoint, and its description."""
+"""The result of probing one endpoint: the findings about it, and its description for the report."""
 
 SUBSCRIPTION_S: Final = 0.5
-"""Seconds to wait for the subscriptions of a dialled router."""
+"""Seconds for which doctor waits for the subscriptions of a router that it has dialled."""
 
 
 class OutputProber:
-    """Checks one output.
+    """The prober of one output, which dials the output's ports or the router that the output dials.
 
     Args:
         config: the configuration.
         index: the output's position in ``outputs``.
         curve: the output's CURVE keys; None without CURVE.
-        timeout: seconds for each endpoint. All endpoints are probed in parallel.
+        timeout: maximum seconds for each endpoint. All endpoints are probed in parallel.
         running: whether a bus runs this configuration; None if unknown.
-        topics: topic of each source that has sent a message, by slot.
-        gate: bounds the number of endpoints that are probed at the same time.
+        topics: topic of each source that has sent a message, by the source's slot.
+        gate: limits the number of endpoints that are probed at the same time.
     """
 
     def __init__(
@@ -198,7 +204,7 @@ class OutputProber:
         self._gate = gate
 
     async def look(self) -> Report:
-        """Probe the endpoints of every stream, or the log's servers."""
+        """Probe the endpoints of every stream, or the servers of the log. Return the report about the output."""
         report = Report()
         if self._output.log is not None:
             findings, text = await self._gated(broker(self._output, self._at, self._timeout))
@@ -230,7 +236,7 @@ class OutputProber:
             return await look
 
     def _topics_at(self, stream: SourceStream) -> set[bytes]:
-        """Return the known topics at the endpoint of a stream."""
+        """Return the topics that kvbus sends at the endpoint of a stream, as far as doctor knows them."""
         streams = self._config.streams() if self._output.layout == "per_topic" else [stream]
         return {topic for each in streams if (topic := self._topic(each)) is not None}
 
@@ -254,7 +260,8 @@ class OutputProber:
                     return [catalogue.LISTENS_ELSEWHERE(**facts)], ""
                 return [], f"{endpoint} is free"
             if outcome.stop in NETWORK:
-                # an interface's name in an endpoint can be bound but not dialled
+                # The host of an endpoint may be the name of a network interface. kvbus can bind it, but doctor cannot
+                # dial it.
                 return [], f"{endpoint} was not looked at ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
@@ -274,9 +281,9 @@ class OutputProber:
         return None if self._output.bind else self._curve
 
     async def _listen(self, connection: Connection) -> str:
-        """Wait for one batch, and return its seq as text for the report; empty without a batch.
+        """Wait for one batch of the output, and return its seq as text for the report; empty if no batch comes.
 
-        The subscription says that the subscriber replays, so kvbus sends it no state.
+        doctor subscribes like a router that requests replays, so kvbus does not send it the state.
         """
         with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
             async with asyncio.timeout(min(self._timeout, (self._output.heartbeat or 0.5) + 0.5)):
@@ -307,9 +314,9 @@ class OutputProber:
 
 
 async def _ask(connection: Connection) -> str:
-    """Request a replay from a seq after all batches, so that the answer is only END.
+    """Check that a replay endpoint answers, and return text for the report; empty if no END comes within a second.
 
-    Return text for the report; empty if no END comes within a second.
+    The requested seq is after all batches, so that the answer is only END.
     """
     with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
         async with asyncio.timeout(1.0):
@@ -330,9 +337,9 @@ async def _subscriptions(connection: Connection) -> list[bytes]:
 
 
 def _not_here(endpoint: str) -> str:
-    """Return why this machine cannot listen at an endpoint's host or directory; empty if it can.
+    """Return why this machine cannot listen at the host or directory of an endpoint; empty if it can.
 
-    The port is not checked.
+    The port of the endpoint is not checked.
     """
     path = ipc_address(endpoint)
     if path is not None:

@@ -1,4 +1,4 @@
-"""Probe one publisher: read its live stream as a SUB, and request a replay as a DEALER.
+"""Probes of one publisher: doctor reads its live stream as a SUB socket, and requests a replay as a DEALER socket.
 
 The relay's own code processes the live messages, so doctor accepts and rejects the same messages as the daemon.
 """
@@ -47,18 +47,18 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Maximum number of batches, of topics and of first blocks that are remembered."""
+"""Maximum number of batches that a summary keeps, and of topics, and of first blocks of prompts."""
 
 Root = bytes
-"""A digest of everything that determines the hash of a prompt's first block: tokens, LoRA, salt and other keys."""
+"""Digest of everything on which the hash of a prompt's first block depends: tokens, LoRA, salt and other keys."""
 
 
 class Heard:
     """A summary of the messages of one publisher.
 
     Args:
-        spec: the daemon's specification of the source. Replays and snapshots are turned off.
-        limits: limits on a message's frames, bytes and events.
+        spec: the specification of the source as the daemon would use it. The summary turns off replays and snapshots.
+        limits: limits on the frames, bytes and events of a message.
         place: position of the source in the configuration.
     """
 
@@ -70,39 +70,40 @@ class Heard:
         self.batches: dict[int, int] = {}
         """Fingerprints of the newest batches, by seq."""
         self.contested = 0
-        """Number of batches whose seq an earlier, different batch had."""
+        """Number of batches with the seq of an earlier batch but another payload."""
         self.events = 0
         self.stores = 0
         self.ranks: set[int] = set()
         self.kinds: set[str] = set()
-        """Types of the hashes: ``bytes``, ``integer``."""
+        """Types of the block hashes: ``bytes``, ``integer`` or both."""
         self.roots: dict[Root, Hash] = {}
         self.skew: float | None = None
-        """Seconds by which the publisher's clock is behind this machine's; negative if ahead.
+        """Seconds by which the publisher's clock is behind this machine's clock; negative if it is ahead.
 
-        It is the difference closest to 0 among all batches, because a batch's delay adds to each difference.
+        Each batch shows a difference between the clocks, to which the delay of the batch is added. The difference
+        closest to 0 is kept.
         """
         self.oversize = False
         self.messages = 0
 
     @property
     def source(self) -> Source:
-        """The relay's state of this source."""
+        """The source in the relay that processes the publisher's messages."""
         return self._relay.sources[0]
 
     @property
     def newest(self) -> int | None:
-        """Seq of the newest batch; None before the first."""
+        """Seq of the newest batch; None before the first batch."""
         return next(reversed(self.batches), None)
 
     @property
     def wanted(self) -> int:
-        """Number of messages under the configured topic."""
+        """Number of messages whose topic begins with the configured topic."""
         topic = self.source.spec.topic
         return sum(count for each, count in self.topics.items() if each.startswith(topic))
 
     def take(self, frames: list[bytes], *, live: bool) -> None:
-        """Process one message of the live stream, or one of a replay answer in the form ``[topic, seq, payload]``."""
+        """Add one message to the summary. A message of a replay answer has the form ``[topic, seq, payload]``."""
         self.messages += 1
         topic = frames[0] if frames else b""
         if live:
@@ -153,10 +154,10 @@ class Heard:
 
 
 def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, str]]:
-    """Yield the labels of two publishers that give the same first block different hashes.
+    """Yield a pair of publishers, by their labels, that give the same first block of a prompt different hashes.
 
-    At most one pair is yielded. The hash of a prompt's first block depends on its tokens and a seed. vLLM draws a
-    random seed in each process unless ``PYTHONHASHSEED`` is set. Two publishers are needed to see the difference.
+    At most one pair is yielded. The hash of a first block depends on the block's tokens and on a seed. vLLM draws a
+    random seed in each process unless ``PYTHONHASHSEED`` is set.
     """
     first: dict[Root, tuple[str, Hash]] = {}
     for label, each in heard:
@@ -168,22 +169,22 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 
 
 NEWEST: Final = 2**63 - 1
-"""A seq after all batches. The answer to a replay from there is only END."""
+"""A seq that is higher than any real one. The answer to a replay request from this seq is only END."""
 REACH: Final = 16
-"""Number of newest batches to request in a replay."""
+"""Number of newest batches that doctor requests in a replay."""
 ENOUGH_S: Final = 1.0
-"""Seconds to listen after the first BlockStored event."""
+"""Seconds for which doctor listens after the first BlockStored event."""
 LISTENING: Final = 0.6
-"""Fraction of the timeout to listen to the live stream. The rest is for the replay."""
+"""Fraction of the timeout for which doctor listens to the live stream. The rest of the timeout is for the replay."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """A replay answer.
+    """The messages that answer one replay request.
 
     Attributes:
         start: first requested seq.
-        batches: fingerprints by seq.
+        batches: fingerprints of the batches, by seq.
         ended: whether END has come.
         malformed: number of messages that cannot be parsed.
     """
@@ -195,7 +196,7 @@ class Answer:
 
     @property
     def first(self) -> int | None:
-        """Seq of the oldest batch; None without batches."""
+        """Seq of the oldest batch in the answer; None if the answer has no batch."""
         return min(self.batches, default=None)
 
 
@@ -205,13 +206,14 @@ class Looked:
 
     Attributes:
         stream: the publisher as configured.
-        live: result of dialling its live stream; None if the publisher dials in and no process listens on the port.
-        heard: summary of its messages.
-        replay: result of dialling its replay endpoint; None without one.
+        heard: summary of the publisher's messages.
+        live: result of dialling the live stream. None if the publisher dials kvbus and no process listens on the port.
+        replay: result of dialling the replay endpoint; None without a replay endpoint.
         answer: the replay answer; None if no replay was requested.
-        snapshot: result of dialling its snapshot endpoint; None without one.
-        dialled_in: a result for each peer that dialled in.
-        taken: why doctor could not bind the port that the publisher dials. ``bus``: a running bus has the port.
+        snapshot: result of dialling the snapshot endpoint; None without a snapshot endpoint.
+        dialled_in: a result for each peer that dialled the port while doctor listened on it.
+        taken: why doctor could not bind the port that the publisher dials. ``bus`` means that a running bus has the
+            port. Empty if doctor could bind it, or did not try.
     """
 
     stream: SourceStream
@@ -225,14 +227,14 @@ class Looked:
 
 
 class Prober:
-    """Probes publishers, each within ``timeout`` seconds.
+    """A prober of publishers. It probes the live stream, the replay endpoint and the snapshot endpoint of a publisher.
 
     Args:
         config: the configuration that lists the publishers.
-        curve: CURVE keys by position in ``sources``.
-        timeout: seconds for all probes of one publisher.
-        history: request the replay from seq 0.
-        may_bind: no bus runs, so doctor may bind the port that an engine dials.
+        curve: CURVE keys, by position in ``sources``.
+        timeout: maximum seconds for all probes of one publisher.
+        history: whether to request the replay from seq 0.
+        may_bind: whether doctor may bind the port that an engine dials. It may if no bus runs.
     """
 
     def __init__(
@@ -250,7 +252,7 @@ class Prober:
         )
 
     async def look(self, stream: SourceStream) -> Looked:
-        """Probe the endpoints of one publisher in parallel."""
+        """Probe the endpoints of one publisher in parallel, and return the results."""
         place = Place(f"sources[{stream.source_index}]", stream.endpoint)
         looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames, place))
         over = asyncio.get_running_loop().time() + self._timeout
@@ -340,11 +342,11 @@ class Prober:
 
 
 async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) -> None:
-    """Process live messages until a second after the first BlockStored event, or until ``limit``."""
+    """Read live messages until `ENOUGH_S` seconds after the first BlockStored event, or until ``limit``."""
     loop = asyncio.get_running_loop()
     try:
-        # The first subscription tells a kvbus publisher to send no state. The second one is to all topics, which
-        # shows whether a wrong topic is the reason that no batches arrive.
+        # The first subscription tells a kvbus publisher to send no state. The second subscription is to all topics, to
+        # find out whether no batches arrive because the configured topic is wrong.
         await connection.send(b"\x01" + ASKS_REPLAY)
         await connection.send(b"\x01")
         enough = False
@@ -361,7 +363,7 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
 
 
 def local(endpoint: str) -> str:
-    """Return the endpoint with which this machine can dial a bound endpoint: loopback instead of a wildcard."""
+    """Return an endpoint that this machine can dial, for an endpoint that kvbus binds. Loopback replaces a wildcard."""
     for wildcard in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - recognised, not bound
         endpoint = endpoint.replace(f"tcp://{wildcard}:", "tcp://127.0.0.1:")
     return endpoint

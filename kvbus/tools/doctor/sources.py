@@ -1,4 +1,4 @@
-"""Derive the findings about one source from the probes of its publishers."""
+"""The findings about one source, derived from the probes of its publishers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from kvbus.tools.doctor.probes import NEWEST, Looked
 from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Stop
 
 ALIKE: Final = 2
-"""Contested seqs that prove two publishers; a restart contests one."""
+"""Number of contested seqs that proves two publishers on one endpoint. A restart contests only one seq."""
 
 NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
 
 
 @dataclass(frozen=True, slots=True)
 class SourceJudge:
-    """Derives findings and observations about one source.
+    """The judge of one source, which derives findings and observations from the probe results.
 
     Attributes:
         config: the configuration.
         index: the source's position in ``sources``.
-        ranks: probe results of each rank.
-        beyond: probe results of the port after the last rank's; None if that port was not probed.
+        ranks: the probe results of each rank.
+        beyond: the probe results of the port after the last rank's port; None if that port was not probed.
         history: whether the replay was requested from seq 0.
         spoke: endpoints from which the running bus has received a batch.
     """
