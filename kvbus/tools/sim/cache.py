@@ -1,9 +1,9 @@
 """A small prefix cache with real allocation, hits, reference counts and eviction, but without a model.
 
 The cache does no I/O and is deterministic. It has a fixed pool of blocks, as vLLM has. A request references the blocks
-of its longest cached prefix. It allocates its other blocks from the least recently freed ones, which evicts their old
-content. A finished request frees its last block first, so leaves are evicted before their parents. Engines differ
-in one rule, which determines the events:
+of its longest cached prefix. For its other tokens it allocates the blocks that were freed longest ago, which evicts
+their old content. A finished request frees its last block first, so leaves are evicted before their parents. Engines
+differ in one rule, which determines the events:
 
 * With ``copies=True`` (vLLM) a prompt that is completely cached still computes its last block again, into a
   second physical block with the same hash. The hash is then stored twice and removed twice.
@@ -11,8 +11,8 @@ in one rule, which determines the events:
   is stored once.
 
 A finished request writes its blocks to the lower tiers (write-through, parents first). A request whose prefix continues
-in a lower tier copies the block back to the GPU pool (onboard). The block is then live in both tiers. Events are
-abstract. `kvbus.tools.sim.dialects` encodes them in an engine's dialect.
+in a lower tier copies the block back to the GPU pool (onboard). The block is then live in both tiers. The events of the
+cache have no wire form. `kvbus.tools.sim.dialects` encodes them in an engine's dialect.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ GPU: Final = "GPU"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The content of one full block, independent of its copies.
+    """The content of one full block. All physical copies of the block share it.
 
     Attributes:
         digest: SHA-256 chained over the complete prefix, 32 bytes.
         parent: the previous block of the prompt; None for the first block.
-        tokens: its ``block_size`` token ids.
-        tenant: its LoRA adapter or cache salt; "" for none.
+        tokens: the ``block_size`` token ids of the block.
+        tenant: LoRA adapter or cache salt; "" for none.
     """
 
     digest: bytes
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Event: a run of blocks became live. Each block is the parent of the next one."""
+    """An event of the cache: a run of blocks became live. Each block is the parent of the next block."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Event: one copy of each block was removed from a tier."""
+    """An event of the cache: one copy of each block was removed from a tier."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -66,7 +66,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Event: the GPU pool was reset and is empty."""
+    """An event of the cache: the GPU pool was reset and is empty."""
 
 
 Event = Stored | Removed | Cleared
@@ -74,14 +74,14 @@ Event = Stored | Removed | Cleared
 
 @dataclass(slots=True)
 class LiveBlock:
-    """A live block, and the number of its physical copies."""
+    """A live block, and the number of its physical copies in one tier."""
 
     block: Block
     copies: int
 
 
 def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") -> Block:
-    """Return a block whose hash is chained to its parent's. Equal prompts of two tenants get different hashes."""
+    """Return a block whose hash is chained to its parent's hash. The hash of a first block depends on the tenant."""
     digest = hashlib.sha256(parent.digest if parent else tenant.encode())
     digest.update(struct.pack(f"<{len(tokens)}Q", *tokens))
     return Block(digest.digest(), parent, tuple(tokens), tenant)
@@ -89,7 +89,7 @@ def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") ->
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One physical block of the GPU pool."""
+    """One physical block of the GPU pool, and the content that it holds."""
 
     number: int
     refs: int = 0
@@ -103,9 +103,11 @@ class Request:
     Attributes:
         tokens: prompt and output tokens. The simulated output is known in advance.
         prompt: number of prompt tokens.
+        tenant: LoRA adapter or cache salt; "" for none.
         computed: number of computed tokens, including prompt tokens found in the cache.
         cached_prompt: number of prompt tokens found in the cache.
-        tenant: its LoRA adapter or cache salt.
+        slots: the physical blocks of the request.
+        chain: contents of the full blocks of the request.
     """
 
     tokens: Sequence[int]
@@ -118,21 +120,21 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Whether every token is computed."""
+        """Whether every token of the request is computed."""
         return self.computed >= len(self.tokens)
 
 
 class PrefixCache:
     """The cache of one engine rank and one KV-cache group.
 
+    Every method that changes the cache records events. `take_events` returns them.
+
     Args:
         blocks: size of the GPU pool in blocks.
         block_size: tokens per block.
         copies: whether several physical blocks may have the same hash (vLLM: True, SGLang: False).
-        tiers: capacity in blocks of each lower tier, fastest first, e.g. ``{"CPU": 4000, "DISK": 20000}``.
-        group_idx: the KV-cache group in its events.
-
-        Every method that changes the cache records events. `take_events` returns them.
+        tiers: capacity of each lower tier in blocks, fastest tier first, such as ``{"CPU": 4000, "DISK": 20000}``.
+        group_idx: the KV-cache group that the events name.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class PrefixCache:
         self._events: list[Event] = []
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call, oldest first."""
+        """Return the events since the last call of this method, oldest first."""
         events, self._events = self._events, []
         return events
 
@@ -167,13 +169,13 @@ class PrefixCache:
         return self._blocks_for(length) <= len(self._free)
 
     def start(self, tokens: Sequence[int], prompt: int, tenant: str = "") -> Request:
-        """Admit a request: reference the blocks of its cached prefix, and allocate blocks for its other tokens.
+        """Admit a request. Reference the blocks of its cached prefix, and allocate blocks for its other tokens.
 
         Args:
             tokens: prompt and output together.
             prompt: number of prompt tokens. A request always computes the last prompt token. So a prompt that is
                 completely cached still computes one block. (This is vLLM's rule and the reason for second copies.)
-            tenant: its LoRA adapter or cache salt.
+            tenant: LoRA adapter or cache salt; "" for none.
 
         Raises:
             ValueError: the request does not fit. Check `fits` first.
@@ -190,7 +192,7 @@ class PrefixCache:
         return request
 
     def compute(self, request: Request, tokens: int) -> None:
-        """Compute the next `tokens` tokens of a request, and cache each block that becomes full."""
+        """Compute the next `tokens` tokens of a request. Each block that becomes full is cached."""
         request.computed = min(request.computed + tokens, len(request.tokens))
         stored: list[Block] = []
         while (len(request.chain) + 1) * self.block_size <= request.computed:
@@ -198,7 +200,7 @@ class PrefixCache:
             slot = request.slots[len(request.chain)]
             copies = self._cached.get(block.digest)
             if copies and not self._copies:
-                # a radix cache keeps the cached page and frees the request's page
+                # SGLang's radix cache keeps the cached page, and frees the page that the request has computed
                 own, slot = slot, next(iter(copies.values()))
                 self._reference(slot)
                 block = slot.block or block
@@ -214,7 +216,7 @@ class PrefixCache:
         self._flush(stored, GPU)
 
     def finish(self, request: Request) -> None:
-        """Free a request's blocks, leaf first. Cached blocks stay until they are evicted."""
+        """End a request and free its blocks, the last block first. Cached blocks stay until they are evicted."""
         del self._running[id(request)]
         for tier in self._tiers:
             self._write_through(request.chain, tier)
@@ -244,7 +246,7 @@ class PrefixCache:
         self._events.append(Cleared())
 
     def live_blocks(self) -> dict[tuple[int, str, bytes], LiveBlock]:
-        """Return the true live blocks by (group_idx, tier, digest)."""
+        """Return all live blocks of the cache, by (group_idx, tier, digest)."""
         live: dict[tuple[int, str, bytes], LiveBlock] = {}
         for digest, slots in self._cached.items():
             block = next(iter(slots.values())).block
@@ -258,7 +260,7 @@ class PrefixCache:
         return -(-tokens // self.block_size)
 
     def _block_of(self, request: Request) -> Block:
-        """Return the content of a request's next block."""
+        """Return the content of the request's next full block."""
         start = len(request.chain) * self.block_size
         parent = request.chain[-1] if request.chain else None
         return make_block(parent, request.tokens[start : start + self.block_size], request.tenant)
@@ -281,7 +283,7 @@ class PrefixCache:
         return slot
 
     def _reuse(self, request: Request, reusable: int) -> None:
-        """Reference the longest cached prefix of up to `reusable` blocks.
+        """Reference the blocks of the request's longest cached prefix, up to `reusable` blocks.
 
         Blocks that are only in a lower tier are copied into the GPU pool.
         """
@@ -309,7 +311,10 @@ class PrefixCache:
         self._cached.setdefault(block.digest, {})[slot.number] = slot
 
     def _write_through(self, chain: list[Block], tier: str) -> None:
-        """Copy a finished request's blocks to a lower tier, and evict leaves to make room."""
+        """Copy the blocks of a finished request to a lower tier.
+
+        If the tier is full, evict its oldest blocks, leaves first.
+        """
         capacity, held = self._tiers[tier]
         own = {block.digest for block in chain}
         stored: list[Block] = []

@@ -1,8 +1,9 @@
 """The dialects of engine releases, and the encoder that writes a cache's events in a dialect.
 
-There is a dialect for each release that changed the format. Positional events always have every field of their
-dialect, including trailing nulls. Map events leave out the fields of ``omitted`` that are None, as both engines'
-structs do. Each dialect is taken from the release's own structs. The tests compare the payloads with captured bytes.
+There is a dialect for each release that changed the format. Events that are arrays always have every field of their
+dialect, including trailing nulls. Events that are maps leave out the fields of ``omitted`` that are None, as the
+structs of both engines do. Each dialect follows the structs of the release. The tests compare the payloads with
+captured bytes.
 """
 
 from __future__ import annotations
@@ -43,30 +44,31 @@ _SGLANG_MEDIA: Final = MappingProxyType({GPU: "GPU", "CPU": "CPU_PINNED", "DISK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The event format of one release.
+    """The event format of one engine release.
 
     Attributes:
         name: key in `DIALECTS`: the first release with this format.
         stored: fields of BlockStored after the tag.
         removed: fields of BlockRemoved after the tag.
-        maps: whether events are maps tagged by ``type``, not arrays with the tag first.
-        omitted: fields that a map leaves out when they are None.
+        maps: whether events are maps tagged by ``type``, not arrays that begin with the tag.
+        omitted: fields that a map leaves out if they are None.
         framing: framing of the release's replay answers.
-        batch_length: elements of a batch: 3 with a rank, 2 without (vLLM 0.9.0).
-        hashes: how a 32-byte digest is sent: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
-        chained: False if a hash covers only its own page, so that equal pages collide (SGLang up to 0.5.5).
+        batch_length: number of elements of a batch: 3 with a rank, 2 without a rank (vLLM 0.9.0).
+        hashes: form in which a 32-byte digest is sent: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
+        chained: whether a hash covers the block's complete prefix. If not, equal pages have equal hashes (SGLang up to
+            0.5.5).
         units: content of one BlockStored event: a run of blocks, or one page.
         removed_units: content of one BlockRemoved event: a run of blocks, or one page.
-        parents: False if the parent is always null (llm-d-inference-sim).
-        sizes: False if block_size is always 0 (llm-d-inference-sim).
-        adapters: False if lora_name is always null.
+        parents: whether stores name their parent. If not, the parent is always null (llm-d-inference-sim).
+        sizes: whether stores have a block size. If not, block_size is always 0 (llm-d-inference-sim).
+        adapters: whether stores name the LoRA adapter. If not, lora_name is always null.
         salt_element: whether a tenant's BlockStored events have an 8th element ``{"cache_salt": …}`` (SGLang 0.5.18,
             0.5.19).
         clears_first: whether an epoch begins with AllBlocksCleared (SGLang).
         single_events: whether each batch has exactly one event (TensorRT-LLM through Dynamo).
-        copies: whether the cache keeps several copies of a hash (vLLM).
-        token_offset: number added to every token id.
-        media: medium of each tier in events; empty if events have no medium.
+        copies: whether the cache may hold several copies of a block with the same hash (vLLM).
+        token_offset: number that is added to every token id.
+        media: the medium that events name, by tier; empty if events have no medium.
     """
 
     name: str
@@ -92,15 +94,15 @@ class Dialect:
 
     @property
     def groups(self) -> bool:
-        """Whether events name a KV-cache group."""
+        """Whether events name the KV-cache group of their blocks."""
         return "group_idx" in self.stored
 
     def with_hashes(self, hashes: Hashes) -> Dialect:
-        """Return the dialect with another form of hashes. vLLM has the option ``bytes`` since 0.10.2."""
+        """Return the dialect with another form of hashes. vLLM has an option for the form ``bytes`` since 0.10.2."""
         return replace(self, hashes=hashes)
 
     def hash_of(self, block: Block) -> int | bytes:
-        """Return the block's hash as it appears on the wire."""
+        """Return the hash of a block in the form that events have."""
         digest = block.digest
         if not self.chained:
             digest = hashlib.sha256(struct.pack(f"<{len(block.tokens)}Q", *block.tokens)).digest()
@@ -111,7 +113,7 @@ class Dialect:
         return int.from_bytes(digest[-8:], "big")
 
     def tokens_of(self, block: Block) -> list[int]:
-        """Return the block's token ids as they appear on the wire."""
+        """Return the token ids of a block as events have them."""
         return [token + self.token_offset for token in block.tokens]
 
 
@@ -190,7 +192,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
                 removed_units="run",
                 single_events=True,
             ),
-            # TensorRT-LLM's own publisher (TensorRT-LLM#17023). It has the fields of vLLM 0.26 that it fills in.
+            # TensorRT-LLM's own publisher (TensorRT-LLM#17023). Of the fields of vLLM 0.26, it sends those that it
+            # fills in.
             Dialect(
                 name="trtllm-native",
                 stored=_V14,
@@ -227,10 +230,10 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 
 
 class BatchEncoder:
-    """Encodes abstract events as the payloads of one engine rank.
+    """The encoder of one engine rank, which writes the events of its caches as payloads in a dialect.
 
     Args:
-        dialect: the dialect to write.
+        dialect: the dialect of the payloads.
         rank: data-parallel rank that every batch names.
         kinds: ``kv_cache_spec_kind`` by group index, for releases that send this field.
     """
@@ -241,7 +244,10 @@ class BatchEncoder:
         self._kinds = kinds
 
     def encode(self, events: Iterable[Event], now: float) -> list[bytes]:
-        """Return one step's events as payloads; none without events. `now` is Unix time in seconds."""
+        """Return the payloads for the events of one engine step; an empty list without events.
+
+        `now` is Unix time in seconds.
+        """
         written = [written for event in self._merged(events) for written in self._write(event)]
         if not written:
             return []
@@ -250,18 +256,21 @@ class BatchEncoder:
         return [self.batch(written, now)]
 
     def batch(self, written: list[Any], now: float) -> bytes:
-        """Encode a batch of events that already have their wire form."""
+        """Encode events as a payload. The events already have the form of the dialect."""
         batch = [now, written, self._rank]
         return msgspec.msgpack.encode(batch[: self.dialect.batch_length])
 
     def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
-        """Return a cache's live blocks as a correct reader of this dialect's stream sees them.
+        """Return the live blocks of a cache as a correct reader of this dialect's stream sees them.
 
         Returns:
             One entry for each live (group_idx, medium, hash), parents before children. An entry has ``hash`` (int, hex
-            for bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``, ``block_size`` and
-            ``prefix``, the SHA-256 of the complete prefix (token ids as 4-byte little endian). ``prefix`` identifies
-            the content in every dialect.
+                for
+            bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``, ``block_size`` and
+                ``prefix``, the
+            SHA-256 of the complete prefix (token ids as 4-byte little endian). ``prefix`` identifies the content in
+                every
+            dialect.
         """
         dialect = self.dialect
         prefixes = _Prefixes(dialect)
@@ -290,7 +299,7 @@ class BatchEncoder:
         return list(found.values())
 
     def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Merge successive removals of one tier and group, if the dialect has several hashes per event."""
+        """Yield the events. Merge successive removals from one tier and group, if an event may have several hashes."""
         last: Removed | None = None
         for event in events:
             if isinstance(event, Removed) and self.dialect.removed_units != "page":
@@ -318,7 +327,7 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # with unchained hashes, SGLang names a page's parent only within the same tree node
+                # with unchained hashes, SGLang names the parent of a page only if both are in the same node of its tree
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]
@@ -366,7 +375,10 @@ class BatchEncoder:
 
 
 class _Prefixes:
-    """SHA-256 of every prefix. Each block is hashed once."""
+    """The SHA-256 digests of prefixes.
+
+    The digest of a block continues its parent's digest, so each block is hashed once.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -1,4 +1,4 @@
-"""A simulated engine rank: it runs a workload, returns KV-cache events, and knows the true live blocks.
+"""A simulated engine rank, which runs a workload, makes KV-cache events, and knows the true live blocks.
 
 `SimEngine` does no I/O. A step admits requests, computes tokens and returns a payload in the dialect of the engine
 release. `run` publishes the payloads at a fixed rate until `stop` is set.
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from kvbus.tools.sim.workload import Job
     from kvbus.transport.engine.publisher import EnginePublisher
 
-_QUIET_STEPS: Final = 10_000  # successive steps without an event after which the workload counts as stuck
+_QUIET_STEPS: Final = 10_000  # number of successive steps without an event after which the workload counts as stuck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Sizes and rates of a simulated engine.
+    """The sizes and rates of a simulated engine.
 
     Attributes:
-        blocks: size of the GPU pool in blocks, per rank and group.
+        blocks: size of the GPU pool in blocks, for each rank and group.
         block_size: tokens per block.
-        tiers: capacity in blocks by tier name (``CPU``, ``DISK``).
-        kinds: kinds of the KV-cache groups, one per group, e.g. ``("full_attention", "sliding_window")``.
+        tiers: capacity of each lower tier in blocks, by the tier's name (``CPU``, ``DISK``).
+        kinds: kind of each KV-cache group, such as ``("full_attention", "sliding_window")``.
         max_running: maximum number of requests that run at the same time.
-        prefill_tokens: prompt tokens computed per step (chunked prefill).
-        decode_tokens: tokens that each running request generates per step.
-        reset_every: steps between two resets of the cache; 0 for no resets.
+        prefill_tokens: number of prompt tokens that a step computes for each request (chunked prefill).
+        decode_tokens: number of tokens that a step generates for each request.
+        reset_every: number of steps between two resets of the cache; 0 for no resets.
         requests: number of requests after which the engine is idle; None for the complete workload.
     """
 
@@ -53,13 +53,13 @@ class EngineOptions:
 
 
 class SimEngine:
-    """One rank of an engine.
+    """One rank of a simulated engine.
 
     Args:
         dialect: the dialect of the engine release to simulate, or its name in `DIALECTS`.
-        jobs: the workload.
+        jobs: the requests of the workload.
         rank: data-parallel rank.
-        options: the engine's sizes and rates.
+        options: sizes and rates of the engine.
 
     Raises:
         ValueError: the dialect cannot express the options (tiers without a medium, groups without an index).
@@ -90,13 +90,13 @@ class SimEngine:
         self._begin()
 
     def step(self, now: float) -> bytes | None:
-        """Run engine steps until there is a batch to publish, and return the batch.
+        """Run engine steps until there is a batch to publish, and return the payload of the batch.
 
         Args:
-            now: the batch's timestamp, Unix time in seconds.
+            now: timestamp for the batch, Unix time in seconds.
 
         Returns:
-            The msgpack payload, or None at the end of the workload.
+            The msgpack payload; None at the end of the workload.
         """
         quiet = 0
         while not self._outbox:
@@ -109,13 +109,13 @@ class SimEngine:
         return self._outbox.popleft()
 
     def flush(self, now: float) -> Iterator[bytes]:
-        """Yield the remaining payloads. After the caller has published them, the stream matches `truth`."""
+        """Yield the remaining payloads. Once the caller has published them, the stream matches `truth`."""
         self._collect(now)
         while self._outbox:
             yield self._outbox.popleft()
 
     def clear(self) -> None:
-        """Reset the prefix cache and end the running requests."""
+        """Reset the prefix cache, as a request to the engine's API does, and end the running requests."""
         for cache in self._caches:
             cache.clear()
             # the engine resets all groups together, and sends one AllBlocksCleared event after the removals
@@ -125,11 +125,14 @@ class SimEngine:
         self._running.clear()
 
     def restart(self) -> None:
-        """Begin a new epoch with an empty cache. The workload continues."""
+        """Begin a new epoch with an empty cache. The workload continues with the next request."""
         self._begin()
 
     def truth(self) -> list[dict[str, Any]]:
-        """Return the live blocks that a correct reader has: entries of `BatchEncoder.entries`, plus ``rank``."""
+        """Return the live blocks that a correct reader has.
+
+        An entry has ``rank`` and the keys of `BatchEncoder.entries`.
+        """
         live = {key: entry for cache in self._caches for key, entry in cache.live_blocks().items()}
         return [entry | {"rank": self.rank} for entry in self._encoder.entries(live)]
 
@@ -152,7 +155,7 @@ class SimEngine:
         self._events: list[Event] = [Cleared()] if self.dialect.clears_first else []
 
     def _advance(self) -> bool:
-        """Do one engine step. Return False at the end of the workload."""
+        """Run one engine step. Return False at the end of the workload."""
         self._steps += 1
         if self.options.reset_every and self._steps % self.options.reset_every == 0:
             self.clear()
@@ -209,14 +212,14 @@ async def run(
 ) -> None:
     """Publish an engine's batches at `rate` per second until the workload ends or `stop` is set.
 
-    At the end it publishes the remaining payloads of the last step, so that the stream matches `SimEngine.truth`.
+    At the end the remaining payloads of the last step are published, so that the stream matches `SimEngine.truth`.
 
     Args:
         engine: the engine.
         publisher: a started publisher.
-        stop: set it to end.
+        stop: set it to end the publishing.
         rate: batches per second.
-        restart_every: seconds between two restarts of the engine, 0 for none.
+        restart_every: seconds between two restarts of the engine; 0 for no restarts.
     """
     loop = asyncio.get_running_loop()
     due = loop.time()

@@ -1,7 +1,7 @@
-"""The requests of simulated engines: a seeded synthetic load, or a request trace.
+"""The requests of simulated engines: a synthetic load from a seed, or a trace of recorded requests.
 
-Both are lazy iterators of `Job`. The synthetic load is endless. With the same seed, equal prefixes have equal tokens
-on all ranks and engines.
+Both are lazy iterators of `Job`. The synthetic load never ends. With the same seed, equal prefixes have equal tokens on
+all ranks and engines.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRACE_BLOCK: Final = 512
-"""Prompt tokens per `hash_ids` entry of a trace."""
+"""Number of prompt tokens for which a trace has one entry of `hash_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request.
+    """One request to a simulated engine.
 
     Attributes:
-        tokens: prompt and output tokens.
+        tokens: the prompt's tokens, followed by the tokens that the engine generates.
         prompt: number of prompt tokens.
         tenant: LoRA adapter or cache salt; "" for none.
     """
@@ -40,7 +40,7 @@ class Job:
 
 
 class TraceError(KvbusError):
-    """A trace file cannot be used. The message has the file and the line."""
+    """A trace file cannot be used. The error names the file and the line."""
 
     exit_code = ExitCode.CONFIG
 
@@ -70,17 +70,17 @@ def synthetic(
     max_tokens: int = 4096,
     tenants: int = 0,
 ) -> Iterator[Job]:
-    """Yield an endless load of multi-turn conversations that share system prompts.
+    """Yield an endless load of conversations with several turns. The conversations share system prompts.
 
     Args:
         seed: seed of the load. All ranks with the same seed have the same system prompts.
         rank: data-parallel rank. Each rank has its own conversations.
-        system_prompts: number of system prompts; the first are the most popular.
-        system_tokens: tokens of the longest system prompt.
+        system_prompts: number of system prompts. The first prompts are used most often.
+        system_tokens: number of tokens of the longest system prompt.
         conversations: number of simultaneous conversations.
-        turns: maximum turns of one conversation.
-        turn_tokens: maximum tokens of a user turn.
-        output_tokens: maximum tokens of an answer.
+        turns: maximum number of turns of one conversation.
+        turn_tokens: maximum number of tokens that the user adds in a turn.
+        output_tokens: maximum number of tokens of an answer.
         max_tokens: number of tokens at which a conversation ends.
         tenants: number of LoRA adapters or cache salts; 0 for none. About half of the conversations use one.
     """
@@ -105,16 +105,16 @@ def synthetic(
 
 @functools.lru_cache(maxsize=8192)
 def expand(hash_id: int) -> tuple[int, ...]:
-    """Return the 512 token ids of a trace's block id. The same id always has the same tokens."""
+    """Return 512 token ids for an entry of a trace's `hash_ids`. Equal entries have the same tokens."""
     return _tokens(random.Random(f"kvbus/trace/{hash_id}"), TRACE_BLOCK)
 
 
 def read_trace(path: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[Job]:
-    """Yield one rank's requests of a trace file: every `ranks`-th request, starting with number `rank`.
+    """Yield the requests of one rank from a trace file: every `ranks`-th request, beginning with number `rank`.
 
-    The file has JSON lines as in Mooncake's FAST'25 traces. The fields are ``timestamp`` (ms, unused, because the
-    publisher has a fixed rate), ``input_length`` and ``output_length`` in tokens, and ``hash_ids`` with one id per
-    512-token prompt block.
+    The file has JSON lines as in Mooncake's FAST'25 traces. The fields are ``timestamp`` (in ms; not used, because the
+    publisher has a fixed rate), ``input_length`` and ``output_length`` in tokens, and ``hash_ids`` with one id for each
+    512 tokens of the prompt.
 
     Raises:
         TraceError: the file cannot be read, or a line is not such an object.
