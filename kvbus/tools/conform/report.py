@@ -1,4 +1,4 @@
-"""Verdicts about the clauses of docs/spec, their output as a table or JSON, and the exit code."""
+"""The verdicts about the clauses of docs/spec, and the report that shows them as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvbus.common.errors import ExitCode
 from kvbus.tools.terminal import glyphs_for, plain_table
 
 MAX_EVIDENCE_BYTES: Final = 512
-"""Maximum number of bytes of one piece of evidence in JSON. Its full length is stated too."""
+"""Maximum number of bytes that the JSON report shows of one piece of evidence. It also has the number of all bytes."""
 
 
 class Outcome(StrEnum):
-    """Whether a clause was kept, broken or not seen."""
+    """The result of judging a clause: it was kept, broken, or not seen."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class Level(StrEnum):
-    """Requirement level of a clause (RFC 2119)."""
+    """The requirement level of a clause, as in RFC 2119."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -39,7 +39,7 @@ class Clause:
     """A clause of docs/spec/kv-events.md, such as 4.3.
 
     Attributes:
-        number: the section and the position in it.
+        number: number of the section, and position of the clause in the section.
         title: the requirement in a few words.
     """
 
@@ -51,14 +51,14 @@ class Clause:
 
 
 def clause(number: str, title: str) -> Clause:
-    """Return the clause with a number such as ``4.3``."""
+    """Return the clause with this number, such as ``4.3``, and title."""
     section, _, place = number.partition(".")
     return Clause((int(section), int(place)), title)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Bytes that prove a verdict.
+    """Bytes of a publisher that prove a verdict.
 
     Attributes:
         what: description of the bytes, such as ``payload of batch 17``.
@@ -69,19 +69,19 @@ class Evidence:
     data: bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the evidence as values for JSON."""
+        """Return the evidence as a dictionary for JSON."""
         return {"what": self.what, "bytes": len(self.data), "hex": self.data[:MAX_EVIDENCE_BYTES].hex()}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for one clause, or for one case of a clause.
+    """The result of judging one clause, or one case of a clause.
 
     Attributes:
         clause: the clause.
         outcome: kept, broken or not seen.
         message: the observation as a sentence.
-        level: level of the clause, or of the broken part of a broken clause.
+        level: requirement level of the clause. If the clause is broken, the level of the broken part of it.
         evidence: bytes that prove the observation.
         case: name of the case; empty for a verdict about the complete clause.
         counts: numbers such as missing and dead blocks.
@@ -97,21 +97,21 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """Number of the clause, followed by the case if there is one."""
+        """The number of the clause, followed by the name of the case if there is one."""
         return f"{self.clause} {self.case}".rstrip()
 
     @property
     def seen(self) -> str:
-        """The message, followed by the counts."""
+        """The message of the verdict, followed by its counts."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         return f"{self.message} ({counts})" if counts else self.message
 
     def fails(self, *, strict: bool = False) -> bool:
-        """Return whether the verdict is a failure: a broken MUST, or with ``strict`` also a broken SHOULD."""
+        """Return whether the verdict is a failure: a broken MUST or, with ``strict``, also a broken SHOULD."""
         return self.outcome is Outcome.BROKEN and (strict or self.level is Level.MUST)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as values for JSON."""
+        """Return the verdict as a dictionary for JSON."""
         return {
             "clause": str(self.clause),
             "title": self.clause.title,
@@ -125,24 +125,24 @@ class Verdict:
 
 
 SPEC_VERSION: Final = "0.1"
-"""Version of docs/spec/kv-events.md that the verdicts refer to."""
+"""Version of docs/spec/kv-events.md to which the verdicts refer."""
 
 _COLUMNS: Final = 120
-"""Width of the table in a file or a pipe, in characters."""
+"""Width of the report's table in a file or a pipe, in characters."""
 
 
 _TABLE_BYTES: Final = 64
-"""Maximum number of bytes of one piece of evidence in the table."""
+"""Maximum number of bytes that the report's table shows of one piece of evidence."""
 
 
 @dataclass(slots=True)
 class Report:
-    """All verdicts about one engine or router.
+    """All verdicts about one engine or one router.
 
     Attributes:
         role: ``engine`` or ``router``.
         subject: the judged endpoint, file or router.
-        verdicts: verdicts, one for each clause or for each case of a clause.
+        verdicts: the verdicts, one for each clause or for each case of a clause.
         seen: amount of observed data, such as ``120 batches``.
         tried: whether any clause could be judged.
         notes: further information for the reader of the report.
@@ -157,7 +157,7 @@ class Report:
 
     @classmethod
     def of_ranks(cls, reports: Sequence[Report]) -> Report:
-        """Merge the reports of all ranks. Each verdict of the result names its rank."""
+        """Merge the reports about all ranks of an engine into one. Each verdict of the result names its rank."""
         verdicts = [
             replace(each, case=f"rank {rank}") for rank, report in enumerate(reports) for each in report.verdicts
         ]
@@ -168,7 +168,7 @@ class Report:
 
     @property
     def ordered(self) -> list[Verdict]:
-        """Verdicts sorted by clause and case."""
+        """All verdicts, sorted by clause and case."""
         return sorted(self.verdicts, key=lambda each: (each.clause, each.case))
 
     def count(self, outcome: Outcome) -> int:
@@ -176,27 +176,27 @@ class Report:
         return sum(each.outcome is outcome for each in self.verdicts)
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """Return the exit code.
+        """Return the exit code with which ``kvbus conform`` ends.
 
-        It is ``UNAVAILABLE`` if nothing could be judged, ``FOUND`` if a MUST (with ``strict`` also a SHOULD) is broken,
-        else ``OK``.
+        It is ``UNAVAILABLE`` if no clause could be judged, ``FOUND`` if a MUST (with ``strict`` also a SHOULD) is
+        broken, and ``OK`` otherwise.
         """
         if not self.tried:
             return ExitCode.UNAVAILABLE
         return ExitCode.FOUND if any(each.fails(strict=strict) for each in self.verdicts) else ExitCode.OK
 
     def without_bytes(self) -> Report:
-        """Return the report without evidence, because it may contain token ids of prompts (14.3)."""
+        """Return a copy of the report without evidence, which may contain the token ids of prompts (14.3)."""
         return replace(self, verdicts=[replace(each, evidence=()) for each in self.verdicts])
 
     @property
     def summary(self) -> str:
-        """A sentence with the number of verdicts of each outcome."""
+        """A line with the judged subject and the number of verdicts with each outcome."""
         counts = ", ".join(f"{self.count(outcome)} {outcome}" for outcome in Outcome)
         return f"{self.role} {self.subject}: {counts}" + (f" ({self.seen})" if self.seen else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as values for JSON."""
+        """Return the report as a dictionary for JSON."""
         return {
             "spec": SPEC_VERSION,
             "role": self.role,
@@ -210,12 +210,12 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """Return the report as JSON text."""
+    """Return the report as a JSON text."""
     return json.dumps(report.to_json(), indent=2) + "\n"
 
 
 def print_table(report: Report, file: IO[str]) -> None:
-    """Print the report as a table for people, with colours on a terminal."""
+    """Write the report to a file as a table for people. The table has colours if the file is a terminal."""
     console = Console(file=file, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=_COLUMNS)
@@ -249,5 +249,5 @@ def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape unprintable characters, so that a peer's text cannot control the terminal."""
+    """Escape the unprintable characters in a text, so that a peer's text cannot control the terminal."""
     return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)

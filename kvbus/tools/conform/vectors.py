@@ -1,6 +1,9 @@
-"""The test vectors of docs/spec: the frames that a publisher sends, and a reader's live blocks after them.
+"""The test vectors of docs/spec.
 
-A reader in any language can run them without a socket. It needs MessagePack and the lists in a vector's file.
+A vector has the frames that a publisher sends, and the live blocks of a correct reader.
+
+A program in any language can run the vectors without a socket. It needs a MessagePack decoder and the files of the
+vectors.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ END: Final = [b"", b"", END_SEQ, b""]
 
 Frames = list[bytes]
 Block = tuple[int | None, str, int | bytes]
-"""A block as (group, medium, hash). The medium is in upper case, and the device is ``GPU``."""
+"""The identity of a block: group, medium and hash. The medium is in upper case, and the device is ``GPU``."""
 
 
 def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> dict[str, Any]:
-    """Return a BlockStored event in vLLM's form. The blocks' tokens are derived from their hashes."""
+    """Return a BlockStored event as vLLM sends it. The tokens of the blocks are derived from their hashes."""
     numbers = [each if isinstance(each, int) else each[0] for each in hashes]
     tokens = [number % 1000 * 10 + at for number in numbers for at in range(size)]
     event = {"type": "BlockStored", "block_hashes": list(hashes), "parent_block_hash": parent, "token_ids": tokens}
@@ -27,7 +30,7 @@ def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> di
 
 
 def removed(*hashes: Any, medium: str | None = "GPU", **fields: Any) -> dict[str, Any]:
-    """Return a BlockRemoved event."""
+    """Return a BlockRemoved event as vLLM sends it."""
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium} | fields
 
 
@@ -35,7 +38,7 @@ CLEARED: Final = {"type": "AllBlocksCleared"}
 
 
 def pack(value: Any) -> bytes:
-    """Encode a payload as msgpack."""
+    """Encode a value as msgpack, to be the payload of a message."""
     return msgspec.msgpack.encode(value)
 
 
@@ -45,25 +48,25 @@ def message(seq: int, *events: Any, rank: Any = 0, topic: bytes = b"") -> Frames
 
 
 def raw(seq: int, payload: bytes) -> Frames:
-    """Return the frames of a message with this payload, which need not be a batch."""
+    """Return the frames of a message with any payload, which need not be a batch."""
     return [b"", seq.to_bytes(8, "big"), payload]
 
 
 def answer(*messages: Frames) -> list[Frames]:
-    """Return the messages of a replay answer, including END."""
+    """Return the messages of a replay answer: the given messages, and then END."""
     return [*([b"", *each] for each in messages), END]
 
 
 class Vector(msgspec.Struct, frozen=True):
-    """Messages of a publisher, and the blocks that a reader must hold after them.
+    """The messages of a publisher, and the blocks that a reader must hold after them.
 
     Attributes:
-        clauses: numbers of the clauses that it tests.
+        clauses: numbers of the clauses that the vector tests.
         title: description of the messages.
         live: messages as a SUB socket receives them.
         view: the live blocks after the last message of ``live`` and, if there is one, the answer ``replay``.
         asks: highest seq at which a correct replay request may begin; None if no batch is missing.
-        replay: messages that a DEALER socket receives after ``live`` as the answer to a request from 0.
+        replay: messages that a DEALER socket receives after ``live``, as the answer to a request from seq 0.
     """
 
     clauses: list[str]
@@ -75,7 +78,7 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 def gpu(*hashes: Any, group: int | None = None) -> list[Block]:
-    """Return blocks on the device."""
+    """Return the identities of blocks on the device."""
     return [(group, "GPU", each) for each in hashes]
 
 
@@ -165,4 +168,4 @@ VECTORS: Final[dict[str, Vector]] = {
                            [message(0, ["BlockStored", [1], None, [10, 11], 2, None, "GPU", None, None, None, None,
                                         None, "dreamt"])], gpu(1)),
 }  # fmt: skip
-"""Vectors by the name of their file."""
+"""All vectors, by the name of the vector's file."""

@@ -1,1 +1,4 @@
-"""Judges an engine's publisher: reads the frames that it sends with their times, and returns verdicts."""
+"""The judge of an engine's publisher.
+
+It reads the frames that the publisher sends, and returns a verdict for each clause.
+"""

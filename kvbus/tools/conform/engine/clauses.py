@@ -1,4 +1,4 @@
-"""The clauses of docs/spec that bind publishers, and the ledger of observations about each clause."""
+"""The clauses of docs/spec that bind publishers, and the ledger that collects observations about each clause."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvbus.tools.conform.report import Clause, Evidence, Level, Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A clause that the kit judges.
+    """A clause that the kit judges by watching a publisher.
 
     Attributes:
         clause: the clause.
-        noun: plural noun for the counted observations.
-        unseen: usual reason that the clause was not judged, with the option that makes it visible.
-        level: the clause's usual level.
+        noun: plural noun for the observations that are counted, such as ``messages``.
+        unseen: usual reason why the clause was not judged, with the option that makes it visible.
+        level: the usual requirement level of the clause.
     """
 
     clause: Clause
@@ -86,12 +86,12 @@ _ROWS: Final = (
 WATCHED: Final[dict[str, Asked]] = {
     number: Asked(clause(number, title), noun, unseen, level) for number, title, noun, unseen, level in _ROWS
 }
-"""Judged clauses by number, in the order of the specification."""
+"""The clauses that the kit judges, by number, in the order of the specification."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Observations about one clause: how often it was kept and broken, and the first one that breaks it."""
+    """The observations about one clause: how many keep it, how many break it, and the first that breaks it."""
 
     kept: int = 0
     broken: int = 0
@@ -102,7 +102,7 @@ class _Entry:
 
 
 class Ledger:
-    """Collects observations about all clauses.
+    """The collected observations about all clauses.
 
     The verdict on a broken clause shows the first observation that breaks it. A broken MUST replaces a broken SHOULD.
     """
@@ -111,13 +111,13 @@ class Ledger:
         self._entries: Final = {number: _Entry() for number in WATCHED}
 
     def kept(self, number: str, times: int = 1) -> None:
-        """Record a number of observations that keep a clause."""
+        """Record one or more observations that keep a clause."""
         self._entries[number].kept += times
 
     def broken(self, number: str, message: str, *evidence: Evidence, level: Level | None = None) -> None:
         """Record an observation that breaks a clause.
 
-        The default of ``level`` is the clause's usual level.
+        Without ``level``, the broken part of the clause has the usual level of the clause.
         """
         entry, level = self._entries[number], level or WATCHED[number].level
         if not entry.broken or (level is Level.MUST and entry.level is Level.SHOULD):
@@ -125,14 +125,17 @@ class Ledger:
         entry.broken += 1
 
     def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
-        """Record an observation. ``wrong`` says how it breaks the clause; empty if it keeps the clause."""
+        """Record an observation about a clause.
+
+        ``wrong`` says how it breaks the clause; empty if it keeps the clause.
+        """
         if wrong:
             self.broken(number, wrong, *evidence, level=level)
         else:
             self.kept(number)
 
     def unseen(self, number: str, why: str) -> None:
-        """Record why this run cannot judge a clause."""
+        """Record the reason why a clause cannot be judged this time."""
         self._entries[number].unseen = why
 
     def is_kept(self, number: str) -> bool:
@@ -145,7 +148,7 @@ class Ledger:
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict for each judged clause."""
+        """Return a verdict on each clause that the kit judges."""
         return [self._verdict(number) for number in WATCHED]
 
     def _verdict(self, number: str) -> Verdict:

@@ -1,4 +1,4 @@
-"""Decode payloads strictly by section 6. Record each deviation, and decode the rest of the payload anyway."""
+"""The decoder of payloads, which follows section 6 strictly. It records each deviation, and decodes the rest anyway."""
 
 from __future__ import annotations
 
@@ -29,18 +29,21 @@ POSITIONAL: Final = {
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
 }
-"""Fields of positional events by type, in the order of 6.2."""
+"""Fields of the events that are arrays, by the event's type, in the order of clause 6.2."""
 _RANGES: Final = {
     "group_idx": _MAX_TOKEN,
     "kv_cache_spec_sliding_window": _MAX_TOKEN,
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys that distinguish all blocks of a store from blocks with the same tokens. ``extra_keys`` is per block."""
+"""Keys whose values distinguish all blocks of a store from blocks with the same tokens.
+
+``extra_keys`` is not here, because it has a value for each block.
+"""
 
 Hash = int | bytes
 Place = tuple[int | None, str]
-"""Group and medium. The device is ``GPU``."""
+"""The group and the medium of a block. The device is ``GPU``."""
 
 _batch: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _any: Final = msgspec.msgpack.Decoder(Any, strict=True).decode
@@ -52,16 +55,16 @@ class Event:
     """One decoded event.
 
     Attributes:
-        kind: the event's type.
+        kind: the type of the event.
         place: group and medium. A clear of all media has an empty medium.
         hashes: hashes of the blocks; integers as unsigned 64 bits.
         parent: hash of the parent of a store's first block; None at the root.
         tokens: token ids of a store.
         block_size: block size of a store.
-        apart: values that distinguish the blocks of a store from other blocks with the same tokens.
-        extras: such a value for each block; empty without values.
-        remaining: number of remaining copies of each removed block; None if the event does not contain it.
-        raw: the event's bytes.
+        apart: values that distinguish all blocks of a store from blocks with the same tokens, such as a salt.
+        extras: for each block of a store, such a value of its own; empty if the event has none.
+        remaining: number of remaining copies of each removed block; None if the event does not have it.
+        raw: the bytes of the event.
         where: position in the stream as text, such as ``event 0 of batch 17``.
     """
 
@@ -79,11 +82,11 @@ class Event:
 
     @property
     def evidence(self) -> Evidence:
-        """The event's bytes, as evidence."""
+        """The bytes of the event, as evidence for a verdict."""
         return Evidence(self.where, self.raw)
 
     def content_of(self, block: int) -> bytes | None:
-        """Return bytes that identify one block's content without its prefix; None if its tokens are unknown."""
+        """Return bytes that identify a block's content without its prefix; None if the block's tokens are unknown."""
         tokens = self.tokens[block * self.block_size : (block + 1) * self.block_size]
         if not tokens or len(tokens) != self.block_size:
             return None
@@ -95,10 +98,10 @@ class Payload:
     """One decoded payload.
 
     Attributes:
-        rank: the rank as sent.
+        rank: the rank as the publisher sent it.
         events: the events that could be decoded.
         empty: whether the payload has no events.
-        size: size in bytes.
+        size: size of the payload in bytes.
     """
 
     rank: Any
@@ -108,12 +111,12 @@ class Payload:
 
     @property
     def clears_first(self) -> bool:
-        """Whether the first event clears all media."""
+        """Whether the first event of the payload clears all media."""
         return bool(self.events) and self.events[0].kind == "AllBlocksCleared" and not self.events[0].place[1]
 
 
 class EventReader:
-    """Decodes the payloads of one stream, and judges them by sections 6, 8, 9 and 12."""
+    """The decoder of the payloads of one stream. It judges them by sections 6, 8, 9 and 12."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -122,11 +125,11 @@ class EventReader:
         self._sizes: dict[int | None, int] = {}
 
     def new_epoch(self) -> None:
-        """Drop the known block sizes, because a new epoch may have others."""
+        """Forget the block sizes of the groups, because they may differ in the new epoch."""
         self._sizes.clear()
 
     def read(self, payload: bytes, seq: int) -> Payload | None:
-        """Decode and judge a payload. Return None if it is not a batch."""
+        """Decode and judge the payload of a message. Return None if it is not a batch."""
         ledger, shown = self._ledger, Evidence(f"payload of batch {seq}", payload)
         ledger.kept("12.1")
         if len(payload) > MAX_BATCH_BYTES:
@@ -165,11 +168,14 @@ class EventReader:
                 yield event
 
     def _judge(self, number: str, event: Event, wrong: str, level: Level | None = None) -> None:
-        """Record whether an event keeps a clause. ``wrong`` says how it breaks the clause; empty if it keeps it."""
+        """Record an observation about an event.
+
+        ``wrong`` says how the event breaks the clause; empty if it keeps the clause.
+        """
         self._ledger.judge(number, f"{event.where} {wrong}" if wrong else "", event.evidence, level=level)
 
     def _read_event(self, event: Event, value: Any) -> bool:
-        """Decode the fields of an event. Return False if the event is unusable or of an unknown type (13.1)."""
+        """Decode the fields of an event. Return False if the event is unusable, or if its type is unknown (13.1)."""
         fields: dict[Any, Any]
         if isinstance(value, dict) and isinstance(value.get("type"), str):
             self._judge("6.2", event, "")
@@ -236,7 +242,7 @@ class EventReader:
         self._judge("6.3", event, wrong)
 
     def _read_hashes(self, event: Event, fields: dict[Any, Any]) -> bool:
-        """Decode the hashes into the event. Return False if they are missing or invalid."""
+        """Decode the block hashes of an event. Return False if they are missing or invalid."""
         hashes = fields.get("block_hashes")
         if not isinstance(hashes, list):
             self._judge("6.4" if event.kind == "BlockStored" else "6.12", event, "has no block_hashes", Level.MUST)

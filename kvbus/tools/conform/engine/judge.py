@@ -1,6 +1,7 @@
-"""Judge one publisher by the messages of its sockets, in order: live batches, answers, and a late subscriber's.
+"""The judge of one publisher. It reads the messages of the publisher's sockets in order, and collects observations.
 
-The judge has no socket and no clock, so it judges a recording and a running engine in the same way.
+The messages are live batches, replay answers, and the messages of a late subscriber. The judge has no socket and no
+clock, so it judges a recording and a running engine in the same way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream,
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
 LONG: Final = 1_000
-"""Minimum number of messages of an answer that can show filling, or losses at a slow requester."""
+"""Minimum number of messages in an answer that can show filling by empty batches, or losses at a slow requester."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class Answer:
         start: first requested seq.
         messages: frames of all messages, as a DEALER socket receives them.
         ended: whether END has come.
-        delimited: whether the request, and so the answer, has the empty delimiter frame.
+        delimited: whether the request has the empty delimiter frame. The answer must then have it, too.
         slow: whether the answer was read slowly on purpose.
     """
 
@@ -41,14 +42,14 @@ class Answer:
     slow: bool = False
 
     def add(self, frames: list[bytes]) -> bool:
-        """Add a message. Return whether it is END."""
+        """Add a message to the answer. Return whether the message is END."""
         self.messages.append(frames)
         self.ended = _is_end(frames)
         return self.ended
 
     @property
     def batches(self) -> list[Message]:
-        """Batches of the answer with a valid seq, in either framing."""
+        """The batches of the answer that have a valid seq, with or without a topic frame."""
         found = []
         for frames in self.messages:
             if len(frames) < 2 or len(frames[-2]) not in {8, 24}:
@@ -61,7 +62,7 @@ class Answer:
 
 
 def judge_answer(ledger: Ledger, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
-    """Judge an answer. ``heartbeats`` are the seqs of empty batches in the live stream."""
+    """Judge a replay answer. ``heartbeats`` has the seqs of the empty batches in the live stream."""
     _judge_frames(ledger, answer)
     if answer.ended:
         ledger.kept("4.3")
@@ -130,12 +131,12 @@ View = set[tuple[Place, Hash]]
 
 
 def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, bytes], live: View | None) -> int:
-    """Judge the messages that a late subscriber received.
+    """Judge the messages that a late subscriber received, which should begin with the state.
 
     Args:
         ledger: records the observations.
         joined: the late subscriber's messages, in order.
-        others: payloads that an earlier subscriber received meanwhile, by seq.
+        others: payloads that an earlier subscriber received at the same time, by seq.
         live: the live blocks after the late subscriber's last batch; None if unknown.
 
     Returns:
@@ -179,20 +180,20 @@ def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
 
 
 _HEARTBEATS: Final = 20_000
-"""Maximum number of empty batches whose seqs are remembered."""
+"""Maximum number of empty live batches whose seqs are remembered."""
 
 
 class EngineJudge:
-    """Judges a publisher by the messages of its sockets.
+    """The judge of one publisher, which reads the messages of the publisher's sockets.
 
     Args:
-        rank: rank of the publisher; None for the rank in its first batch.
+        rank: rank of the publisher; None for the rank that its first batch names.
 
     Attributes:
-        ledger: observations about each clause. Probes record their observations there too.
+        ledger: observations about each clause. Probes record their observations there, too.
         stream: the stream of the newest message. Before the first live message, it is the stream of the history.
         batches: number of live messages.
-        events: number of events in them.
+        events: number of events in the live messages.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -209,27 +210,30 @@ class EngineJudge:
 
     @property
     def restarts(self) -> int:
-        """Number of restarts: epochs after the first epoch of each stream."""
+        """Number of restarts of the publisher, which are the epochs after the first epoch of each stream."""
         return sum(each.epochs for each in set(self._streams.values()))
 
     def parse(self, frames: Sequence[bytes]) -> Message | None:
-        """Judge the frames of a live message, and decode them. Return None if they are unusable."""
+        """Judge the frames of a live message, and decode them. Return None if the message is unusable."""
         self.batches += 1
         return parse(frames, self.ledger)
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first missing seq before a message; None if no batch is missing."""
+        """Return the first seq that is missing before a live message; None if no batch is missing."""
         stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def welcome(self, message: Message) -> None:
-        """Record whether a subscription begins with a clear. Call it with the first message, before `take`."""
+        """Record whether a subscription begins with a clear.
+
+        Call it with the subscription's first message, before `take`.
+        """
         self._welcomes.append(message.clears_first)
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge a live batch. Call it after requesting the batches that are missing before it.
+        """Judge a live batch. Before the call, the batches that are missing before it must be requested and added.
 
-        ``connected``: the connection was not lost since the last batch.
+        ``connected`` says whether the connection has been up since the last batch.
         """
         payload = self._stream_of(message).take(message, connected=connected)
         self.events += len(payload.events) if payload is not None else 0
@@ -239,17 +243,17 @@ class EngineJudge:
         return payload
 
     def answer(self, answer: Answer) -> None:
-        """Judge an answer without adding its batches to the stream."""
+        """Judge a replay answer, without adding its batches to the stream."""
         judge_answer(self.ledger, answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
-        """Add the new batches of an answer to a replay from 0 to the stream.
+        """Add the batches of a replay from seq 0 to the stream, except those that the stream already has.
 
         Call it before the first live batch, or after a lost connection.
         """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # several publishers, which cannot be distinguished before their live batches have come
+            return  # there are several publishers, which cannot be distinguished before their live batches have come
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
@@ -257,7 +261,9 @@ class EngineJudge:
             self.stream.overlaps(state=batches[0].clears_first)
 
     def reconnected(self, answer: Answer | None) -> None:
-        """Continue after a new connection. ``answer`` answers a replay from 0; None without a replay endpoint.
+        """Continue after a new connection.
+
+        ``answer`` is the answer to a replay from seq 0; None without a replay endpoint.
 
         The answer shows whether the publisher has restarted.
         """
@@ -276,7 +282,7 @@ class EngineJudge:
         self.begin(answer)
 
     def fill(self, message: Message, answer: Answer) -> None:
-        """Add the batches of an answer that are missing before a live message to the stream."""
+        """Add the batches of a replay answer that are missing before a live message to the stream."""
         stream = self._known(message)
         if stream is None:
             return
@@ -291,7 +297,7 @@ class EngineJudge:
                 stream.expected = number + 1
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict for each judged clause."""
+        """Return a verdict on each clause that the kit judges."""
         streams = set(self._streams.values())
         self._cleared([each for stream in streams for each in stream.uncleared])
         missing = sum(each.missing for each in streams)
@@ -300,7 +306,7 @@ class EngineJudge:
         return self.ledger.verdicts()
 
     def _cleared(self, uncleared: list[Evidence]) -> None:
-        """Judge 11.3: either each epoch or each subscription must begin with a clear.
+        """Judge clause 11.3: each epoch or each subscription must begin with a clear.
 
         A clear at the beginning of a subscription may be accidental, because the engine may just have been reset. So it
         counts only if a batch 0 had no clear, or if a late subscriber got the state.
@@ -336,7 +342,7 @@ _NOTE: Final = "a recording has no sockets, no replay and no publisher's id: the
 
 
 def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
-    """Judge the messages of a recording.
+    """Judge the messages of a recording, and return the report.
 
     Raises:
         CaptureError: the file cannot be read.
@@ -344,7 +350,7 @@ def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
     judge = EngineJudge()
     before: Recorded | None = None
     for recorded in messages:
-        if before is not None and recorded.seq > before.seq:  # the time of a restart does not count as silence
+        if before is not None and recorded.seq > before.seq:  # a restart is not silence
             judge.silence.passed(max(0.0, recorded.t - before.t))
         before = recorded
         message = judge.parse([recorded.topic, recorded.seq.to_bytes(8, "big"), recorded.payload])

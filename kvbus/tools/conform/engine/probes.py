@@ -1,4 +1,4 @@
-"""Probe a running publisher: send requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
+"""Probes of a running publisher: requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from kvbus.transport.client.raw import Asker
 from kvbus.transport.curve import Curve
 
 TIMEOUT: Final = 10.0
-"""Seconds to wait for the next message of an answer."""
+"""Seconds for which the next message of an answer is awaited."""
 SHORT_S: Final = 3.0
-"""Seconds to wait for an optional answer."""
+"""Seconds for which an answer is awaited that a publisher need not send."""
 _SILENT: Final = 8
-"""Number of requesters that do not read their answers."""
+"""Number of requesters that request a replay and do not read the answer, to test clause 4.8."""
 _HOLD_S: Final = 1.0
 _BEYOND: Final = 2**40
-"""Distance from the newest seq to a seq that was never sent."""
+"""Number that is added to the newest seq, to get a seq that was never sent."""
 _MOST_FRAMES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The publisher to watch, and the options.
+    """The publisher that ``kvbus conform engine`` watches, and the options of the command.
 
     Attributes:
         endpoint: endpoint of the live stream.
-        replay: endpoint of the replay; None without one.
-        snapshot: endpoint of snapshots; None without one.
+        replay: replay endpoint; None without one.
+        snapshot: snapshot endpoint; None without one.
         api: URL of an OpenAI-style API; None without one.
-        model: model for prompts; empty for the first model that the API lists.
+        model: model for the prompts; empty for the first model that the API lists.
         topic: subscription prefix.
-        bind: whether to bind the endpoint instead of connecting.
+        bind: whether to bind the endpoint instead of connecting to it.
         curve: CURVE keys; None without CURVE.
-        seconds: minimum time to watch.
+        seconds: minimum seconds to watch.
         prompts: number of different prompts to send.
         await_restart: whether to watch until the publisher has restarted.
-        rank: rank of the publisher; None for the rank in its first batch.
+        rank: rank of the publisher; None for the rank that its first batch names.
     """
 
     endpoint: str
@@ -70,13 +70,13 @@ class Target:
 
     @classmethod
     def of(cls, endpoint: str, curve: Curve | None = None, **options: Any) -> Target:
-        """Return the target for the options of ``kvbus conform engine``."""
+        """Return the target that the options of ``kvbus conform engine`` describe."""
         api, topic = options.pop("api"), options.pop("topic").encode()
         url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
         return cls(endpoint, api=url, topic=topic, curve=curve, **options)
 
     def of_rank(self, rank: int) -> Target:
-        """Return the target of another rank. Its ports are those of rank 0 plus the rank (1.2).
+        """Return the target of another rank. Each of its ports is the port of rank 0 plus the rank (1.2).
 
         Raises:
             ValueError: an endpoint is malformed, or its port would be above 65535.
@@ -86,7 +86,7 @@ class Target:
 
 
 class Asking:
-    """Sends replay and snapshot requests, and judges the answers.
+    """The sender of replay and snapshot requests to a publisher, which also judges the answers.
 
     Args:
         judge: records the observations.
@@ -98,7 +98,7 @@ class Asking:
         self._replay, self._snapshot, self._curve = target.replay, target.snapshot, target.curve
 
     async def ask(self, start: int) -> Answer | None:
-        """Request a replay, judge the answer, and return it; None without a replay endpoint."""
+        """Request a replay, judge the answer, and return it. Return None if the publisher has no replay endpoint."""
         if self._replay is None:
             return None
         answer = Answer(start)
@@ -109,7 +109,11 @@ class Asking:
         return answer
 
     async def probe(self, heard: Callable[[], int]) -> None:
-        """Send unusual requests, and judge the answers. ``heard`` returns the number of live batches so far."""
+        """Send unusual replay requests, and judge the answers.
+
+        ``heard`` returns the number of live batches so far. It shows whether the publisher goes on publishing while it
+        answers.
+        """
         if self._replay is None:
             return
         before = heard()
@@ -138,7 +142,10 @@ class Asking:
         self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
-        """Request a replay while other requesters do not read. Then let one of these read its answer slowly."""
+        """Request a replay while other requesters do not read their answers (4.8).
+
+        Then one of the silent requesters reads its answer slowly. Its answer must have no hole either (4.3).
+        """
         assert self._replay is not None  # noqa: S101 - asked before
         async with AsyncExitStack() as stack:
             silent = []
@@ -155,7 +162,7 @@ class Asking:
             self._judge.answer(answer)
 
     async def snapshot(self) -> None:
-        """Request a snapshot, and judge its form."""
+        """Request a snapshot, and judge the form of the answer (5.5)."""
         if self._snapshot is None:
             return
         ledger = self._judge.ledger
@@ -182,7 +189,7 @@ class Asking:
 
     @staticmethod
     async def _read(asker: Asker, answer: Answer, seconds: float) -> None:
-        """Read until END, or until no message comes for this number of seconds."""
+        """Read an answer until END, or until no message comes for ``seconds`` seconds."""
         try:
             while not answer.add(await asyncio.wait_for(asker.recv(), seconds)):
                 pass
@@ -191,39 +198,39 @@ class Asking:
 
 
 WAIT_S: Final = 10.0
-"""Seconds to wait for the events of a prompt."""
+"""Seconds for which the events of a prompt are awaited."""
 AT_ONCE_S: Final = 3.0
-"""Seconds to wait for the clear of a cache that was emptied."""
+"""Seconds within which a clear must come after the cache was emptied."""
 MAX_PAIRS: Final = 200
-"""Number of pairs of numbers in a prompt.
+"""Maximum number of pairs of numbers in a prompt.
 
-They are several blocks at any usual block size, and fit in the 2,048 tokens of small models.
+So many pairs fill several blocks at any usual block size, and fit in the 2,048 tokens of small models.
 """
 _PAIR_TOKENS: Final = 8
-"""Maximum number of tokens of a pair, if each digit and each space is a token."""
+"""Maximum number of tokens of a pair of numbers, reached if each digit and each space is a token."""
 _TOGETHER: Final = 4
 
 
 class ApiError(Exception):
-    """The API rejects a request or fails to execute it."""
+    """The API of the engine rejects a request, or fails to execute it."""
 
 
 class Reset(StrEnum):
-    """Path of the request that resets the cache, by engine."""
+    """The path of the HTTP request that resets an engine's cache."""
 
     VLLM = "/reset_prefix_cache"
-    """vLLM with ``VLLM_SERVER_DEV_MODE=1``. It resets the device's cache."""
+    """The path at vLLM with ``VLLM_SERVER_DEV_MODE=1``. The request resets the cache on the device."""
     SGLANG = "/flush_cache"
-    """SGLang. It resets every tier."""
+    """The path at SGLang. The request resets the cache on every tier."""
 
 
 class Api:
-    """Causes events by requests to an API, and judges them.
+    """The sender of requests to an engine's API. It causes events of the publisher, and judges them.
 
     Args:
         judge: records the observations.
         target: the publisher and its API.
-        notes: failed steps, for the report.
+        notes: the list to which a note about each failed step is added, for the report.
     """
 
     def __init__(self, judge: EngineJudge, target: Target, notes: list[str]) -> None:
@@ -235,7 +242,10 @@ class Api:
         self._pairs = MAX_PAIRS
 
     async def provoke(self) -> None:
-        """Run all steps. A failed step adds a note. The next steps still run, unless no prompt could be sent."""
+        """Run all steps: ask for the endpoints, send prompts, reset the cache, and put the engine to sleep.
+
+        A failed step adds a note, and the next step follows. If no prompt could be sent, the steps end.
+        """
         async with engine_api.session() as client:
             await self._step("endpoints", self._endpoints(client))
             if not await self._step("prompts", self._prompts(client)):
@@ -295,7 +305,10 @@ class Api:
         await self._emptied(client, f"POST {path}", self._ask_reset(client, path))
 
     async def _reset_path(self, client: aiohttp.ClientSession) -> Reset:
-        """Find the engine's reset path by OPTIONS requests, which change nothing."""
+        """Return the path at which the engine's cache can be reset.
+
+        OPTIONS requests find it without changing anything.
+        """
         for path in Reset:
             async with client.options(self.base + path, allow_redirects=False) as answer:
                 if answer.status != 404:
@@ -326,7 +339,10 @@ class Api:
         await self._complete(client, self._prompt(0))
 
     async def _emptied(self, client: aiohttp.ClientSession, what: str, work: Any) -> None:
-        """Empty the cache, and judge whether a clear comes within `AT_ONCE_S`. Then store blocks again."""
+        """Empty the cache by ``work``, and judge whether a clear comes within `AT_ONCE_S` seconds.
+
+        Then store blocks again.
+        """
         await asyncio.sleep(AT_ONCE_S / 3)  # an engine may ignore a reset while requests run
         blocks = self.judge.stream.blocks
         before, live = blocks.clears, len(blocks)
@@ -334,7 +350,7 @@ class Api:
         if not live:
             raise ApiError(f"{what}: no block was live")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
-        if at_once or not len(blocks):  # removals of all blocks are as good as a clear
+        if at_once or not len(blocks):  # removals of all blocks have the same effect as a clear
             self.judge.ledger.kept("11.2")
         if what != "POST /sleep":
             await self._complete(client, self._prompt(0))
@@ -344,7 +360,7 @@ class Api:
             self.judge.ledger.broken("11.2", f"{what}: no AllBlocksCleared within {AT_ONCE_S:g} s{later}")
 
     async def _find_model(self, client: aiohttp.ClientSession) -> None:
-        """Read the model's name and the maximum length of a prompt (``max_model_len``, which vLLM reports)."""
+        """Read the name of the model, and the maximum length of a prompt (``max_model_len``, only at vLLM)."""
         async with client.get(self.base + "/v1/models") as answer:
             found = await answer.json(content_type=None)
         try:
@@ -359,7 +375,10 @@ class Api:
             self._pairs = max(1, min(MAX_PAIRS, limit // _PAIR_TOKENS - 1))
 
     def _prompt(self, number: int) -> str:
-        """Return a prompt that shares no block with the prompts of other numbers. It is the same in every run."""
+        """Return the prompt with this number.
+
+        It shares no block with the other prompts, and is the same in every run.
+        """
         return " ".join(f"{number} {word * 7919 % 1009}" for word in range(self._pairs))
 
     async def _complete(self, client: aiohttp.ClientSession, prompt: str) -> None:
@@ -380,7 +399,7 @@ def _says_no(text: str) -> bool:
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until the condition holds. Return False if the time is over first."""
+    """Wait until the condition holds. Return False if it does not hold within ``seconds`` seconds."""
     end = asyncio.get_running_loop().time() + seconds
     while not condition():
         if asyncio.get_running_loop().time() > end:

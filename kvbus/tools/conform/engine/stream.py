@@ -1,4 +1,4 @@
-"""Judge one numbered stream of a publisher: frames, seqs, epochs, live blocks, and the contents of their hashes."""
+"""The judge of one numbered stream: frames, seqs, epochs, live blocks, and the contents that hashes stand for."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from kvbus.tools.conform.engine.events import Event, EventReader, Hash, Payload,
 from kvbus.tools.conform.report import Evidence, Level
 
 MAX_BLOCKS: Final = 200_000
-"""Maximum number of blocks whose content is compared."""
+"""Maximum number of blocks whose contents are remembered and compared."""
 
 _ROOT: Final = b"root"
 
 
 class Contents:
-    """Compares hashes with contents: equal hashes must name equal prefixes (6.7, 6.8)."""
+    """The comparison of hashes with contents.
+
+    Equal hashes must name equal prefixes (6.7), even after a restart (6.8).
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._epoch = 0
         self._prefix: dict[tuple[int | None, Hash], bytes] = {}
-        """Digest of a block and its complete prefix, by group and hash."""
+        """Digest of a block and its complete prefix, by the block's group and hash."""
         self._named: dict[bytes, tuple[Hash, int]] = {}
-        """Hash and epoch of the newest store, by the digest of the block and its prefix."""
+        """Hash of a block and epoch of its newest store, by the digest of the block and its prefix."""
         self._alone: dict[bytes, tuple[bytes, Hash]] = {}
-        """Prefix digest and hash of the first store, by the digest of the block without its prefix."""
+        """The first stored block with some content: its prefix digest and hash, by the digest of the content.
+
+        This content is the block's tokens, salt and other keys, without its prefix.
+        """
 
     def new_epoch(self) -> None:
-        """Count a restart of the publisher."""
+        """Begin a new epoch after a restart of the publisher."""
         self._epoch += 1
 
     def stored(self, event: Event) -> None:
-        """Compare a BlockStored event with earlier ones. Blocks of different groups may have the same hash."""
+        """Compare the blocks of a BlockStored event with earlier blocks of the same group."""
         group = event.place[0]
         parent = _ROOT if event.parent is None else self._prefix.get((group, event.parent))
         for at, block in enumerate(event.hashes):
@@ -80,8 +86,8 @@ class _Live:
     """A live block of one group on one medium.
 
     Attributes:
-        stores: number of its stores minus removals.
-        parent: hash of its parent.
+        stores: number of stores of the block minus number of removals.
+        parent: hash of the parent block.
     """
 
     stores: int
@@ -92,8 +98,8 @@ class Blocks:
     """The live blocks of a reader that applies all events in order.
 
     Attributes:
-        complete: whether no batch is missing since the epoch began or all blocks were cleared. A block that is not in
-            a complete view is not live.
+        complete: whether no batch is missing since the epoch began or since all blocks were cleared. If it is true, a
+            block that is not in this object is not live.
         stored_again: number of stores of live blocks since a caller set it to 0.
         clears: number of AllBlocksCleared events.
     """
@@ -105,33 +111,33 @@ class Blocks:
         self._ledger = ledger
         self._live: dict[Place, dict[Hash, _Live]] = defaultdict(dict)
         self._children: Counter[tuple[Place, Hash | None]] = Counter()
-        """Number of live children of each block."""
+        """Number of live children, by the place and hash of the parent block."""
         self._cleared: set[tuple[Place, Hash]] = set()
-        """Blocks that the last clear of all media removed and that have not been stored since."""
+        """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
-        """Number of clears of live blocks that are not followed by an event yet."""
+        """Number of clears of live blocks after which no event has come yet."""
 
     @property
     def live(self) -> set[tuple[Place, Hash]]:
-        """All live blocks."""
+        """All live blocks, as pairs of place (group and medium) and hash."""
         return {(place, block) for place, blocks in self._live.items() for block in blocks}
 
     def __len__(self) -> int:
         return sum(map(len, self._live.values()))
 
     def lose(self) -> None:
-        """Mark the view as incomplete, because a batch is missing."""
+        """Mark the blocks as incomplete, because a batch is missing."""
         self.complete = False
 
     def reset(self, *, complete: bool) -> None:
-        """Drop all blocks at the beginning of an epoch."""
+        """Delete all blocks, for the beginning of an epoch."""
         self._live.clear()
         self._children.clear()
         self._cleared.clear()
         self.complete = complete
 
     def apply(self, events: list[Event]) -> None:
-        """Apply and judge the events of a batch."""
+        """Apply the events of a batch to the live blocks, and judge them."""
         clears, self._open_clears = self._open_clears, 0
         for event in events:
             if event.kind == "AllBlocksCleared":
@@ -235,18 +241,18 @@ class Blocks:
 
 SEQ_END: Final = 2**63
 SILENCE_S: Final = 2.5
-"""Seconds without a batch after which the empty batch counts as missing, not as late."""
+"""Seconds of silence after which an empty batch counts as missing. Before that it may only be late."""
 _PAUSE_S: Final = 0.8
-"""Minimum seconds of silence after which an empty batch keeps clause 3.6."""
+"""Minimum seconds of silence that an empty batch must end to keep clause 3.6."""
 _REMEMBERED: Final = 10_000
-"""Maximum number of payload checksums that are remembered, to recognise another epoch."""
+"""Maximum number of payload checksums that are remembered. They show whether a batch comes from another epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of three frames as in section 2.
+    """A live message with three frames, as section 2 requires.
 
-    ``publisher`` is the publisher's id, empty if the sequence frame has only 8 bytes.
+    ``publisher`` is the publisher's id; empty if the sequence frame has only 8 bytes.
     """
 
     topic: bytes
@@ -256,18 +262,18 @@ class Message:
 
     @property
     def evidence(self) -> Evidence:
-        """The message's payload, as evidence."""
+        """The payload of the message, as evidence for a verdict."""
         return Evidence(f"payload of batch {self.seq}", self.payload)
 
     @property
     def clears_first(self) -> bool:
-        """Whether the payload is a batch that begins with a clear of all media."""
+        """Whether the payload is a batch whose first event clears all media."""
         payload = EventReader(Ledger()).read(self.payload, self.seq)
         return payload is not None and payload.clears_first
 
 
 def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
-    """Judge and decode the frames of a live message. Return None if they are not three, or have no valid seq."""
+    """Judge and decode the frames of a live message. Return None if there are not three, or if the seq is invalid."""
     if len(frames) != 3:
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:4])]
         ledger.broken("2.1", f"a message has {len(frames)} frames", *shown)
@@ -283,11 +289,11 @@ def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
 
 
 class Stream:
-    """Judges the batches of one numbered stream in their order of arrival.
+    """The judge of the batches of one numbered stream, in their order of arrival.
 
     Args:
         ledger: records the observations.
-        rank: rank of the publisher; None for the rank in its first batch.
+        rank: rank of the publisher; None for the rank that its first batch names.
 
     Attributes:
         expected: seq of the next batch; None before the first batch.
@@ -300,9 +306,9 @@ class Stream:
         self.epochs = 0
         """Number of epochs after the first one."""
         self.uncleared: list[Evidence] = []
-        """Each batch 0 that did not begin with AllBlocksCleared."""
+        """The payload of each batch 0 that did not begin with AllBlocksCleared."""
         self.missing = 0
-        """Number of seqs that never arrived. It is unknown whether the publisher sent them."""
+        """Number of seqs that never arrived. The publisher may or may not have sent them."""
         self._ledger = ledger
         self._reader = EventReader(ledger)
         self._contents = Contents(ledger)
@@ -314,24 +320,24 @@ class Stream:
         self._batches = 0
         self._rejoined = False
         self._overlap = 0
-        """Batches below this seq came in an answer and may still arrive live."""
+        """Batches below this seq came in a replay answer, and may arrive live as well."""
         self._state = False
-        """Whether the answer was a state. Its batches differ from the live batches with the same seqs."""
+        """Whether that replay answer was a state. Its batches differ from the live batches with the same seqs."""
 
     def overlaps(self, *, state: bool) -> None:
-        """Expect that the batches of an added answer also arrive live.
+        """Expect that the batches of a replay answer, which the stream has just read, also arrive live.
 
-        ``state``: the answer began with AllBlocksCleared.
+        ``state`` says whether the answer began with AllBlocksCleared.
         """
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Continue after a lost connection without a replay of the batches in between."""
+        """Continue after a lost connection, although no replay has the batches that were sent in between."""
         self._rejoined = True
         self.blocks.lose()
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first missing seq before a message; None if no batch is missing."""
+        """Return the first seq that is missing before a message; None if no batch is missing."""
         if self.expected is None or self._rejoined:
             return None
         if message.publisher != self._publisher or message.seq <= self.expected:
@@ -339,10 +345,10 @@ class Stream:
         return self.expected
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge the next batch. ``connected``: the connection was not lost since the previous batch.
+        """Judge the next batch. ``connected`` says whether the connection has been up since the previous batch.
 
         Returns:
-            The decoded payload; None if it is not a batch or a repetition.
+            The decoded payload; None if the payload is not a batch, or if the batch is a repetition.
         """
         first = self.expected is None
         if not first and not self._number(message, connected=connected):
@@ -370,7 +376,7 @@ class Stream:
         return payload
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next batch."""
+        """Begin a new epoch, whose first batch is the next one."""
         self.epochs += 1
         self._overlap = 0
         self._batches = 0
@@ -381,11 +387,11 @@ class Stream:
         self.blocks.reset(complete=False)
 
     def knows(self, message: Message) -> bool:
-        """Return whether a batch with this seq and the same payload has been processed."""
+        """Return whether a batch with this seq and the same payload was processed before."""
         return self._sent.get(message.seq) == zlib.crc32(message.payload)
 
     def contradicts(self, message: Message) -> bool:
-        """Return whether a batch with this seq and another payload has been processed."""
+        """Return whether a batch with this seq but another payload was processed before."""
         return message.seq in self._sent and not self.knows(message)
 
     def _number(self, message: Message, *, connected: bool) -> bool:
@@ -425,7 +431,7 @@ class Stream:
         self.new_epoch()
 
     def _begin(self, message: Message, payload: Payload) -> None:
-        """Judge the first received batch of an epoch."""
+        """Judge the first batch that was received of an epoch."""
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:
             return
@@ -449,7 +455,7 @@ class Stream:
 
 
 class Silence:
-    """Measures silence, and judges whether empty batches end it (3.6)."""
+    """The judge of silence: an idle publisher has to send an empty batch each second (3.6)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -457,18 +463,18 @@ class Silence:
         self._said = False
 
     def passed(self, seconds: float) -> None:
-        """Add seconds of silence on a live connection."""
+        """Add seconds in which the connection was up and nothing was received."""
         self._silent += seconds
         if self._silent >= SILENCE_S and not self._said:
             self._said = True
             self._ledger.broken("3.6", f"nothing was sent for more than {SILENCE_S:g} s")
 
     def ended(self, payload: Payload | None) -> None:
-        """Record that a batch has ended the silence."""
+        """Record that a batch has ended the silence. ``payload`` is its decoded payload."""
         if self._silent >= _PAUSE_S and not self._said and payload is not None and payload.empty:
             self._ledger.kept("3.6")
         self.restart()
 
     def restart(self) -> None:
-        """Reset the measurement, for example after a new connection."""
+        """Set the measured silence to 0, for example after a new connection."""
         self._silent, self._said = 0.0, False

@@ -1,4 +1,4 @@
-"""Subscribe to a running publisher, request missing batches, and pass all messages to the judge."""
+"""The watch of a running publisher. It subscribes, requests missing batches, and passes all messages to the judge."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0
 _CONNECT_S: Final = 10.0
 LATE_S: Final = 3.0
-"""Seconds to wait for the messages of a late subscriber."""
+"""Seconds for which the messages of a late subscriber are collected."""
 _PING: Final = b"\x04PING"
 
 
 class Tap:
-    """A subscription that queues its messages and connection changes."""
+    """A subscription to a publisher, with a queue of the messages and of connection changes."""
 
     def __init__(self, target: Target) -> None:
         self.queue: Final[deque[list[bytes] | bool]] = deque()
-        """Messages and connection changes: True for a new connection, False for a lost one."""
+        """Messages and connection changes in order. True is a new connection, False a lost connection."""
         self.arrived: Final = asyncio.Event()
         self.sockets: Final = StreamSockets(
             target.endpoint, None, handler=self, topic=target.topic, bind=target.bind, curve=target.curve
@@ -48,17 +48,17 @@ class Tap:
         await self.sockets.aclose()
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Queue a live message."""
+        """Put a live message into the queue."""
         self.queue.append(frames)
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Queue a new or lost connection."""
+        """Put a new or lost connection into the queue."""
         self.queue.append(up)
         self.arrived.set()
 
     def on_refused(self, reason: Refused) -> None:
-        """Do nothing, because a first dial has told why a connection is refused."""
+        """Do nothing, because `Watch` dials the publisher once before, and then reports why a connection is refused."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
         """Do nothing, because these sockets send no requests."""
@@ -68,7 +68,7 @@ class Tap:
 
 
 class Watch:
-    """Watches a publisher for some time. `report` returns the verdicts so far."""
+    """The watch of one publisher. `run` watches it for some time, and `report` returns the verdicts so far."""
 
     def __init__(self, target: Target, progress: Callable[[str], None] = lambda _: None) -> None:
         self.judge: Final = EngineJudge(target.rank)
@@ -79,16 +79,16 @@ class Watch:
         self.connected = False
         """Whether the connection was up after the last processed message."""
         self._steady = False
-        """Whether the connection has been up without interruption since the last batch."""
+        """Whether the connection has been up without interruption since the last batch was received."""
         self._ups = 0
         self._judged = False
-        """Whether a clause was judged although no live connection could be watched."""
+        """Whether a clause was judged although the live stream could not be watched."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
-        """Payloads by seq while a late subscriber is compared with this one; else None."""
+        """Payloads that this subscriber receives while a late subscriber is compared with it, by seq; else None."""
 
     def report(self) -> Report:
-        """Return the verdicts so far."""
+        """Return a report with the verdicts so far."""
         judge = self.judge
         seen = f"{judge.batches:,} batches, {judge.events:,} events"
         tried = self._judged or self._ups > 0
@@ -96,7 +96,7 @@ class Watch:
         return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
 
     async def run(self) -> None:
-        """Watch until all probes have ended and the time is over."""
+        """Watch the publisher until all probes have ended and the watching time has passed."""
         target = self._target
         if not target.bind and not await self._look():
             return
@@ -113,7 +113,10 @@ class Watch:
                 await asyncio.gather(pinged, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Dial once without libzmq, to learn the socket type and the mechanism. Return whether to go on."""
+        """Dial the publisher once without libzmq, and judge its socket type and its security mechanism.
+
+        Return whether the publisher can be watched.
+        """
         endpoint, ledger = self._target.endpoint, self.judge.ledger
         async with dial(endpoint, Role.SUB, seconds=_DIAL_S, curve=self._target.curve) as dialled:
             outcome = dialled.outcome
@@ -164,7 +167,7 @@ class Watch:
             await asyncio.gather(probing, return_exceptions=True)
 
     async def _take(self, tap: Tap) -> None:
-        """Process the next message, or wait up to `_TICK_S` for one."""
+        """Process the next message or connection change. If there is none, wait up to `_TICK_S` seconds for one."""
         if not tap.queue:
             tap.arrived.clear()
             with contextlib.suppress(TimeoutError):
@@ -219,7 +222,7 @@ class Watch:
         self._doing = "watching"
 
     async def _late(self) -> None:
-        """Subscribe a second time, and compare the messages of both subscribers."""
+        """Subscribe a second time while blocks are live, and judge what the late subscriber receives (5.1 to 5.4)."""
         if not len(self.judge.stream.blocks) or self._target.bind:
             return
         self._others = {}
@@ -238,9 +241,10 @@ class Watch:
                 self.judge.ledger.judge("5.3", "" if first.clears_first else wrong, first.evidence)
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
-        """Wait until both subscribers have received the same batches.
+        """Wait until both subscribers have received the same batches, up to `LATE_S` seconds.
 
-        Return the late subscriber's messages, and the live blocks then. The blocks are None if the wait timed out.
+        Return the messages of the late subscriber, and the blocks that are live after them. The blocks are None if the
+        wait timed out.
         """
         joined: list[Message] = []
         end = asyncio.get_running_loop().time() + LATE_S

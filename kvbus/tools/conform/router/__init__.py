@@ -1,1 +1,1 @@
-"""Judges a router: acts as an engine with every fault in docs/spec, and asks the router for its blocks after each."""
+"""The judge of a router. It acts as an engine with faults, and asks the router for its blocks after each fault."""

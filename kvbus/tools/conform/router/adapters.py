@@ -1,4 +1,4 @@
-"""Adapters: the ways to ask a router for the blocks that it holds."""
+"""Adapters of routers. An adapter starts a router if it can, and asks the router for the blocks that it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbus.client import BlockView, Subscriber
 from kvbus.tools.conform.router.views import Held, Known, View, ViewError, canonical, parse, view_of
 
 BLOCK_SIZE: Final = 2
-"""Number of tokens of a block in every case."""
+"""Number of tokens in a block of the simulated engine, in every case."""
 
 _TIMEOUT_S: Final = 30.0
 END_S: Final = 5.0
@@ -25,7 +25,7 @@ _LINE: Final = 256 * 1024 * 1024
 
 
 class Stream(NamedTuple):
-    """The endpoints and the topic at which a router reads the batches of one rank."""
+    """The endpoints and the topic at which the router reads the batches of one rank."""
 
     live: str
     replay: str
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class AdapterError(Exception):
-    """The router does not answer. ``crashed``: it has answered an earlier question."""
+    """The router does not answer. ``crashed`` is true if it has answered an earlier question."""
 
     def __init__(self, text: str, *, crashed: bool = False) -> None:
         super().__init__(text)
@@ -41,16 +41,16 @@ class AdapterError(Exception):
 
 
 class Adapter(abc.ABC):
-    """A router, and the way to ask it.
+    """A router that the kit judges, and the way to ask it for its blocks.
 
     Attributes:
-        fresh: whether each case begins with an empty router that reads new streams.
+        fresh: whether the adapter starts a new, empty router for each case, which reads new streams.
     """
 
     fresh: ClassVar[bool] = False
 
     async def start(self, streams: Sequence[Stream]) -> None:  # noqa: B027 - a router that runs needs nothing
-        """Make the router read these streams."""
+        """Start the router, so that it reads these streams. Do nothing for a router that runs already."""
 
     @abc.abstractmethod
     async def view(self, known: Known) -> View:
@@ -61,18 +61,24 @@ class Adapter(abc.ABC):
         """
 
     def ended(self) -> str:
-        """Return how the router has ended by itself. Return an empty text if it runs, or if nobody can see its end."""
+        """Return a text that says how the router has ended.
+
+        The text is empty while it runs, or if the adapter cannot know.
+        """
         return ""
 
     async def stop(self) -> None:  # noqa: B027 - the same
-        """Stop the router."""
+        """Stop the router, if the adapter has started it."""
 
 
 class Driver(Adapter):
-    """A program that runs a router. Its first line of input has the streams as JSON, and it answers each further line.
+    """A router that a program of the user runs. The program is started for each case.
+
+    The first line of the program's input has the streams as JSON. The program answers each later line with a line that
+    has the router's blocks.
 
     Args:
-        command: command that starts the program, once for each case.
+        command: the command that starts the program.
     """
 
     fresh = True
@@ -99,7 +105,7 @@ class Driver(Adapter):
         await self._write({"streams": named, "block_size": BLOCK_SIZE})
 
     async def view(self, known: Known) -> View:
-        """Write the known blocks as a line of JSON, and read the answer."""
+        """Write the known blocks to the program as a line of JSON, and read its answer."""
         await self._write({"known": [[block, source.parent, source.tokens] for block, source in known.items()]})
         process = self._running()
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -119,12 +125,12 @@ class Driver(Adapter):
         return view
 
     def ended(self) -> str:
-        """Return a text with the program's exit code; empty while it runs."""
+        """Return a text with the exit code of the program; empty while the program runs."""
         code = self._running().returncode
         return "" if code is None else f"the router ended (exit code {code})"
 
     async def stop(self) -> None:
-        """Close the program's input. Terminate, and finally kill, its process group if it does not end."""
+        """Close the program's input. If the program does not end, terminate its process group, and finally kill it."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -144,7 +150,7 @@ class Driver(Adapter):
         process = self._running()
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         process.stdin.write(json.dumps(line).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # the program has ended, which the next read of its output shows
+        with contextlib.suppress(ConnectionError):  # the program has ended, as the next read of its output will show
             await process.stdin.drain()
 
     def _running(self) -> asyncio.subprocess.Process:
@@ -154,13 +160,13 @@ class Driver(Adapter):
 
 
 class ViewUrl(Adapter):
-    """A running router with a URL that answers with its view."""
+    """A running router with an HTTP URL that answers with the router's blocks."""
 
     def __init__(self, url: str) -> None:
         self._url: Final = url
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Return the view at the URL."""
+        """Request the URL, and return the router's blocks."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         try:
             async with aiohttp.ClientSession(timeout=timeout) as session, session.get(self._url) as answer:
@@ -176,10 +182,10 @@ class ViewUrl(Adapter):
 
 
 class Client(Adapter):
-    """kvbus's own client library, in this process.
+    """kvbus's own client library as a router, in this process.
 
     Args:
-        copies: whether to count copies: True for an engine's stream, False for kvbus's.
+        copies: whether to count copies of a block: True for an engine's stream, False for kvbus's stream.
     """
 
     fresh = True
@@ -190,7 +196,7 @@ class Client(Adapter):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Subscribe to each stream."""
+        """Subscribe to each stream with the client library."""
         self._views = [BlockView(copies=self._copies) for _ in streams]
         self._tasks = [
             asyncio.ensure_future(_follow(Subscriber(stream.live, stream.replay), view))
@@ -198,7 +204,7 @@ class Client(Adapter):
         ]
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Return the blocks of all streams."""
+        """Return the blocks of all streams, as the client library holds them."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -209,7 +215,7 @@ class Client(Adapter):
         return View(frozenset(held), frozenset({"medium", "group", "rank"}))
 
     async def stop(self) -> None:
-        """Cancel the subscriptions."""
+        """Cancel the subscriptions to all streams."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""All cases for routers: the faults and the vectors of docs/spec."""
+"""All cases that are played to routers: the faults and the vectors of docs/spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, messag
 
 
 class Batch(NamedTuple):
-    """Step: publish the next batch of a rank. ``lost``: the batch is not sent live, and only a replay has it."""
+    """A step: publish the next batch of a rank.
+
+    If ``lost`` is true, the batch is not sent live, and only a replay has it.
+    """
 
     events: Sequence[Any] = ()
     lost: bool = False
@@ -23,45 +26,52 @@ class Batch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Step: send a message unchanged, except that its seq is relative to the first seq of the case."""
+    """A step: send the frames of a message unchanged. Only the first seq of the case is added to the message's seq."""
 
     frames: Frames
     lost: bool = False
 
 
 class Again(NamedTuple):
-    """Step: send an earlier batch live, as a duplicate or late. ``batch`` is counted from 0 in each rank."""
+    """A step: send an earlier batch of a rank live, as a duplicate or late.
+
+    ``batch`` is its position, counted from 0.
+    """
 
     batch: int
     rank: int = 0
 
 
 class Restart(NamedTuple):
-    """Step: begin a new epoch with an empty replay buffer. ``connected``: the connection stays, as with a proxy."""
+    """A step: begin a new epoch with an empty replay buffer.
+
+    If ``connected`` is true, the connection stays, as with a proxy.
+    """
 
     rank: int = 0
     connected: bool = False
 
 
 class Seen(NamedTuple):
-    """Step: wait until the router has read all messages, so that the next fault can do harm."""
+    """A step: wait until the router has read all messages. A fault before that might do no harm."""
 
 
 class Pause(NamedTuple):
-    """Step: send nothing for some seconds."""
+    """A step: send nothing for ``seconds`` seconds."""
 
     seconds: float
 
 
 class Join(NamedTuple):
-    """Step: start the router now. Without this step the router starts before the first step."""
+    """A step: start the router. Without this step the router starts before the first step of the case."""
 
 
 class Answers(NamedTuple):
-    """Step: answer later replay requests with faults.
+    """A step: answer later replay requests with faults.
 
-    ``first``: position of the oldest batch that the answers have. ``late``: seconds by which they are delayed.
-    ``keep``: number of batches after which the next answer ends without END; None for a complete answer.
+    ``first`` is the position of the oldest batch that the answers have. ``late`` is the number of seconds by which the
+    answers are delayed. ``keep`` is the number of batches after which the next answer ends without END; None for a
+    complete answer.
     """
 
     first: int = 0
@@ -74,23 +84,23 @@ Step = Batch | Message | Again | Restart | Seen | Pause | Join | Answers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Steps of an engine, and the blocks that a router must hold after them.
+    """The steps of an engine, and the blocks that a router must hold after them.
 
     Attributes:
-        name: unique name.
-        clauses: numbers of the clauses that it tests.
+        name: unique name of the case.
+        clauses: numbers of the clauses that the case tests.
         title: description of the steps.
-        steps: steps of the engine.
-        cache: blocks in the engine's cache after the last step.
+        steps: the steps of the engine.
+        cache: the blocks in the engine's cache after the last step.
         level: requirement level of the clauses.
         marker: whether the engine stores a marker block after the last step, which shows that the router has read
-            everything. A case about lost last batches has no marker, because it would reveal the loss.
-        framing: framing of replay answers.
+            everything. A case about lost last batches has no marker, because the marker would reveal the loss.
+        framing: framing of the replay answers.
         heartbeats: whether the publisher sends PINGs, and disconnects a router that does not answer them.
-        maps: whether the case is about events as maps. They are not converted for a router that reads only arrays.
-        arrays: whether `as_arrays` has converted the case. The kit's own events are then sent as arrays too.
+        maps: whether the case is about events as maps. They stay maps even for a router that reads only arrays.
+        arrays: whether `as_arrays` has converted the case. Marker blocks and clears are then sent as arrays too.
         first: whether the case needs a publisher that has not sent anything before.
-        timeouts: maximum time until the router's view is right, as a multiple of the time to settle.
+        timeouts: factor on the time to settle: the router's view must be right after this multiple of it.
     """
 
     name: str
@@ -109,45 +119,48 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """Number of publishers that the case needs."""
+        """Number of publishers that the case needs, one for each rank."""
         return 1 + max(getattr(step, "rank", 0) for step in self.steps)
 
     @property
     def joins(self) -> bool:
-        """Whether the router starts during the case."""
+        """Whether the router starts during the case, and not before its first step."""
         return any(isinstance(step, Join) for step in self.steps)
 
 
 def device(*hashes: int, rank: int = 0) -> frozenset[Held]:
-    """Return blocks on the device of a rank."""
+    """Return the given blocks as blocks on the device of a rank."""
     return frozenset(Held(canonical(block), "GPU", None, rank) for block in hashes)
 
 
 class Churn:
-    """A cache of 24 blocks in chains of 8. Each batch stores a block and, when the cache is full, evicts one."""
+    """A cache of 24 blocks in chains of 8. Each batch stores a block and, if the cache is full, evicts a block."""
 
     def __init__(self, first: int = 100) -> None:
         self._first = first
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
-        """Yield the batches from position ``start`` up to ``stop`` - 1."""
+        """Yield the batches from position ``start`` up to position ``stop`` - 1."""
         for at in range(start, stop):
             block = self._first + at
             evicted = [removed(self._evicted(at))] if at >= 24 else []
             yield Batch([*evicted, stored(block, parent=block - 1 if at % 8 else None)])
 
     def live(self, count: int) -> frozenset[Held]:
-        """Return the live blocks after ``count`` batches."""
+        """Return the blocks that are live after the first ``count`` batches."""
         gone = {self._evicted(at) for at in range(24, count)}
         return device(*({self._first + at for at in range(count)} - gone))
 
     def _evicted(self, at: int) -> int:
-        """Return the block that batch ``at`` evicts. The third chain before the current one is evicted leaf first."""
+        """Return the block that the batch at position ``at`` evicts.
+
+        While a chain grows, the chain that is three chains older is evicted, its last block first.
+        """
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
 
 
 def changed(step: Step, change: Callable[[Any], Any]) -> Step:
-    """Return a copy of a step in which each event is changed."""
+    """Return a copy of a step in which ``change`` was applied to each event."""
     if isinstance(step, Batch):
         return step._replace(events=[change(event) for event in step.events])
     if not isinstance(step, Message):
@@ -161,7 +174,7 @@ def changed(step: Step, change: Callable[[Any], Any]) -> Step:
 
 
 def positional(event: Any) -> Any:
-    """Convert an event that is a map to an array. Trailing nulls after the medium are left out."""
+    """Convert an event from a map to an array. Trailing nulls after the medium are left out."""
     if not isinstance(event, dict):
         return event
     fields = POSITIONAL.get(event["type"], ())
@@ -172,7 +185,7 @@ def positional(event: Any) -> Any:
 
 
 def as_arrays(case: Case) -> Case:
-    """Return a case for a router that reads only arrays. Cases about maps keep their maps."""
+    """Return a copy of a case for a router that reads only arrays. A case about maps keeps its maps."""
     steps = case.steps if case.maps else tuple(changed(step, positional) for step in case.steps)
     return replace(case, arrays=True, steps=steps)
 
@@ -221,16 +234,19 @@ CLAUSES: Final[dict[str, Clause]] = {
         "13.1": "what nobody knows yet",
     }.items()
 }
-"""Clauses that bind routers and that the cases test."""
+"""The clauses that bind routers and that some case tests, by number."""
 
 FLOW: Final = Churn()
 COUNT: Final = 64
 OTHER: Final = Churn(first=300)
-"""The engine's cache after a restart."""
+"""The churn of the engine after a restart. It shares no block with `FLOW`."""
 
 
 def flow(*, start: int = 0, stop: int = COUNT, lost: range = range(0)) -> list[Batch]:
-    """Return batches of `FLOW`. Those in ``lost`` are not sent live."""
+    """Return the batches of `FLOW` from position ``start`` up to ``stop`` - 1.
+
+    Batches in ``lost`` are not sent live.
+    """
     return [each._replace(lost=at in lost) for at, each in enumerate(FLOW.batches(start, stop), start=start)]
 
 
@@ -239,7 +255,7 @@ def _twice() -> list[Step]:
 
 
 def _swapped() -> list[Step]:
-    """Return steps in which the second batch of each pair arrives first."""
+    """Return steps in which the second batch of each pair of batches arrives first."""
     steps: list[Step] = []
     for at, each in enumerate(flow()):
         steps.append(each._replace(lost=at % 2 == 0))
@@ -249,19 +265,19 @@ def _swapped() -> list[Step]:
 
 
 def _own(block: int) -> dict[str, Any]:
-    """Return a BlockStored event of a block whose tokens differ from those of thousands of other blocks."""
+    """Return a BlockStored event for a block. Its tokens differ from the tokens of thousands of other blocks."""
     return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
 
 
 _LONG: Final = 2_195
-"""Number of stores of 64 blocks in a batch just below 4 MiB.
+"""Number of stores of 64 blocks that make a batch just below 4 MiB.
 
 Each block needs two hashes of 9 bytes and two tokens of 5 bytes.
 """
 
 
 def _long() -> Batch:
-    """Return a batch that stores a prompt by `_LONG` events and evicts all its blocks except the first two."""
+    """Return a batch that stores a prompt by `_LONG` events, and evicts all its blocks except the first two."""
     stores = [
         stored(
             *range(first, first + 64),
@@ -347,14 +363,14 @@ RESTARTS: Final = (
     Case(name="restart-longer", clauses=("3.2",), title="the same, and the new epoch becomes longer than the old one",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
 )  # fmt: skip
-"""Cases with restarts. They come last, because a running router that does not survive one fails all later cases."""
+"""The cases with restarts. They come last, because a running router that does not survive one fails all later cases."""
 
 
 _SHOULD: Final = {"publisher-id", "arrays"}
-"""Vectors whose clauses are a SHOULD in the specification."""
+"""Names of vectors whose clauses are a SHOULD in the specification."""
 
 _OF_MAPS: Final = {"nulls-left-out", "unknown-field"}
-"""Vectors that test maps and cannot be converted to arrays."""
+"""Names of vectors that test maps, and so cannot be converted to arrays."""
 
 
 def _number(frames: Frames) -> bytes:
@@ -362,9 +378,9 @@ def _number(frames: Frames) -> bytes:
 
 
 def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
-    """Convert a vector to a case. Batches that are only in the vector's replay answer are lost.
+    """Convert a vector to a case. A batch that is only in the vector's replay answer is lost.
 
-    ``small``: keep the small hashes of the vector's file.
+    With ``small``, the hashes stay as small as in the file of the vector.
     """
     sent = {_number(frames) for frames in vector.live}
     answered = {_number(frames): frames for frames in vector.replay[:-1]}
@@ -389,11 +405,14 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
 
 
 WIDE: Final = 2**62
-"""Number added to small hashes. Engines' hashes have 64 bits, and some readers accept only such hashes."""
+"""Number that is added to small hashes.
+
+The hashes of engines have 64 bits, and some readers accept only such hashes.
+"""
 
 
 def wide(value: Any) -> Any:
-    """Convert a small integer hash to one of engines' size. Return other values unchanged."""
+    """Add `WIDE` to a small integer hash, and subtract it from a negative one. Return any other value unchanged."""
     if not isinstance(value, int) or abs(value) >= 2**32:
         return value
     return value + WIDE if value >= 0 else value - WIDE
@@ -436,4 +455,4 @@ CASES: Final = (
     _MAPS,
     *map(_wide_case, RESTARTS),
 )
-"""All cases in the order in which they are played. The simplest case is first."""
+"""All cases, in the order in which they are played. The first case is the simplest."""

@@ -1,4 +1,7 @@
-"""Play cases to a router: carry out the steps as the engine, and compare the router's blocks with the cache."""
+"""The player of cases for routers.
+
+It carries out a case as the engine, and compares the router's blocks with the cache.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +43,16 @@ from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 
 WAYS: Final = ("driver", "view_url", "client")
-"""Options that select the adapter. Exactly one of them must be given."""
+"""Options of ``kvbus conform router`` that select the adapter. Exactly one of them must be given."""
 
 MARKERS: Final = range(2**40, 2**41)
-"""Hashes of marker blocks. They show how far a router has read, and are not judged."""
+"""Hashes of marker blocks. A marker block shows how far a router has read. It is not judged."""
 
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
-"""First token id of marker blocks."""
+"""The first token id of marker blocks."""
 _ASKED: Final = 4096
-"""Maximum number of blocks of a batch about which a router is asked."""
+"""Maximum number of blocks of one batch about which the router is asked."""
 
 
 WITHOUT_FAULT: Final = Answers()
@@ -57,14 +60,14 @@ WITHOUT_FAULT: Final = Answers()
 
 @dataclass
 class _Rank:
-    """The state of a rank's publisher during a case.
+    """The publisher of one rank, and its state during a case.
 
     Attributes:
         publisher: the publisher.
         base: first seq of the case or of the epoch.
-        framing: framing of replay answers.
-        numbers: seqs of the batches so far.
-        faults: faults of replay answers.
+        framing: framing of the replay answers.
+        numbers: seqs of the batches that were published so far.
+        faults: the faults of replay answers.
     """
 
     publisher: EnginePublisher
@@ -74,7 +77,7 @@ class _Rank:
     faults: Answers = WITHOUT_FAULT
 
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
-        """Apply the faults to a replay answer. The publisher's replay thread calls this."""
+        """Return a replay answer with the faults of the case. The replay thread of the publisher calls this."""
         first, late, keep = self.faults
         time.sleep(late)
         kept = messages[:-1]
@@ -90,7 +93,7 @@ class _Rank:
 
 
 class Engine:
-    """Carries out the steps of a case with its publishers.
+    """The engine of a case. It carries out the steps with a publisher for each rank.
 
     Args:
         case: the case.
@@ -100,11 +103,11 @@ class Engine:
     def __init__(self, case: Case, publishers: Sequence[EnginePublisher]) -> None:
         self.known: Final[Known] = {}
         self.before_loss: Final[set[int]] = set()
-        """Blocks that were stored before the last lost batch; empty without a lost batch."""
+        """Hashes of the blocks that were stored before the last lost batch; empty if no batch is lost."""
         self.markers: Final[set[int]] = set()
-        """Hashes of the marker blocks of the last `mark` call."""
+        """Hashes of the marker blocks that the last call of `mark` stored."""
         self.payloads: Final[list[bytes]] = []
-        """Payloads of `Message` steps."""
+        """Payloads of the `Message` steps, as evidence."""
         self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)
@@ -113,16 +116,16 @@ class Engine:
 
     @property
     def asked(self) -> int:
-        """Number of replay requests in this case."""
+        """Number of replay requests that the router has sent in this case."""
         return sum(rank.publisher.replay_requests for rank in self._ranks) - self._asked
 
     @property
     def subscriptions(self) -> int:
-        """Number of subscriptions at all publishers so far."""
+        """Number of subscriptions that all publishers have received so far."""
         return sum(rank.publisher.subscriptions for rank in self._ranks)
 
     def do(self, step: Step) -> None:
-        """Carry out one step of the engine."""
+        """Carry out one step of the case."""
         match step:
             case Batch(events, lost, at):
                 self._publish(self._ranks[at], pack([time.time(), list(events), at]), lost=lost)
@@ -139,7 +142,7 @@ class Engine:
                 self._ranks[0].faults = step
 
     def mark(self) -> None:
-        """Store a marker block in each rank. A router that holds it has read all earlier messages."""
+        """Store a marker block in each rank. A router that holds the marker block has read all earlier messages."""
         self.markers.clear()
         for at, rank in enumerate(self._ranks):
             number = next(_NUMBERS)
@@ -151,13 +154,13 @@ class Engine:
             rank.publisher.publish(payload)
 
     def clear(self) -> None:
-        """Clear all blocks, and turn off the faults, for the next case."""
+        """Clear all blocks of the router, and turn off the faults of replay answers, for the next case."""
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
             rank.publisher.publish(self._pack([CLEARED], at))
 
     def _pack(self, events: Sequence[Any], rank: int) -> bytes:
-        """Return a payload of the kit's own events, as arrays or maps according to the case."""
+        """Return the payload for events that are not part of the case: maps, or arrays if the case uses arrays."""
         return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
 
     def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
@@ -183,7 +186,7 @@ class Engine:
             self._publish(rank, frames[2], lost=lost, frames=[frames[0], wide, frames[2]])
 
     def _learn(self, payload: bytes) -> None:
-        """Record the parents and tokens of the blocks in a payload, which a router needs to look them up."""
+        """Record the parents and tokens of the blocks that a payload stores. A router needs them to look a block up."""
         batch = decode_batch(payload)
         if isinstance(batch, Reason):
             return
@@ -197,7 +200,7 @@ class Engine:
 
 
 def _first(token: Any) -> int:
-    """Return the token, or the first token of a pair. Successive pairs overlap by one token."""
+    """Return a token id. From a pair of token ids, return the first, because successive pairs overlap by one token."""
     return int(token if isinstance(token, int) else token[0])
 
 
@@ -209,13 +212,13 @@ _ANYWHERE: Final = "tcp://127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Endpoints and timeouts for a router.
+    """The endpoints and timeouts with which cases are played to a router.
 
     Attributes:
         endpoints: live and replay endpoint of each rank's publisher, the same in all cases. Empty for new endpoints in
             each case.
-        places: returns new live and replay endpoints of a publisher if ``endpoints`` is empty.
-        streams: streams that the router reads, if something is between it and the publishers; else empty.
+        places: returns a new live and a new replay endpoint for a publisher, if ``endpoints`` is empty.
+        streams: streams that the router reads, if a program is between it and the publishers; otherwise empty.
         topic: topic of all batches.
         settle: maximum seconds until the router holds the right blocks.
         connect: maximum seconds until the router subscribes.
@@ -231,12 +234,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a case.
+    """The result of playing a case to a router.
 
     Attributes:
-        outcome, message: outcome and message of the case's verdicts.
+        outcome: outcome of the case's verdicts.
+        message: message of the case's verdicts.
         score: number of missing and dead blocks of the router.
-        evidence: payloads of `Message` steps, if the case is broken.
+        evidence: payloads of the `Message` steps, if the outcome is ``broken``.
         deaf: whether the router does not subscribe or does not answer at all.
     """
 
@@ -248,7 +252,7 @@ class Result:
 
 
 class UntriedError(Exception):
-    """The case cannot be played to this router. The text says why."""
+    """A case cannot be played to this router. The text says why."""
 
     def __init__(self, text: str, *, deaf: bool = False) -> None:
         super().__init__(text)
@@ -256,11 +260,11 @@ class UntriedError(Exception):
 
 
 class Player:
-    """Plays cases to one router.
+    """The player of cases to one router.
 
     Args:
-        adapter: starts and asks the router.
-        settings: endpoints and timeouts.
+        adapter: starts the router if it can, and asks it for its blocks.
+        settings: the endpoints and timeouts.
     """
 
     def __init__(self, adapter: Adapter, settings: Settings) -> None:
@@ -269,7 +273,7 @@ class Player:
         self._kept: list[EnginePublisher] = []
 
     async def play(self, case: Case) -> Result:
-        """Play a case, and judge the router's blocks after its last step."""
+        """Play a case to the router, and judge the router's blocks after the last step."""
         try:
             self._refuse(case)
             async with self._publishers(case) as publishers:
@@ -288,7 +292,7 @@ class Player:
             return Result(outcome, str(error), deaf=not error.crashed)
 
     def close(self) -> None:
-        """Close the publishers that all cases share."""
+        """Close the publishers that were kept open from case to case."""
         for each in self._kept:
             each.close()
 
@@ -368,7 +372,9 @@ class Player:
             raise UntriedError("it still holds blocks that were cleared before this case: start it anew")
 
     async def _connected(self, publishers: Sequence[EnginePublisher], seconds: float) -> bool:
-        """Wait until the router has subscribed to all publishers. Return False if the time is over first.
+        """Wait until the router has subscribed to all publishers.
+
+        Return False if it does not within ``seconds`` seconds.
 
         Raises:
             AdapterError: the router ended before it subscribed.
@@ -382,7 +388,10 @@ class Player:
         return await self._until(subscribed, seconds)
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 0.0) -> bool:
-        """Wait until the condition holds. Return False if the time, by default the time to settle, is over first."""
+        """Wait until the condition holds.
+
+        Return False if it does not hold within ``seconds`` seconds, by default ``settle``.
+        """
         deadline = asyncio.get_running_loop().time() + (seconds or self._settings.settle)
         while not await condition():
             if asyncio.get_running_loop().time() >= deadline:
@@ -394,14 +403,14 @@ class Player:
         return not _without_markers(await self._adapter.view({})).held
 
     async def _read(self, engine: Engine) -> bool:
-        """Return whether the router has read all messages before the last `Engine.mark`."""
+        """Return whether the router has read all messages before the last call of `Engine.mark`."""
         return _has(await self._adapter.view(engine.known), engine.markers)
 
     async def _judged(self, case: Case, engine: Engine) -> Result:
-        """Wait until the router holds the right blocks or the time is over, and return the result.
+        """Wait until the router holds the right blocks, at most for the time to settle, and return the result.
 
-        Many routers are asked about one block after the other. So a part of a view may be older than the marker block
-        in it. A view counts only if the previous view already had the marker block.
+        Many routers are asked about one block after another. So a part of a view may be older than the marker block in
+        it. A view counts only if the view before it already had the marker block.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.settle * case.timeouts
@@ -446,7 +455,7 @@ def _without_markers(view: View) -> View:
 
 
 def chosen(names: Iterable[str]) -> list[Case]:
-    """Return the cases with these names or clauses, preceded by the simplest case. Return all cases without names.
+    """Return the cases with these names or clauses, after the simplest case. Without names, return all cases.
 
     Raises:
         ValueError: a name is neither a case nor a clause.
@@ -460,9 +469,9 @@ def chosen(names: Iterable[str]) -> list[Case]:
 
 
 async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], object]) -> None:
-    """Play the cases, and add their results to the report.
+    """Play the cases to the router, and add their verdicts to the report.
 
-    Stop after the first case if it shows that the router does not subscribe or answer.
+    Stop after the first case if the router does not subscribe or does not answer in it.
     """
     for played, case in enumerate(cases, start=1):
         progress(f"{case.name}: {case.title}")
@@ -496,10 +505,10 @@ _RUNNING = "tcp://127.0.0.1:5557,tcp://127.0.0.1:5558"
 
 
 def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, list[Case], Report]:
-    """Return the player, the cases and an empty report for the options of the command.
+    """Return the player, the cases and an empty report for the options of ``kvbus conform router``.
 
     Args:
-        said: the options of ``kvbus conform router``.
+        said: the options of the command.
         names: names of cases or numbers of clauses; empty for all cases.
 
     Raises:

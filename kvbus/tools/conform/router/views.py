@@ -1,4 +1,4 @@
-"""Parse a router's view of the live blocks, and compare it with the engine's cache."""
+"""A router's view of the live blocks: its parser, and its comparison with the engine's cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEXADECIMAL: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
 
 
 class Held(NamedTuple):
-    """One live block. A field that the router does not report is None."""
+    """One live block in a router's view. A field that the router does not report is None."""
 
     hash: int
     medium: str | None = None
@@ -28,7 +28,7 @@ class View(NamedTuple):
 
     Attributes:
         held: the blocks.
-        tells: names of the fields of `Held` that the router reports, besides the hash.
+        tells: names of the fields of `Held` that the router reports besides the hash.
         incomplete: whether the router reports that blocks may be missing or dead.
         by_prefix: whether the router finds a block only if it holds all previous blocks of the prefix.
     """
@@ -40,29 +40,29 @@ class View(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The content of a block that a request needs to hit it: parent's hash and tokens."""
+    """The content of a block: the parent's hash and the tokens. A router that looks blocks up by tokens needs it."""
 
     parent: int | None
     tokens: list[int]
 
 
 Known = dict[int, Source]
-"""Contents of all blocks that the engine has stored in a case, by hash as 64 unsigned bits, parents first."""
+"""The contents of all blocks that the engine has stored in a case, by hash (64 unsigned bits), parents first."""
 
 
 class Score(NamedTuple):
-    """Number of missing and dead blocks of a router's view, compared with the engine's cache."""
+    """The numbers of missing and dead blocks in a router's view, compared with the engine's cache."""
 
     missing: int
     dead: int
 
 
 class ViewError(ValueError):
-    """A router's answer is not a view."""
+    """The answer of a router is not a view."""
 
 
 def canonical(value: object) -> int:
-    """Return a hash as 64 unsigned bits. Of a byte hash, these are the last eight bytes, as in vLLM.
+    """Return a hash as 64 unsigned bits. From a byte hash, take the last eight bytes, as vLLM does.
 
     Raises:
         ViewError: the value is not a hash.
@@ -80,10 +80,10 @@ def canonical(value: object) -> int:
 
 
 def parse(text: str) -> View:
-    """Parse the view in the answer of a URL.
+    """Parse the text with which a URL of a router answers, and return the router's view.
 
-    The answer is JSON or has a block on each line. JSON is a list of blocks, or an object with the list as ``held``
-    and optionally ``incomplete`` and ``by_prefix``. A block is a hash, or an object with ``hash`` and, if the router
+    The text is JSON, or has a block on each line. JSON is a list of blocks, or an object with the list as ``held`` and
+    optionally ``incomplete`` and ``by_prefix``. A block is a hash, or an object with ``hash`` and, if the router
     reports them, ``medium``, ``group`` and ``rank``.
 
     Raises:
@@ -99,7 +99,7 @@ def parse(text: str) -> View:
 
 
 def view_of(said: Mapping[str, Any]) -> View:
-    """Convert an object with ``held`` to a view.
+    """Convert a router's answer, an object with the list ``held``, to a view.
 
     Raises:
         ViewError: the object has no list of blocks, or a block has no valid hash.
@@ -121,7 +121,7 @@ def view_of(said: Mapping[str, Any]) -> View:
 
 
 def score(cache: Iterable[Held], view: View, known: Known) -> Score:
-    """Compare a router's view with the engine's cache. Only fields that the router reports are compared."""
+    """Count the missing and dead blocks in a router's view. Only the fields that the router reports are compared."""
     expected = set(cache)
     if view.by_prefix:
         hashes = {block.hash for block in expected}
@@ -135,7 +135,7 @@ def score(cache: Iterable[Held], view: View, known: Known) -> Score:
 
 
 def _path(block: int, known: Known) -> set[int]:
-    """Return the hashes of a block and of all previous blocks of its prefix."""
+    """Return the hash of a block and the hashes of all previous blocks of its prefix."""
     path: set[int] = set()
     at: int | None = block
     while at is not None and at not in path:
