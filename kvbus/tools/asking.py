@@ -1,4 +1,4 @@
-"""Send HTTP requests to a running bus, and describe failures in words."""
+"""HTTP requests of a command to a running bus, and error messages that say why a request failed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from aiohttp.abc import AbstractResolver
 from kvbus.common.errors import ExitCode, KvbusError
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of one answer."""
+"""Maximum size of one HTTP answer, in bytes."""
 
 
 class NoAnswerError(KvbusError):
-    """No bus answers at the address.
+    """No bus answers at an address.
 
-    ``listens`` is false if nothing accepts connections there.
+    ``listens`` is false if no program accepts connections at the address.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -35,10 +35,10 @@ class NoAnswerError(KvbusError):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Credentials for a bus, and the trust in its certificate.
+    """The credentials with which a command logs in to a bus, and the authorities that it trusts.
 
     Attributes:
-        token: a bearer token; empty for none.
+        token: bearer token; empty for no token.
         context: TLS context for https; None to trust the system's certificate authorities.
     """
 
@@ -46,16 +46,14 @@ class Login:
     context: ssl.SSLContext | None = None
 
     def session(self, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
-        """Return a session that sends the token with every request. Use the session for one bus only."""
+        """Return an HTTP session that sends the token with every request. Use the session for one bus only."""
         connector = aiohttp.TCPConnector(resolver=resolver, ssl=self.context or True)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)
 
 
 def base_url(address: str) -> str:
-    """Return the base URL of an address.
-
-    The address is ``HOST:PORT`` or a URL such as ``http://HOST:PORT/``.
+    """Return the base URL of a bus from an address, which is ``HOST:PORT`` or a URL such as ``http://HOST:PORT/``.
 
     Raises:
         ValueError: the address has neither form.
@@ -73,7 +71,7 @@ def base_url(address: str) -> str:
 
 @contextlib.asynccontextmanager
 async def asking(url: str, seconds: float) -> AsyncIterator[None]:
-    """Bound the requests in the block to this time, and translate their errors.
+    """Give the HTTP requests in the block ``seconds`` seconds, and turn their errors into `NoAnswerError`.
 
     Raises:
         NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
@@ -96,7 +94,10 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:
-    """Return the body and the headers of the answer at a URL. Call it inside `asking`, which translates errors."""
+    """Request a URL of a bus, and return the body and the headers of the answer.
+
+    Call this inside `asking`, which turns the errors into `NoAnswerError`.
+    """
     async with session.get(url, allow_redirects=False) as response:
         if response.status == 403:
             raise NoAnswerError(f"{response.url.path}: {(await response.json())['error']}")

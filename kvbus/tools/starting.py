@@ -1,6 +1,7 @@
-"""Commands and files that start an engine and a router with kvbus; ``kvbus init`` and the documentation share them.
+"""Texts that set up an engine and a router with kvbus. ``kvbus init`` and the documentation share them.
 
-This module imports only the standard library, because the documentation is built without kvbus's dependencies.
+The texts are in ``starting.toml``. This module imports only the standard library, because the documentation is built
+without kvbus's dependencies.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ ROUTERS: Final[dict[str, dict[str, Any]]] = {each["id"]: each for each in FACTS[
 
 _FENCE: Final = re.compile(r"```\w*\n(.*?)\n```", re.DOTALL)
 _LINK: Final = re.compile(r"(?: \(|: )\[[^\]]+\]\([^)]+\)\)?|\[([^\]]+)\]\([^)]+\)")
-"""A link to a document. An installation has no documents.
+"""Matches a link to a page of the documentation, because an installation does not contain the pages.
 
-A link in parentheses or after a colon is deleted. Any other link is replaced by its text.
+`commented` deletes a link in parentheses or after a colon. It replaces any other link by the link's text.
 """
 
 
 def ports(router: dict[str, Any]) -> tuple[int, int]:
-    """Return the engine's live port and its replay port for this router."""
+    """Return the ports at which the engine publishes if this router is used: the live port and the replay port."""
     live, replay = router.get("engine_ports", (5557, 5558))
     return live, replay
 
 
 def engine_setup(engine: dict[str, Any], live: int, replay: int) -> str:
-    """Return the command, or the file, that starts the engine with its events on these ports."""
+    """Return the command or the file that starts the engine, with its event publisher at these ports."""
     text: str = engine["setup"].strip()
     return text.replace("{live}", str(live)).replace("{replay}", str(replay))
 
 
 def configuration(router: dict[str, Any]) -> str:
-    """Return the complete kvbus.yaml for an engine and this router."""
+    """Return the complete text of ``kvbus.yaml`` for any engine and this router."""
     live, replay = ports(router)
     source = f"sources:\n  - endpoint: tcp://127.0.0.1:{live}\n    replay_endpoint: tcp://127.0.0.1:{replay}\n"
     return f"{router.get('top', '').lstrip()}{source}outputs:\n{router['output'].strip(chr(10))}\n"
 
 
 def commented(engine: dict[str, Any], router: dict[str, Any], *, model: str, host: str, path: str) -> str:
-    """Return the kvbus.yaml for an engine and a router. Comments above it list the setup steps.
+    """Return the text of ``kvbus.yaml`` for an engine and a router, with the setup steps in comments at the top.
 
     Args:
         engine: one of ``ENGINES``.

@@ -1,4 +1,4 @@
-"""Signs, colours and tables that kvbus's terminal screens share."""
+"""Signs, colours and tables that the terminal screens of ``kvbus top`` and ``kvbus demo`` share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ STATE_STYLES: Final = {
     "lost": "red bold",
     "conflict": "red bold",
 }
-"""Style of a source, by its state."""
+"""Colour of a source's state on the screen, by the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Signs of one column each, with ASCII forms for a terminal without Unicode."""
+    """The signs that the screens draw. Each sign is one column wide, except the arrow.
+
+    `UNICODE` has the signs, and `ASCII` has their replacements for a terminal without Unicode.
+    """
 
     arrow: str = "━━▶"
     dot: str = "●"
@@ -40,53 +43,59 @@ ASCII: Final = Glyphs("-->", "*", ".", "+", "X", " .:-=+*%#")
 
 
 class PipeConsole(Console):
-    """A console that raises BrokenPipeError if the reader of its output has closed the pipe."""
+    """A console that raises BrokenPipeError if the program that reads its output has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error, so that the program chooses the exit code. Rich would exit with 1."""
+        """Raise BrokenPipeError, so that the command chooses the exit code.
+
+        Rich's own method would exit with code 1.
+        """
         raise BrokenPipeError
 
 
 def glyphs_for(console: Console) -> Glyphs:
-    """Return the signs that a console can show: ASCII unless its encoding is Unicode."""
+    """Return the signs for a console: `UNICODE` if the console's encoding is a form of Unicode, otherwise `ASCII`."""
     return UNICODE if console.encoding.lower().startswith("utf") else ASCII
 
 
 def is_screen(console: Console) -> bool:
-    """Return whether the console can redraw its screen. A file, a pipe or a dumb terminal gets lines instead."""
+    """Return whether a screen can be redrawn on the console. It cannot on a file, a pipe or a dumb terminal."""
     return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
 def state_cell(state: str, glyphs: Glyphs) -> Text:
-    """Return a table cell with a source's state in its colour."""
+    """Return a table cell that shows the state of a source in the state's colour."""
     return Text(f"{glyphs.dot} {state}", STATE_STYLES.get(state, ""))
 
 
 def counted(count: float, style: str) -> Text:
-    """Return a number in the given style, or dimmed if it is 0."""
+    """Return a number as text in the given style, or dimmed if the number is 0."""
     return Text(f"{count:,.0f}", style if count else "dim")
 
 
 def short_dialect(dialect: str) -> str:
-    """Shorten ``vllm-0.30..0.33`` to ``vllm-0.30+``. Return only the first of several names."""
+    """Shorten the name of an engine's dialect for a table: ``vllm-0.30..0.33`` becomes ``vllm-0.30+``.
+
+    If the text has several names, only the first name is returned.
+    """
     first = dialect.partition(" ")[0]
     head, dots, _ = first.partition("..")
     return f"{head}+" if dots else first
 
 
 def right(header: str = "") -> Column:
-    """Return a column for numbers."""
+    """Return a table column whose text is aligned to the right, for numbers."""
     return Column(header, justify="right", no_wrap=True)
 
 
 def plain_table(*columns: Column | str, expand: bool = True) -> Table:
-    """Return a table without lines."""
+    """Return an empty table without borders."""
     gap = 1 if expand else 3
     return Table(*columns, box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
 def panel(body: RenderableType, title: str, colour: str, subtitle: Text | None = None) -> Panel:
-    """Return a frame with a title and, optionally, a subtitle at the bottom right."""
+    """Return a frame around a body, with a title at the top left and, optionally, a subtitle at the bottom right."""
     return Panel(
         body,
         title=Text(f" {title} ", f"{colour} bold"),
