@@ -187,7 +187,7 @@ def test_an_answer(number, kept, broken):
 
 def test_an_answer_of_end_alone_does_not_say_that_there_is_no_replay():
     for found in (answered(END), judged(message(0, A))):
-        assert found["4.4"].message == "no answer of a replay had a batch (--replay-endpoint)"
+        assert found["4.4"].message == "no replay answer had a batch (--replay-endpoint)"
 
 
 @pytest.mark.parametrize(

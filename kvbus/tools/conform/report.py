@@ -16,7 +16,7 @@ from kvbus.common.errors import ExitCode
 from kvbus.tools.terminal import glyphs_for, plain_table
 
 MAX_EVIDENCE_BYTES: Final = 512
-"""Maximum number of bytes that the JSON report shows of one piece of evidence. It also has the number of all bytes."""
+"""Maximum number of bytes of one piece of evidence in the JSON report, which also states its complete length."""
 
 
 class Outcome(StrEnum):
@@ -51,7 +51,7 @@ class Clause:
 
 
 def clause(number: str, title: str) -> Clause:
-    """Return the clause with this number, such as ``4.3``, and title."""
+    """Return the clause with a number such as ``4.3`` and a title."""
     section, _, place = number.partition(".")
     return Clause((int(section), int(place)), title)
 
@@ -225,7 +225,7 @@ def print_table(report: Report, file: IO[str]) -> None:
         Outcome.BROKEN: (glyphs.bad, "red bold"),
         Outcome.NOT_SEEN: (glyphs.away, "dim"),
     }
-    columns = (Column("clause", no_wrap=True), Column(no_wrap=True), "asks for", "what was seen")
+    columns = (Column("clause", no_wrap=True), Column(no_wrap=True), "requirement", "observation")
     table = plain_table(*columns, expand=False)
     for each in report.ordered:
         _add(table, each, *looks[each.outcome])

@@ -181,4 +181,4 @@ class Deaf(Adapter):
 async def test_nothing_is_tried_where_nobody_subscribes():
     report = await asyncio.wait_for(play(Deaf(), CASES, Settings(connect=0.2)), 60)
     assert (report.tried, len(report.verdicts), report.exit_code()) == (False, 1, 69)
-    assert "nobody subscribes" in report.verdicts[0].message
+    assert "no router subscribes" in report.verdicts[0].message

@@ -139,7 +139,7 @@ class EventReader:
             raws = _batch(parts[1]) if len(parts) > 1 else []
             ts, rank = _any(parts[0]), _any(parts[2]) if len(parts) > 2 else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
-            ledger.broken("6.1", f"the payload of batch {seq} is no MessagePack array [ts, events, rank]", shown)
+            ledger.broken("6.1", f"the payload of batch {seq} is not a MessagePack array [ts, events, rank]", shown)
             return None
         self._check_envelope(parts, ts, rank, seq, shown)
         if len(raws) > MAX_EVENTS:
@@ -151,9 +151,9 @@ class EventReader:
         if len(parts) != 3:
             wrong = f"has {len(parts)} elements"
         elif not isinstance(ts, float) or not math.isfinite(ts):
-            wrong = f"has {type(ts).__name__} {ts!r:.30} for its time, and no float"
+            wrong = f"has {type(ts).__name__} {ts!r:.30} as its timestamp, not a float"
         elif rank is not None and not _is_int(rank):
-            wrong = f"has {type(rank).__name__} for its rank"
+            wrong = f"has {type(rank).__name__} as its rank"
         self._ledger.judge("6.1", f"batch {seq} {wrong}" if wrong else "", shown)
 
     def _events(self, raws: list[msgspec.Raw], seq: int) -> Iterator[Event]:
@@ -162,7 +162,7 @@ class EventReader:
             try:
                 value = _any(event.raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._judge("6.1", event, "is no MessagePack")
+                self._judge("6.1", event, "is not MessagePack")
                 continue
             if self._read_event(event, value):
                 yield event
@@ -181,7 +181,7 @@ class EventReader:
             self._judge("6.2", event, "")
             fields = value
         elif isinstance(value, list) and value and isinstance(value[0], str):
-            self._judge("6.2", event, "is an array")
+            self._judge("6.2", event, "is an array, not a map")
             names = POSITIONAL.get(value[0], ())
             fields = {"type": value[0], **dict(zip(names, value[1:], strict=False))}
         else:
@@ -212,7 +212,7 @@ class EventReader:
             name = medium.upper()
             self._judge("9.1", event, "" if name in _MEDIA else f"is on {medium!r:.40}")
         elif medium is not None:
-            self._judge("9.1", event, f"has {type(medium).__name__} for its medium")
+            self._judge("9.1", event, f"has {type(medium).__name__} as its medium")
         event.place = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
         if event.kind != "BlockStored":
             return
@@ -238,7 +238,7 @@ class EventReader:
         if missing := before - keys:
             wrong = f"leaves out {', '.join(sorted(missing)):.80}"
         elif more := keys - before:
-            wrong = f"has {', '.join(sorted(more)):.80}, which stores before had not"
+            wrong = f"has {', '.join(sorted(more)):.80}, which earlier stores did not have"
         self._judge("6.3", event, wrong)
 
     def _read_hashes(self, event: Event, fields: dict[Any, Any]) -> bool:
@@ -259,10 +259,10 @@ class EventReader:
         if isinstance(value, bytes):
             wrong = "" if 0 < len(value) <= MAX_HASH_BYTES else f"has a hash of {len(value)} bytes"
         elif not _is_int(value):
-            wrong = f"has {type(value).__name__} for a hash"
+            wrong = f"has {type(value).__name__} as a hash"
         if not wrong:
             self._kinds.add(type(value))
-            wrong = "has hashes of another kind than those before" if len(self._kinds) > 1 else ""
+            wrong = "has hashes of another type than earlier events" if len(self._kinds) > 1 else ""
         self._judge("6.6", event, wrong)
         if wrong:
             return None
@@ -288,7 +288,7 @@ class EventReader:
         self._check_tokens(event)
         known = self._sizes.setdefault(event.place[0], event.block_size)
         group = "" if event.place[0] is None else f"of group {event.place[0]} "
-        wrong = f"{group}has block_size {event.block_size} behind {known}"
+        wrong = f"{group}has block_size {event.block_size}, after {known}"
         self._judge("8.2", event, "" if known == event.block_size else wrong)
 
     def _check_tokens(self, event: Event) -> None:

@@ -86,7 +86,7 @@ def _judge_frames(ledger: Ledger, answer: Answer) -> None:
         wrong = ""
         if len(frames) != wanted or (answer.delimited and frames[0] != b""):
             what = "END" if is_end else "a batch of an answer"
-            wrong = f"{what} has {len(frames)} frames at a DEALER, and not {wanted}"
+            wrong = f"{what} has {len(frames)} frames at a DEALER, instead of {wanted}"
         elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
             wrong = "END is not [empty, 8 bytes FF, empty]"
         elif not is_end and len(frames[-2]) not in {8, 24}:
@@ -99,11 +99,11 @@ def _judge_numbers(ledger: Ledger, answer: Answer, batches: Sequence[Message]) -
         return
     for one, other in pairwise(batches):
         if other.seq <= one.seq:
-            ledger.broken("4.2", f"an answer has {other.seq} behind {one.seq}", other.evidence)
+            ledger.broken("4.2", f"an answer has batch {other.seq} after batch {one.seq}", other.evidence)
         elif other.seq > one.seq + 1 and answer.slow:
-            ledger.broken("4.3", f"{other.seq} followed {one.seq} at a slow requester", other.evidence)
+            ledger.broken("4.3", f"a slow requester got batch {other.seq} after batch {one.seq}", other.evidence)
         elif other.seq > one.seq + 1:
-            ledger.broken("4.4", f"an answer has {other.seq} behind {one.seq}", other.evidence)
+            ledger.broken("4.4", f"an answer has batch {other.seq} after batch {one.seq}", other.evidence)
         else:
             continue
         return
@@ -154,10 +154,10 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
         own.take(message)
     view = own.blocks.live
     if live is None:
-        ledger.unseen("5.1", "too much was going on to compare a second subscriber's view")
+        ledger.unseen("5.1", "the stream was too busy to compare a second subscriber's blocks")
     else:
         missing, dead = len(live - view), len(view - live)
-        wrong = f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead"
+        wrong = f"a second subscriber got {len(view)} blocks: {missing} are missing, {dead} are dead"
         ledger.judge("5.1", "" if view == live else wrong, first.evidence)
     state = 0
     for message in joined:
@@ -172,8 +172,10 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
 def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
     reader = EventReader(Ledger())
     meanwhile, own = reader.read(other, message.seq), EventReader(Ledger()).read(message.payload, message.seq)
-    wrong = f"batch {message.seq} is one of a state, and others got events under this number"
-    ledger.judge("5.2", "" if meanwhile is not None and meanwhile.empty else wrong, Evidence("what others got", other))
+    wrong = f"batch {message.seq} is part of a state, but other subscribers got events under this number"
+    ledger.judge(
+        "5.2", "" if meanwhile is not None and meanwhile.empty else wrong, Evidence("payload at others", other)
+    )
     if own is not None:
         size = f"batch {message.seq} of a state has {len(own.events):,} events in {own.size:,} bytes"
         ledger.judge("5.4", size if len(own.events) > STATE_EVENTS or own.size >= STATE_BYTES else "")
@@ -328,7 +330,7 @@ class EngineJudge:
         if known is None:
             known = self._known(message) or Stream(self.ledger, self._rank)
             if self._streams and self.stream.expected == message.seq > 0:
-                text = f"batch {message.seq} goes on with the numbers under another topic"
+                text = f"batch {message.seq} continues the numbers under another topic"
                 self.ledger.broken("2.3", text, Evidence("topic", message.topic), level=Level.SHOULD)
                 known = self.stream
             self._streams[message.topic] = known
@@ -338,7 +340,7 @@ class EngineJudge:
         return known
 
 
-_NOTE: Final = "a recording has no sockets, no replay and no publisher's id: their clauses are not seen"
+_NOTE: Final = "a recording has no sockets, no replay and no publisher id, so it does not show the clauses about them"
 
 
 def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
@@ -350,7 +352,8 @@ def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
     judge = EngineJudge()
     before: Recorded | None = None
     for recorded in messages:
-        if before is not None and recorded.seq > before.seq:  # a restart is not silence
+        # A seq that goes back shows a restart. The duration of a restart does not count as silence.
+        if before is not None and recorded.seq > before.seq:
             judge.silence.passed(max(0.0, recorded.t - before.t))
         before = recorded
         message = judge.parse([recorded.topic, recorded.seq.to_bytes(8, "big"), recorded.payload])

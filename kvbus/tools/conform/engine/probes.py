@@ -25,9 +25,9 @@ from kvbus.transport.client.raw import Asker
 from kvbus.transport.curve import Curve
 
 TIMEOUT: Final = 10.0
-"""Seconds for which the next message of an answer is awaited."""
+"""Maximum seconds to wait for the next message of an answer."""
 SHORT_S: Final = 3.0
-"""Seconds for which an answer is awaited that a publisher need not send."""
+"""Maximum seconds to wait for an answer that a publisher need not send."""
 _SILENT: Final = 8
 """Number of requesters that request a replay and do not read the answer, to test clause 4.8."""
 _HOLD_S: Final = 1.0
@@ -137,7 +137,9 @@ class Asking:
             wrong = f"a request without the empty frame got no answer in {SHORT_S:g} s"
         else:
             in_kind = answer.ended and len(last) <= 3
-            wrong = "" if in_kind else "a request without the empty frame was not answered in kind"
+            wrong = (
+                "" if in_kind else "the answer to a request without the empty frame has no END, or has the empty frame"
+            )
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(last[:4])]
         self._judge.ledger.judge("4.1", wrong, *shown)
 
@@ -155,7 +157,7 @@ class Asking:
                 silent.append(asker)
             await asyncio.sleep(_HOLD_S)
             healthy = await self.ask(0)
-            wrong = f"beside {_SILENT} silent requesters an answer had no END"
+            wrong = f"an answer had no END while {_SILENT} other requesters did not read theirs"
             self._judge.ledger.judge("4.8", "" if healthy is not None and healthy.ended else wrong)
             answer = Answer(0, slow=True)
             await self._read(silent[0], answer, TIMEOUT)
@@ -176,14 +178,14 @@ class Asking:
         body = frames[1:] if frames[0] == b"" else frames
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:3])]
         if len(body) < 2 or len(body[0]) != 8 or len(body[1]) != 16:
-            ledger.broken("5.5", "a snapshot does not begin with a number of 8 bytes and an id of 16", *shown)
+            ledger.broken("5.5", "a snapshot does not begin with a number of 8 bytes and an id of 16 bytes", *shown)
             return
         number = int.from_bytes(body[0], "big", signed=True)
         first = EventReader(Ledger()).read(body[2], number) if len(body) > 2 else None
         if number >= 0 and (first is None or not first.clears_first):
             ledger.broken("5.5", "the batches of a snapshot do not begin with AllBlocksCleared", *shown)
         elif number < -2:
-            ledger.broken("5.5", f"a snapshot has the number {number}", *shown)
+            ledger.broken("5.5", f"a snapshot has the invalid number {number}", *shown)
         else:
             ledger.kept("5.5")
 
@@ -198,13 +200,13 @@ class Asking:
 
 
 WAIT_S: Final = 10.0
-"""Seconds for which the events of a prompt are awaited."""
+"""Maximum seconds to wait for the events of a prompt."""
 AT_ONCE_S: Final = 3.0
-"""Seconds within which a clear must come after the cache was emptied."""
+"""Maximum seconds from the emptying of the cache to the clear, for the clear to count as sent at once."""
 MAX_PAIRS: Final = 200
 """Maximum number of pairs of numbers in a prompt.
 
-So many pairs fill several blocks at any usual block size, and fit in the 2,048 tokens of small models.
+A prompt of this length fills several blocks at any usual block size, and fits in the 2,048 tokens of small models.
 """
 _PAIR_TOKENS: Final = 8
 """Maximum number of tokens of a pair of numbers, reached if each digit and each space is a token."""
@@ -275,7 +277,7 @@ class Api:
                         return
                 except (DiscoveryError, ValueError) as error:
                     said += f"{path}: {error} "
-        self.judge.ledger.broken("1.3", f"the API does not say where the events are ({' '.join(said.split())})")
+        self.judge.ledger.broken("1.3", f"the API does not name the event endpoints ({' '.join(said.split())})")
 
     async def _prompts(self, client: aiohttp.ClientSession) -> None:
         await self._find_model(client)
@@ -284,7 +286,7 @@ class Api:
         before = self.judge.events
         await self._complete(client, first)
         if not await _until(lambda: self.judge.events > before, WAIT_S):
-            raise ApiError("a prompt was answered, and no event came")
+            raise ApiError("the API answered a prompt, but no event came")
         await asyncio.sleep(AT_ONCE_S / 3)
         blocks.stored_again = 0
         await self._complete(client, first)
@@ -313,7 +315,7 @@ class Api:
             async with client.options(self.base + path, allow_redirects=False) as answer:
                 if answer.status != 404:
                     return path
-        raise ApiError(f"neither {' nor '.join(Reset)} is there (vLLM needs VLLM_SERVER_DEV_MODE=1)")
+        raise ApiError(f"neither {' nor '.join(Reset)} exists (vLLM needs VLLM_SERVER_DEV_MODE=1)")
 
     async def _ask_reset(self, client: aiohttp.ClientSession, path: Reset) -> None:
         for method in ("POST", "GET"):  # early versions of SGLang accept only GET
@@ -368,7 +370,7 @@ class Api:
             self.model = self.model or next(iter(models))
         except (KeyError, StopIteration, TypeError, AttributeError) as error:
             if not self.model:
-                raise ApiError(f"GET /v1/models: {answer.status}, and no model; --model names one") from error
+                raise ApiError(f"GET /v1/models: {answer.status}, and no model; name one with --model") from error
             return
         limit = models.get(self.model)
         if isinstance(limit, int):

@@ -22,7 +22,7 @@ _ROOT: Final = b"root"
 class Contents:
     """The comparison of hashes with contents.
 
-    Equal hashes must name equal prefixes (6.7), even after a restart (6.8).
+    Equal hashes must stand for equal prefixes (6.7), and a prefix should keep its hash after a restart (6.8).
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -157,14 +157,14 @@ class Blocks:
             if self._is_live(event.place[0], parent):
                 self._ledger.kept("6.11")
             elif self.complete:
-                text = f"{event.where} is stored behind a parent that is not live"
+                text = f"{event.where} has a parent that is not live"
                 self._ledger.broken("6.11", text, event.evidence)
         for block in event.hashes:
             if block in live:
                 live[block].stores += 1
                 self.stored_again += 1
                 if self.complete:
-                    text = f"{event.where} stores a block that is live in its group and medium: a copy"
+                    text = f"{event.where} stores a block that is live already in its group and medium (a copy)"
                     self._ledger.broken("7.1", text, event.evidence, level=Level.SHOULD)
             else:
                 live[block] = _Live(1, parent)
@@ -205,10 +205,10 @@ class Blocks:
         ledger = self._ledger
         if event.remaining is None:
             if stores > 1:
-                text = f"{event.where} removes one of {stores} copies, and nothing says so (remaining_copy_counts)"
+                text = f"{event.where} removes one of {stores} copies, without remaining_copy_counts"
                 ledger.broken("7.2", text, event.evidence)
         elif len(event.remaining) != len(event.hashes) or event.remaining[at] != stores - 1:
-            text = f"{event.where} has remaining_copy_counts {event.remaining!r:.60} behind {stores} stores"
+            text = f"{event.where} has remaining_copy_counts {event.remaining!r:.60} after {stores} stores"
             ledger.broken("7.2", text, event.evidence)
         elif stores > 1:
             ledger.kept("7.2")
@@ -223,7 +223,7 @@ class Blocks:
             text = f"{event.where} removes a block on {event.place[1]} that AllBlocksCleared had cleared"
         elif self._is_live(event.place[0], block):
             clause = "9.2"
-            text = f"{event.where} removes a block from {event.place[1]} that was stored on another medium alone"
+            text = f"{event.where} removes a block from {event.place[1]} that was stored only on another medium"
         self._ledger.broken(clause, text, event.evidence)
 
     def _clear(self, event: Event) -> None:
@@ -273,7 +273,7 @@ class Message:
 
 
 def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
-    """Judge and decode the frames of a live message. Return None if there are not three, or if the seq is invalid."""
+    """Judge and decode the frames of a live message. Return None if there are not three frames, or no valid seq."""
     if len(frames) != 3:
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:4])]
         ledger.broken("2.1", f"a message has {len(frames)} frames", *shown)
@@ -322,7 +322,7 @@ class Stream:
         self._overlap = 0
         """Batches below this seq came in a replay answer, and may arrive live as well."""
         self._state = False
-        """Whether that replay answer was a state. Its batches differ from the live batches with the same seqs."""
+        """Whether the replay answer of `_overlap` was a state. A state differs from the live batches with its seqs."""
 
     def overlaps(self, *, state: bool) -> None:
         """Expect that the batches of a replay answer, which the stream has just read, also arrive live.
@@ -424,7 +424,7 @@ class Stream:
         if message.seq == 0:
             self._ledger.kept("3.3")
         elif connected:
-            text = f"the numbers went back from {self.expected} to {message.seq}, and not to 0"
+            text = f"the numbers went back from {self.expected} to {message.seq}, not to 0"
             self._ledger.broken("3.3", text, message.evidence)
         else:
             self._ledger.unseen("3.3", f"a restart was seen, but its first batches were not (first: {message.seq})")

@@ -217,7 +217,7 @@ class Watch:
         self._doing = "asking for replays"
         await self._asking.probe(lambda: self.judge.batches)
         await self._asking.snapshot()
-        self._doing = "subscribing once more"
+        self._doing = "subscribing a second time"
         await self._late()
         self._doing = "watching"
 
@@ -234,7 +234,7 @@ class Watch:
         if state > 1 and self._target.replay is not None:
             answer = await self._asking.ask(joined[0].seq + 1)
             first = answer.batches[0] if answer is not None and answer.batches else None
-            wrong = "a replay from inside a state did not bring the state"
+            wrong = "a replay from inside a state did not have the state"
             if first is None:
                 self.judge.ledger.broken("5.3", wrong)
             else:
@@ -273,7 +273,7 @@ class Watch:
                 pings += data.count(_PING)
                 ledger.kept("1.5", data.count(_PING))
             if pings and self.connected:
-                ledger.broken("1.5", "the connection was cut behind a PING without a PONG")
+                ledger.broken("1.5", "the connection was closed after a PING without a PONG")
 
     def _say(self, left: float) -> None:
         judge = self.judge

@@ -100,7 +100,7 @@ class Case:
         maps: whether the case is about events as maps. They stay maps even for a router that reads only arrays.
         arrays: whether `as_arrays` has converted the case. Marker blocks and clears are then sent as arrays too.
         first: whether the case needs a publisher that has not sent anything before.
-        timeouts: factor on the time to settle: the router's view must be right after this multiple of it.
+        timeouts: factor by which the case lengthens the time to settle, after which the router's view must be right.
     """
 
     name: str
@@ -194,44 +194,44 @@ CLAUSES: Final[dict[str, Clause]] = {
     number: clause(number, title)
     for number, title in {
         "1.1": "PUB and SUB",
-        "1.5": "PING is answered",
+        "1.5": "a PING is answered",
         "2.1": "three frames",
         "2.2": "a number of 8 bytes",
         "2.3": "any topic",
         "3.1": "an epoch begins with any number",
-        "3.2": "a number that goes back is a new epoch",
-        "3.3": "a restart that goes on behind all numbers",
-        "3.4": "a missing number is replayed, or nothing is believed",
+        "3.2": "a number that goes back begins a new epoch",
+        "3.3": "a restart that continues the numbers",
+        "3.4": "a missing batch is replayed, or the blocks are dropped",
         "3.5": "no batch is applied twice",
-        "3.6": "an empty batch is a batch",
-        "3.7": "a pause is no end",
+        "3.6": "an empty batch counts as a batch",
+        "3.7": "a pause is not the end of a stream",
         "4.1": "the form of a request",
         "4.2": "the form of an answer",
-        "4.4": "a late answer that begins with the state",
+        "4.4": "an answer that begins late, with the state",
         "4.5": "an answer that begins late is a loss",
-        "4.7": "an answer that breaks off is asked for again",
+        "4.7": "a request with an incomplete answer is repeated",
         "5.1": "the state on subscription",
-        "6.1": "a batch",
+        "6.1": "the form of a batch",
         "6.2": "maps and arrays",
-        "6.3": "nulls",
+        "6.3": "nulls and missing keys",
         "6.4": "stores and their parents",
-        "6.5": "tokens that fit",
+        "6.5": "the number of tokens",
         "6.6": "hashes of 64 bits and of bytes",
         "6.9": "token ids",
         "6.10": "events in order",
         "6.11": "unknown parents",
-        "6.12": "removals leave children",
-        "6.13": "an unreadable event costs itself",
+        "6.12": "removals keep children",
+        "6.13": "only the unreadable event is lost",
         "7.2": "copies are counted",
-        "8.1": "groups apart",
+        "8.1": "groups are separate",
         "9.1": "names of media",
-        "9.2": "media apart",
-        "10.2": "ranks apart",
-        "11.1": "what a clear clears",
-        "11.4": "a clear is obeyed",
+        "9.2": "media are separate",
+        "10.2": "ranks are separate",
+        "11.1": "the blocks that a clear removes",
+        "11.4": "a clear removes blocks",
         "12.1": "large batches",
-        "12.2": "bounds",
-        "13.1": "what nobody knows yet",
+        "12.2": "limits on what a peer can make it hold",
+        "13.1": "unknown events and fields",
     }.items()
 }
 """The clauses that bind routers and that some case tests, by number."""
@@ -304,7 +304,7 @@ FAULTS: Final = (
          steps=(*flow(stop=30), Seen(), Answers(first=40), *flow(start=30, stop=50, lost=range(30, 50)),
                 *flow(start=50)),
          cache=FLOW.live(COUNT)),
-    Case(name="trimmed-state", clauses=("4.4", "4.5"), title="the same, and the answer begins with the whole state",
+    Case(name="trimmed-state", clauses=("4.4", "4.5"), title="20 batches are lost, and the answer has the state",
          steps=(*flow(stop=30), Seen(), Answers(first=50), *flow(start=30, stop=50, lost=range(30, 50)),
                 Batch([CLEARED, stored(900), stored(901, parent=900)], lost=True), Batch([stored(902, parent=901)])),
          cache=device(900, 901, 902)),
@@ -316,16 +316,16 @@ FAULTS: Final = (
          cache=FLOW.live(COUNT), timeouts=4.0),
     Case(name="duplicates", clauses=("3.5",), title="each batch arrives twice", steps=(*_twice(),),
          cache=FLOW.live(COUNT)),
-    Case(name="reordered", clauses=("3.4", "3.5"), title="of each two batches the second arrives first",
+    Case(name="reordered", clauses=("3.4", "3.5"), title="in each pair of batches, the second arrives first",
          steps=(*_swapped(),), cache=FLOW.live(COUNT)),
-    Case(name="tail-loss", clauses=("3.6",), title="the last ten batches are lost, and an empty one comes",
+    Case(name="tail-loss", clauses=("3.6",), title="the last ten batches are lost, and an empty batch comes",
          steps=(*flow(stop=54), Seen(), *flow(start=54, lost=range(54, COUNT)), Batch()),
          cache=FLOW.live(COUNT), marker=False),
     Case(name="pause", clauses=("3.7",), title="three seconds of silence", steps=(*flow(), Seen(), Pause(3.0)),
          cache=FLOW.live(COUNT)),
     Case(name="late-join", clauses=("3.4",), level=Level.SHOULD,
-         title="it joins after 64 batches that can be replayed", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
-    Case(name="state", clauses=("5.1",), title="it comes late, and is sent the state",
+         title="the router joins after 64 batches; a replay has them", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
+    Case(name="state", clauses=("5.1",), title="the router joins late, and is sent the state",
          steps=(*flow(), Answers(first=COUNT), Join(),
                 Batch([CLEARED, stored(900), stored(901, parent=900)]), Batch([stored(902, parent=901)])),
          cache=device(900, 901, 902)),
@@ -335,17 +335,17 @@ FAULTS: Final = (
     Case(name="large-batch", clauses=("12.1",), title="a batch of 4,096 events",
          steps=(Batch([*map(_own, range(1, 2049)), *map(removed, range(2, 2049)), _own(2)]),),
          cache=device(1, 2)),
-    Case(name="long-batch", clauses=("12.1",), title="a batch of 4 MiB: a long prompt comes and goes",
+    Case(name="long-batch", clauses=("12.1",), title="a batch of 4 MiB, which stores and evicts a long prompt",
          steps=(_long(),), cache=device(1, 2)),
-    Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another has as well",
+    Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another rank holds as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Seen(),
-                Batch([removed(1)], rank=1)),  # only after the router has read rank 0
+                Batch([removed(1)], rank=1)),  # sent only after the router has read rank 0
          cache=device(1, 2) | device(3, rank=1)),
-    Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="a rank is cleared, and the other is not",
+    Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="one of two ranks is cleared",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
                 Batch([CLEARED], rank=1), Batch([stored(5)], rank=1)),
          cache=device(1, 2) | device(5, rank=1)),
-    Case(name="two-ranks-restart", clauses=("10.2", "3.2"), title="a rank restarts, and the other does not",
+    Case(name="two-ranks-restart", clauses=("10.2", "3.2"), title="one of two ranks restarts",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
                 Restart(rank=1), Batch([stored(5)], rank=1)),
          cache=device(1, 2) | device(5, rank=1)),
@@ -354,13 +354,13 @@ FAULTS: Final = (
 )  # fmt: skip
 
 RESTARTS: Final = (
-    Case(name="restart-behind", clauses=("3.3", "11.4"), title="a restart that clears, and goes on behind",
+    Case(name="restart-behind", clauses=("3.3", "11.4"), title="a restart with a clear, which continues the numbers",
          steps=(*flow(stop=40), Seen(), Batch([CLEARED]), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
     Case(name="restart-connected", clauses=("3.2",), title="a restart behind a proxy: no connection ends",
          steps=(*flow(stop=40), Seen(), Restart(connected=True), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
     Case(name="restart", clauses=("3.2",), title="a restart: numbers begin with 0 again",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
-    Case(name="restart-longer", clauses=("3.2",), title="the same, and the new epoch becomes longer than the old one",
+    Case(name="restart-longer", clauses=("3.2",), title="a restart, and the new epoch becomes longer than the old",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
 )  # fmt: skip
 """The cases with restarts. They come last, because a running router that does not survive one fails all later cases."""
@@ -442,7 +442,7 @@ def _wide_case(case: Case) -> Case:
 _SMALL: Final = replace(
     of_vector("small-hashes", VECTORS["stores"], small=True),
     clauses=("6.6",),
-    title="hashes that take few bytes",
+    title="small hashes, which take few bytes",
 )
 
 _MAPS: Final = replace(of_vector("maps", VECTORS["stores"]), clauses=("6.2",), title="events as maps", maps=True)

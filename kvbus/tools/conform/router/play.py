@@ -299,11 +299,11 @@ class Player:
     def _refuse(self, case: Case) -> None:
         kept = self._settings.endpoints
         if case.joins and not self._adapter.fresh:
-            raise UntriedError("it takes a router that the kit starts itself")
+            raise UntriedError("the case needs a router that kvbus conform starts (--driver)")
         if kept and case.ranks > len(kept):
-            raise UntriedError("it takes a second rank")
+            raise UntriedError("the case needs a second rank (--engine)")
         if kept and (case.heartbeats or case.first):
-            raise UntriedError("it takes endpoints that the kit chooses")
+            raise UntriedError("the case needs new endpoints (leave out --engine)")
 
     @contextlib.asynccontextmanager
     async def _publishers(self, case: Case) -> AsyncIterator[list[EnginePublisher]]:
@@ -340,7 +340,7 @@ class Player:
                 case Seen():
                     engine.mark()
                     if not await self._until(lambda: self._read(engine)):
-                        raise UntriedError("it has not read what came before the fault")
+                        raise UntriedError("the router has not read the batches before the fault")
                 case Pause(seconds):
                     await asyncio.sleep(seconds)
                 case _:
@@ -355,7 +355,9 @@ class Player:
         result = await self._judged(case, engine)
         cut = engine.subscriptions - subscriptions
         if case.heartbeats and cut:
-            return Result(Outcome.BROKEN, f"its connection was cut {cut} times, for want of a PONG", result.score)
+            return Result(
+                Outcome.BROKEN, f"the publisher closed its connection {cut} times, because no PONG came", result.score
+            )
         return result
 
     async def _begin(self, publishers: Sequence[EnginePublisher]) -> None:
@@ -365,11 +367,11 @@ class Player:
             await self._adapter.start(self._settings.streams[: len(own)] or own)
         if not await self._connected(publishers, self._settings.connect):
             endpoints = ", ".join(each.endpoint for each in publishers)
-            raise UntriedError(f"nobody subscribes at {endpoints} within {self._settings.connect:g} s", deaf=True)
+            raise UntriedError(f"no router subscribes at {endpoints} within {self._settings.connect:g} s", deaf=True)
         if not self._settings.endpoints:
             return
         if not await self._until(self._holds_nothing):
-            raise UntriedError("it still holds blocks that were cleared before this case: start it anew")
+            raise UntriedError("the router holds blocks that were cleared before this case: restart it")
 
     async def _connected(self, publishers: Sequence[EnginePublisher], seconds: float) -> bool:
         """Wait until the router has subscribed to all publishers.
@@ -429,9 +431,9 @@ class Player:
             await asyncio.sleep(_POLL_S)
         if read and engine.before_loss:
             if shown.incomplete:
-                return Result(Outcome.KEPT, "it says that its view is incomplete", found)
+                return Result(Outcome.KEPT, "the router reports that its view is incomplete", found)
             if not found.dead and not {block.hash for block in shown.held} & engine.before_loss:
-                return Result(Outcome.KEPT, "it has forgotten what it could not repair", found)
+                return Result(Outcome.KEPT, "the router dropped the blocks that it could not repair", found)
         return Result(Outcome.BROKEN, _said(found, blocks, engine.asked, read=read), found, _evidence(engine))
 
 
@@ -463,7 +465,7 @@ def chosen(names: Iterable[str]) -> list[Case]:
     wanted = set(names)
     known = {case.name for case in CASES} | CLAUSES.keys()
     if strange := sorted(wanted - known):
-        raise ValueError(f"there is no case and no clause {strange[0]!r} that routers are tried with (--list)")
+        raise ValueError(f"there is no case and no clause {strange[0]!r} for routers (--list shows all)")
     return [case for at, case in enumerate(CASES)
             if not wanted or not at or case.name in wanted or wanted & set(case.clauses)]  # fmt: skip
 
@@ -479,7 +481,7 @@ async def judge(player: Player, cases: Iterable[Case], report: Report, progress:
         report.verdicts += _verdicts(case, result)
         report.seen = f"{played} cases"
         if played == 1 and result.outcome is not Outcome.KEPT:
-            report.notes.append(f"even without a fault the view is not right ({result.message}): is the adapter?")
+            report.notes.append(f"the view is wrong even without a fault ({result.message}): check the adapter")
             if result.deaf:
                 report.tried = False
                 return
@@ -520,7 +522,7 @@ def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, l
     reads = said["reads"]
     adapter = _adapter(ways[0], said)
     if reads and not (adapter.fresh and said["engine"]):
-        raise ValueError("--reads is for routers that the kit points at streams, and takes --engine")
+        raise ValueError("--reads needs --engine, and --driver or --client")
     engines = said["engine"] or (() if adapter.fresh else (_RUNNING,))
     settings = Settings(
         endpoints=[_pair("--engine", each) for each in engines],

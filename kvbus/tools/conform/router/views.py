@@ -76,7 +76,7 @@ def canonical(value: object) -> int:
         return int(text) & MASK
     if digits := _HEXADECIMAL.fullmatch(text):
         return int(digits[1][-16:], 16)
-    raise ViewError(f"{text[:60]!r} is no hash")
+    raise ViewError(f"{text[:60]!r} is not a hash")
 
 
 def parse(text: str) -> View:
