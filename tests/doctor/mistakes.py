@@ -586,13 +586,13 @@ async def port_taken(scene):
     scene.socket(zmq.PULL, scene.output["endpoint"])
 
 
-@mistake("an output's host is another machine's", key="outputs[0].endpoint", says="no address of this machine")
+@mistake("an output's host is another machine's", key="outputs[0].endpoint", says="not an address of this machine")
 async def not_ours(scene):
     await scene.engine()
     scene.output["endpoint"] = "tcp://192.0.2.7:5657"
 
 
-@mistake("an output's host is a name", key="outputs[0].endpoint", says="no address and no interface")
+@mistake("an output's host is a name", key="outputs[0].endpoint", says="neither an address nor an interface")
 async def named_output(scene):
     await scene.engine()
     scene.output["endpoint"] = f"tcp://router.example:{free_port()}"
@@ -629,7 +629,7 @@ async def other_topic(scene):
     scene.stack.callback(asyncio.ensure_future(_send(lambda _: router.poll(0))).cancel)
 
 
-@mistake("another service has kvbus's HTTP port", key="http", says="is no kvbus")
+@mistake("another service has kvbus's HTTP port", key="http", says="is not a kvbus")
 async def http_taken(scene):
     class Silent(BaseHTTPRequestHandler):
         def log_message(self, *_args):

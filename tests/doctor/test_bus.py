@@ -101,7 +101,7 @@ async def test_nothing_is_wrong_with_a_bus_that_says_so_itself():
 async def test_what_is_no_bus(answer):
     async with Http(answer, "[]") as url:
         report = await examine_bus(url, timeout=10)
-    assert first_line(report).startswith(f"the server at {url} is no kvbus (")
+    assert first_line(report).startswith(f"the server at {url} is not a kvbus (")
 
 
 async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch):

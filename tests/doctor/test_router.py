@@ -29,7 +29,7 @@ def test_each_router_understands_the_configuration_of_its_page(router, tmp_path)
     path.write_text(configuration(ROUTERS[router]))
     report = understood(load(path, env={}, overrides={}), router)
     assert report.findings == []
-    assert report.seen[-1].text == "meets all of this"
+    assert report.seen[-1].text == "meets all needs"
 
 
 def test_kthena_misreads_the_default_profile():

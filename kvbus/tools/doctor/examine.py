@@ -70,7 +70,7 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     names = ", ".join(sorted(listed.engines)) or "no engine"
     report.seen.append(Seen(key, source.name, f"finds {names}"))
     if not engines:
-        report.add([catalogue.NO_ENGINE_FOUND(at=key, where=f"{source.name} lists none")])
+        report.add([catalogue.NO_ENGINE_FOUND(at=key, where=f"{source.name} lists no engine")])
     if not isinstance(discoverer, Carrier):
         return listed
     if unread := discoverer.counts[OTHER_SCHEMA]:
@@ -232,7 +232,7 @@ class _Examination:
         api = source.api
         if api is None or isinstance(source, FoundSource):
             return
-        why = "its /metrics have no vllm:engine_sleep_state"
+        why = "its /metrics has no vllm:engine_sleep_state"
         try:
             async with asyncio.timeout(self._seconds), engine_api.session() as client:
                 if await self._shown(f"api {api}", engine_api.is_asleep(client, api)) is not None:

@@ -134,4 +134,4 @@ class Waiting(Line):
         else:
             self._open[what] = None
         if self._open:
-            self.show(f"looking at {self._done + len(self._open)}: waiting for {next(iter(self._open))}")
+            self.show(f"probing {self._done + len(self._open)} endpoints: waiting for {next(iter(self._open))}")

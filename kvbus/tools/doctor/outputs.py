@@ -34,32 +34,35 @@ from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 
 REMEDIES: Final = {
-    "authentication_failed": (".password_file", "give the user this password, or the file the user's"),
+    "authentication_failed": (
+        ".password_file",
+        "write the user's password into the file, or give the user this password",
+    ),
     "certificate_expired": ("endpoint", "renew the server's certificate"),
     "certificate_foreign": (".tls_ca_file", "name the authority that signed the servers' certificates"),
     "certificate_wrong_host": ("endpoint", "name the server as its certificate does"),
     "client_certificate_refused": (
         ".tls_certificate_file",
-        "renew it, by an authority that the servers trust; a port for passwords wants none",
+        "name a certificate by an authority that the servers trust, or none at a port for passwords",
     ),
     "cluster_denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
     "data_lost": ("endpoint", "find out why the server has lost records"),
     "denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
-    "key_file": ("", "correct the file"),
+    "key_file": ("", "correct the file that the message names"),
     "memory_full": ("endpoint", "give the server more memory"),
     "not_saved": ("endpoint", "make room on the server's disk"),
-    "primary_unknown": (".sentinel", "name the primary as the Sentinels do"),
+    "primary_unknown": (".sentinel", "use the name that the Sentinels have for the primary"),
     "read_only": ("endpoint", "name the primary"),
-    "slot_elsewhere": ("endpoint", "name a server that is no cluster"),
+    "slot_elsewhere": ("endpoint", "name a server that is not part of a cluster"),
     "stream_full": (".stream", "raise the stream's limits, or let it discard old messages"),
     "stream_missing": (".stream", "create both streams, docs/LOG.md says how"),
-    "tls_failed": (".tls_ca_file", "name a port that speaks TLS, or leave it out"),
+    "tls_failed": (".tls_ca_file", "name a port that speaks TLS, or leave out tls_ca_file"),
     "too_few_replicas": ("endpoint", "start the server's replicas"),
     "topic_denied": (".topic", "add the ACLs of a writer, docs/LOG.md names them"),
     "topic_missing": (".topic", "create both topics, docs/LOG.md says how"),
     "transactional_id_denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
     UNREACHABLE: ("endpoint", "name a server that runs, and tls_ca_file if that port speaks TLS"),
-    WRONG_TYPE: ("endpoint", "delete the key that holds something else"),
+    WRONG_TYPE: ("endpoint", "delete the key, which holds a value of another type"),
 }
 """Configuration key and remedy for a failure at a log's servers, by the reason of the failure.
 
@@ -73,7 +76,7 @@ def understood(config: Config, router: str) -> Report:
     A configuration may also have outputs for other routers. So there is a finding only if no output meets the needs.
     """
     wanted = PROFILES[router]
-    report = Report(seen=[Seen("outputs", router, "; ".join(needs(wanted)) or "takes every form that kvbus sends")])
+    report = Report(seen=[Seen("outputs", router, "; ".join(needs(wanted)) or "reads every form that kvbus sends")])
     missing: dict[str, list[str]] = {}
     for index, output in enumerate(config.outputs):
         if output.type != "zmq":
@@ -82,7 +85,7 @@ def understood(config: Config, router: str) -> Report:
         if wanted.one_stream and output.layout == "per_topic":
             lacks.append("a connection for each stream")
         missing[at] = lacks
-        text = f"does not meet: {'; '.join(lacks)}" if lacks else "meets all of this"
+        text = f"does not meet these needs: {'; '.join(lacks)}" if lacks else "meets all needs"
         report.seen.append(Seen(at, output.name, text))
     if all(missing.values()):
         report.add(
@@ -262,10 +265,10 @@ class OutputProber:
             if outcome.stop in NETWORK:
                 # The host of an endpoint may be the name of a network interface. kvbus can bind it, but doctor cannot
                 # dial it.
-                return [], f"{endpoint} was not looked at ({outcome.stop})"
+                return [], f"{endpoint} was not probed ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
-                what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "something else"
+                what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "another program"
                 return [catalogue.PORT_TAKEN(**facts, who=who or what)], ""
             if dialled.connection is None:
                 if outcome.stop is Stop.KEYS or outcome.stop is Stop.MECHANISM:
@@ -344,18 +347,18 @@ def _not_here(endpoint: str) -> str:
     path = ipc_address(endpoint)
     if path is not None:
         directory = os.path.dirname(path) or "."  # noqa: PTH120 - a path as the endpoint has it
-        return "" if path.startswith("\0") or os.access(directory, os.W_OK) else f"{directory} is not to be written"
+        return "" if path.startswith("\0") or os.access(directory, os.W_OK) else f"{directory} is not writable"
     host, _ = split_tcp(endpoint)
     if host == "*" or host in {name for _, name in socket.if_nameindex()}:
         return ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
-        return "it names no address and no interface of this machine"
+        return "the endpoint names neither an address nor an interface of this machine"
     with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM) as trying:
         try:
             trying.bind((host, 0))
         except OSError as error:
             if error.errno == errno.EADDRNOTAVAIL:
-                return "it is no address of this machine"
+                return "it is not an address of this machine"
     return ""

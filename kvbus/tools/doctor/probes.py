@@ -47,7 +47,7 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Maximum number of batches that a summary keeps, and of topics, and of first blocks of prompts."""
+"""Maximum number of batches, of topics and of first blocks of prompts that a summary remembers."""
 
 Root = bytes
 """Digest of everything on which the hash of a prompt's first block depends: tokens, LoRA, salt and other keys."""

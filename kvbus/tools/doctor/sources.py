@@ -102,7 +102,7 @@ class SourceJudge:
             return catalogue.BOTH_DIAL(at=self._at, endpoint=looked.stream.endpoint, port=port)
         finding = outcome.finding(self._at)
         if len(alike) > 1:
-            finding = structs.replace(finding, text=f"{finding.text}, and so for {len(alike)} ranks")
+            finding = structs.replace(finding, text=f"{finding.text} (the same for {len(alike)} ranks)")
         return finding
 
     def _type(self, looked: Looked) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ class SourceJudge:
         outcome, endpoint = looked.replay, looked.stream.replay_endpoint
         if looked.snapshot is not None and looked.snapshot.stop is not Stop.OPEN:
             finding = looked.snapshot.finding(self._at, "snapshot_endpoint")
-            yield structs.replace(finding, remedy="correct it, or leave it out: few engines have one")
+            yield structs.replace(finding, remedy="correct it, or leave it out: few engines have snapshots")
         if outcome is None:
             return
         if outcome.stop is not Stop.OPEN:
@@ -225,7 +225,7 @@ class SourceJudge:
             major, minor = outcome.version
             parts.append(f"{outcome.socket_type}, ZMTP {major}.{minor}, {outcome.mechanism}")
         elif looked.dialled_in:
-            parts.append(f"{len(looked.dialled_in)} dialled in")
+            parts.append(f"{len(looked.dialled_in)} peers dialled in")
         else:
             parts.append("no connection" if outcome is None else f"no connection ({outcome.stop})")
         if heard.messages:
@@ -244,7 +244,7 @@ class SourceJudge:
     def _seen_replay(self, looked: Looked) -> str:
         answer = looked.answer
         if looked.stream.replay_endpoint is None:
-            return "no replay_endpoint: a lost batch is lost"
+            return "no replay_endpoint: lost batches cannot be recovered"
         if answer is None or not (answer.ended or answer.batches):
             return "no replay"
         if answer.first is None:
