@@ -41,7 +41,7 @@ async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp
     assert [who for who, _ in story].count("fault") == 3  # a loss, a crash, a kill of kvbus
     assert "WRONG" not in {who for who, _ in story}
     said = "\n".join(text for _, text in story)
-    for part in ("gap seen", "router-b starts late", "restart seen", "SIGKILL", "caught up", "no router noticed"):
+    for part in ("saw the gap", "router-b starts late", "saw the restart", "SIGKILL", "caught up", "no router noticed"):
         assert part in said, story
     assert with_kvbus.blocks == late.blocks == sum(len(engine.blocks) for engine in show.engines) > 100
     assert (with_kvbus.wrong, late.wrong) == (0, 0)

@@ -90,7 +90,7 @@ class Show:
         self.direct.start(group)
         serving = [group.create_task(engine.serve(quiet)) for engine in self.engines]
         self._begin = self._clock()
-        self._say("scene", "engines, kvbus and router-a run; `no kvbus` reads the engines")
+        self._say("scene", "engines, kvbus and router-a run; the router `no kvbus` reads the engines directly")
         start_late = partial(self._start_late, group)
         for at, act in ((0.12, self._lose), (0.30, start_late), (0.48, self._crash), (0.66, self._kill)):
             await pause(at * self.seconds - self.elapsed, self._stop)
@@ -123,24 +123,24 @@ class Show:
         self._say("fault", f"the network loses {_LOST_BATCHES} batches of {engine.name}")
         engine.losing = _LOST_BATCHES
         await self._until(lambda: not engine.losing)
-        await self._repair("gap seen, lost batches fetched")
+        await self._repair("saw the gap and fetched the lost batches")
         self._say_direct()
 
     async def _start_late(self, group: asyncio.TaskGroup) -> None:
         self._say("scene", f"{self.late.name} starts late and holds no block yet")
         self.late.start(group)
-        await self._repair(f"{self.late.name} got all of the past")
+        await self._repair(f"{self.late.name} got all blocks")
 
     async def _crash(self) -> None:
         engine = self.engines[0]
         blocks = len(engine.blocks)
         self._say("fault", f"{engine.name} crashes and restarts: all {blocks:,} blocks of its cache are gone")
         engine.crash()
-        await self._repair("restart seen, dead blocks cleared")
+        await self._repair("saw the restart and cleared the dead blocks")
         self._say_direct()
 
     async def _kill(self) -> None:
-        self._say("fault", "kvbus itself is killed (SIGKILL); engines and routers go on")
+        self._say("fault", "kvbus itself is killed (SIGKILL); engines and routers continue")
         restarts = self.early.restarts + self.late.restarts
         await self.bus.kill()
         await pause(min(1.5, self.seconds / 10), self._stop)
@@ -150,7 +150,7 @@ class Show:
         self._say("scene", "kvbus runs again")
         await self._repair("caught up with the engines")
         if restarts == self.early.restarts + self.late.restarts:
-            self._say("kvbus", "no router noticed the restart, none had to rebuild")
+            self._say("kvbus", "no router noticed the restart of kvbus, and no router had to rebuild")
 
     async def _repair(self, how: str) -> None:
         seconds = await self._until(self._is_exact)
@@ -228,7 +228,7 @@ def _routers(rows: Sequence[Row], glyphs: Glyphs, charts: Sequence[Text] = ()) -
     for row, *chart in zip(rows, *([charts] if charts else []), strict=True):
         who = Text(row.name, "bold")
         if row.blocks is None:
-            table.add_row(who, Text("later", "dim"), "", "", "", *chart)
+            table.add_row(who, Text("starts later", "dim"), "", "", "", *chart)
         else:
             sign = Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
             wrong = (counted(count, "red bold") for count in (row.missing, row.dead))

@@ -158,7 +158,7 @@ class Bus:
         with contextlib.suppress(NoAnswerError):
             async with asking(self.url, 2.0), Login().session() as session:
                 answer, _ = await get(session, f"{self.url}/sources")
-        if process is self._process is not None:  # ignore the answer if kvbus was killed or restarted meanwhile
+        if process is self._process is not None:  # otherwise kvbus was killed or restarted meanwhile
             self.sources = json.loads(answer)
 
 
