@@ -88,7 +88,7 @@ def moment(
     at: float,
     wall: float,
 ) -> Moment:
-    """Combine the HTTP answers of a bus to its state at one moment.
+    """Combine the HTTP answers of a bus into its state at one moment.
 
     Args:
         sources: the entries of ``/sources``.

@@ -23,16 +23,16 @@ _HELP: Final = (
     ("? or h", "show or close this help"),
     ("j, k, arrows, page keys", "scroll the tables"),
     ("s", "sort the sources by another column"),
-    ("/", "filter by a text in a name, a state or a topic; Escape shows everything"),
-    ("p, space", "pause, go on"),
+    ("/", "filter by a text in a name, a state or a topic; Escape ends the filter"),
+    ("p, space", "pause, or continue"),
 )
 _COLUMNS: Final = (
-    ("missing, lost", "batches that did not come with the live stream; lost: no replay had them either"),
+    ("missing, lost", "missing: batches that did not come live; lost: missing batches that no replay had"),
     ("rejected", "events that kvbus cannot use"),
-    ("queued", "batches that wait: for an older one, or for a router"),
+    ("queued", "batches that wait for an older batch, or for a router"),
     ("lag", "age of the oldest batch that a router lacks"),
-    ("dropped", "batches that a slow router did not get; the state of all blocks replaces them"),
-    ("partial", "the engine has blocks from before the start of kvbus, which no replay had"),
+    ("dropped", "batches that a slow router did not get; it gets the state of all blocks instead"),
+    ("partial", "the engine may hold blocks that kvbus does not know"),
 )
 _MAX_REASONS: Final = 6
 
@@ -249,9 +249,11 @@ def _head(moment: Moment, choice: Choice, url: str, age: float, glyphs: Glyphs, 
 
 def _foot(choice: Choice, glyphs: Glyphs) -> Text:
     if choice.typing:
-        return Text.assemble(("filter: ", "bold"), choice.wanted, ("_", "blink"), ("  Enter: done  Esc: all", "dim"))
+        return Text.assemble(
+            ("filter: ", "bold"), choice.wanted, ("_", "blink"), ("  Enter: apply  Esc: no filter", "dim")
+        )
     keys = [("q", "quit"), ("?", "help"), ("s", f"sort by {choice.sort}"), ("/", f"filter {choice.wanted or 'none'}")]
-    keys.append(("p", "go on" if choice.paused else "pause"))
+    keys.append(("p", "continue" if choice.paused else "pause"))
     return Text(f" {glyphs.away} ").join(
         Text.assemble((f" {key} ", "reverse"), " ", (what, "dim")) for key, what in keys
     )
