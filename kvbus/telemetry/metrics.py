@@ -30,7 +30,7 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTP
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 AT_ONCE: Final = 4
-"""Number of sources that a scrape reads in one iteration of the event loop."""
+"""Number of sources that a scrape reads in one iteration of the event loop. Between iterations, batches are handled."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

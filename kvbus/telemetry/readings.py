@@ -285,7 +285,7 @@ def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
 
 
 RouterKey = tuple[str, int, str, float]
-"""The key of a router's connection: name of the output, slot of the stream, address of the router, and time."""
+"""The key of a router's connection: name of the output, slot of the stream, router's address, and start time."""
 
 
 class RouterReading(NamedTuple):
@@ -318,7 +318,8 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
         return
     facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
     dropped, at = router.dropped_batches, router.state_sent_at
-    topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]  # a mark of kvbus's own subscribers
+    # kvbus's own subscribers also subscribe to ASKS_REPLAY, which is not a topic of batches
+    topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]
     if router.state == "idle" and topics and router.stream in output.open_streams:
         topic = output.open_streams[router.stream].topic
         yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, topics)), topic=shown(topic))
