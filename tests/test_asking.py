@@ -66,10 +66,10 @@ async def test_whatever_else_is_there_has_a_name(monkeypatch: pytest.MonkeyPatch
     assert await trouble(url) == (f"no bus answers at {url} (connection refused)", False)
     async with answering("<html>") as url:
         text, listens = await trouble(url)
-        assert text.startswith(f"the server at {url} is no kvbus (")
+        assert text.startswith(f"the server at {url} is not a kvbus (")
         assert listens
     async with answering("[]", status=404) as url:
-        assert await trouble(url) == (f"the server at {url} is no kvbus (GET /sources: 404)", True)
+        assert await trouble(url) == (f"the server at {url} is not a kvbus (GET /sources: 404)", True)
     monkeypatch.setattr(module, "MAX_BYTES", 100)
     async with answering("[" + " " * 200 + "]") as url:
         assert "more than 100 bytes" in (await trouble(url))[0]

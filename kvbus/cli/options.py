@@ -76,9 +76,9 @@ _OPTIONS = (
 
 
 def config_options(function: Callable[..., Any], *, http: bool = True) -> Callable[..., Any]:
-    """Add the argument CONFIG and the options that `load_config` takes to a command.
+    """Add the argument CONFIG and the options of `load_config` to a command.
 
-    ``http`` false leaves out ``--http``.
+    ``http`` says whether the option ``--http`` is added, too.
     """
 
     @functools.wraps(function)

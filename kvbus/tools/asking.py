@@ -35,7 +35,7 @@ class NoAnswerError(KvbusError):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The credentials with which a command logs in to a bus, and the authorities that it trusts.
+    """The credentials with which a command logs in to a bus, and the certificate authorities that it trusts.
 
     Attributes:
         token: bearer token; empty for no token.
@@ -71,7 +71,7 @@ def base_url(address: str) -> str:
 
 @contextlib.asynccontextmanager
 async def asking(url: str, seconds: float) -> AsyncIterator[None]:
-    """Give the HTTP requests in the block ``seconds`` seconds, and turn their errors into `NoAnswerError`.
+    """Limit the HTTP requests in the block to ``seconds`` seconds, and turn their errors into `NoAnswerError`.
 
     Raises:
         NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
@@ -83,14 +83,16 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
         raise NoAnswerError(f"{url} does not answer within {seconds:g} s") from error
     except aiohttp.ClientConnectorCertificateError as error:
         why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
-        raise NoAnswerError(f"the certificate of {url} does not hold ({why}); --http-ca names its authority") from error
+        raise NoAnswerError(
+            f"the certificate of {url} is not valid ({why}); name its authority with --http-ca"
+        ) from error
     except aiohttp.ClientConnectorError as error:
         code = error.os_error.errno
         why = os.strerror(code) if code and code > 0 else error.os_error.strerror or str(error)
         raise NoAnswerError(f"no bus answers at {url} ({why.lower()})", listens=False) from error
     except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
         why = " ".join(str(error).split())[:80] or type(error).__name__
-        raise NoAnswerError(f"the server at {url} is no kvbus ({why})") from error
+        raise NoAnswerError(f"the server at {url} is not a kvbus ({why})") from error
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:

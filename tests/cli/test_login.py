@@ -60,7 +60,7 @@ async def test_commands_show_a_token_and_check_the_certificate(
             assert WRONG not in done.output
             done = await invoke(*command, *bus, "--http-token-file", right)
             assert done.exit_code in {1, 69}
-            assert "--http-ca names its authority" in done.output
+            assert "name its authority with --http-ca" in done.output
 
 
 async def test_doctor_knows_the_bus_of_its_configuration_by_the_certificate(

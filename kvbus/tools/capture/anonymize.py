@@ -48,7 +48,7 @@ formats.
 _CHARACTERS: Final[Sequence[int]] = (0, 0x20, 0x40, 0x41, 0x7F, 0x80, 0x800, 0xD800, 0xE000, 0x10000, 0x110000)
 """The first code point of each class of characters. All characters of a class have the same length in UTF-8.
 
-``@`` is the only character of its class and so stays, because it separates the parts of topics.
+``@`` is the only character of its class and so stays unchanged, because it separates the parts of topics.
 """
 
 _OCTETS: Final[Sequence[int]] = (*_CHARACTERS[:6], 0x100)
@@ -122,7 +122,7 @@ class Pseudonyms:
                 return octets
 
     def floating(self, bits: int, width: int) -> int:
-        """Return the pseudonym of a float, as bits. A zero, an infinity or a NaN stays as it is.
+        """Return the pseudonym of a float, as bits. A zero, an infinity or a NaN stays unchanged.
 
         Args:
             bits: the bits of the float.
@@ -182,19 +182,19 @@ def _is_utf8(value: bytes) -> bool:
 
 
 class _Role(Enum):
-    """The role of a value, which follows from its position in the payload. It decides whether the value stays."""
+    """The role of a value, which follows from its position in the payload. It decides whether the value is replaced."""
 
     CONTENT = auto()
     """A value that is replaced by a pseudonym. If it is an array or a map, all values inside are replaced."""
     NUMBER = auto()
-    """A number that stays, because kvbus's decisions depend on it: a size, a group, a rank, a time."""
+    """A number that stays unchanged, because kvbus's decisions depend on it: a size, a group, a rank, a time."""
     NUMBERS = auto()
-    """A list of numbers that stay."""
+    """A list of numbers that stay unchanged."""
     BATCH = auto()
     EVENTS = auto()
     EVENT = auto()
     WORD = auto()
-    """A word of the engine's code, which stays: a type of events, the name of a field, a kind of groups."""
+    """A word of the engine's code, which stays unchanged: a type of events, the name of a field, a kind of groups."""
     MEDIUM = auto()
     SEVENTH = auto()
     """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
@@ -231,7 +231,7 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
     _M: lambda text: medium_key(text) is not None,
     _Role.SALT_NAME: lambda text: text == "cache_salt",
 }
-"""For each role of texts, a function that returns whether a text with this role stays."""
+"""For each role of texts, a function that returns whether a text with this role stays unchanged."""
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 """Number of bytes of a number after its first msgpack byte, by this byte."""
@@ -344,11 +344,11 @@ class Anonymizer:
         """Number of payloads that are not exactly one complete msgpack value."""
 
     def message(self, message: Message) -> Message:
-        """Return the message with pseudonyms in its topic and payload. The time and the seq stay."""
+        """Return the message with pseudonyms in its topic and payload. The time and the seq stay unchanged."""
         return Message(message.t, self.topic(message.topic), message.seq, self.payload(message.payload))
 
     def topic(self, topic: bytes) -> bytes:
-        """Return the pseudonym of a topic. A leading ``kv@`` stays, because llm-d requires it."""
+        """Return the pseudonym of a topic. A leading ``kv@`` stays unchanged, because llm-d requires it."""
         if topic.startswith(b"kv@"):
             return b"kv@" + self._names.text(topic[3:])
         return self._names.text(topic, lambda name: name.startswith("kv@"))

@@ -188,8 +188,8 @@ async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> Asy
                 if origin is None:
                     origin = step.message.t
                 due = start + (step.message.t - origin) / speed
-            # The event loop's timer has a resolution of a millisecond, so batches that are due within one are sent
-            # together.
+            # The timer of the event loop has a resolution of a millisecond. Batches that are due within a millisecond
+            # are sent together.
             early = due - loop.time()
             await asyncio.sleep(early if early > 0.001 else 0)
             if rate is not None:

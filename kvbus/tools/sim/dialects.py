@@ -192,8 +192,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
                 removed_units="run",
                 single_events=True,
             ),
-            # TensorRT-LLM's own publisher (TensorRT-LLM#17023). Of the fields of vLLM 0.26, it sends those that it
-            # fills in.
+            # TensorRT-LLM's own publisher (TensorRT-LLM#17023) sends only the fields of vLLM 0.26 that it fills in.
             Dialect(
                 name="trtllm-native",
                 stored=_V14,

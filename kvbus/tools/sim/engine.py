@@ -105,7 +105,9 @@ class SimEngine:
             self._collect(now)
             quiet += 1
             if quiet > _QUIET_STEPS:
-                raise RuntimeError("the workload makes no more events: every request is a full hit")
+                raise RuntimeError(
+                    "the workload causes no more events, because the cache holds every prompt completely"
+                )
         return self._outbox.popleft()
 
     def flush(self, now: float) -> Iterator[bytes]:
