@@ -104,7 +104,7 @@ def test_a_new_key_each_time_unless_there_is_a_file(tmp_path):
     [
         (None, 0, "No such file"),
         (b"k" * 31, 0o600, "31 bytes are too few for a key, 32 are needed: head -c 32 /dev/urandom > "),
-        (b"k" * 32, 0o604, r"other users can read it \(mode 0604\): chmod o="),
+        (b"k" * 32, 0o604, r"other users can read it \(mode 0604\): run chmod o="),
     ],
 )
 def test_a_bad_key_is_refused_before_anything_is_written(content, mode, wrong, tmp_path):

@@ -73,7 +73,7 @@ async def test_doctor_knows_the_bus_of_its_configuration_by_the_certificate(
         other = pki.authority.issue("other")
         files = {"http_tls_certificate_file": other.certificate, "http_tls_key_file": other.key}
         config = load(None, env={}, overrides={**here.bus.daemon.config.to_dict(), **files})
-        assert "does not hold" in (await examine(config, timeout=5)).findings[0].text
+        assert "is not valid" in (await examine(config, timeout=5)).findings[0].text
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +89,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text(RIGHT)
     for url, said in (("http://10.0.0.7:1", True), ("https://10.0.0.7:1", False), ("http://127.0.0.1:1", False)):
         assert login(url, file, None).token == RIGHT
-        assert ("in clear" in capsys.readouterr().err) == said
+        assert ("unencrypted" in capsys.readouterr().err) == said
     assert RIGHT not in repr(login("https://a", file, None))
 
 

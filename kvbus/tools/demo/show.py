@@ -228,7 +228,7 @@ def _routers(rows: Sequence[Row], glyphs: Glyphs, charts: Sequence[Text] = ()) -
     for row, *chart in zip(rows, *([charts] if charts else []), strict=True):
         who = Text(row.name, "bold")
         if row.blocks is None:
-            table.add_row(who, Text("starts later", "dim"), "", "", "", *chart)
+            table.add_row(who, Text("later", "dim"), "", "", "", *chart)
         else:
             sign = Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
             wrong = (counted(count, "red bold") for count in (row.missing, row.dead))
