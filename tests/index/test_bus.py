@@ -43,7 +43,7 @@ def test_the_first_output_that_can_be_read_is_read_unless_another_is_named():
 @pytest.mark.parametrize(
     ("sections", "wanted", "why"),
     [
-        ([GOOD, TOKENLESS], "out-1", "output out-1 has no token ids (token_ids: drop)"),
+        ([GOOD, TOKENLESS], "out-1", "output out-1 has no token ids"),
         ([DIALLING], None, "output out-0 dials its router"),
         ([GOOD], "routers", "has no output 'routers'; its outputs are: out-0"),
     ],

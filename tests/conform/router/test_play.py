@@ -157,7 +157,7 @@ async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes
         router.close()
     said = {each.case: each.message.partition(": ")[2] for each in report.verdicts if each.outcome is Outcome.NOT_SEEN}
     assert set(said) == {"empty-batch", "late-join", "two-ranks", "high-numbers"}
-    assert "start it anew" in said["empty-batch"]
+    assert "restart it" in said["empty-batch"]
     assert "second rank" in said["two-ranks"]
     assert [str(each.outcome) for each in report.verdicts if each.case == "stores"] == ["kept"]
 
