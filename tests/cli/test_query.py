@@ -146,7 +146,7 @@ async def test_a_stream_without_token_ids_is_refused():
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         engine.publish(batch(BlockStored((1, 2), None, encode_value([]), 16)))
         answer = await in_thread(f"{engine.endpoint},{engine.replay_endpoint}")
-        assert (answer.returncode, "has no token ids (token_ids: drop), so it cannot find prompts" in answer.stderr) == (78, True)
+        assert (answer.returncode, "has no token ids (token_ids: drop)" in answer.stderr) == (78, True)
         engine.publish(batch(stored(1)))
         answer = await in_thread(f"a={engine.endpoint},{engine.replay_endpoint}")
         assert (answer.returncode, answer.stdout) == (0, "a  1 blocks, 2 tokens: GPU 1\n")

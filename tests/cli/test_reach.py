@@ -47,7 +47,7 @@ async def test_where_nobody_publishes_there_is_a_reason(listening, deaf):
     assert "nothing listens" in await obstacle(f"tcp://127.0.0.1:{free_port()}", None)
     assert "does not resolve" in await obstacle("tcp://no-such-host.invalid:5557", None)
     assert "firewall" in await obstacle(deaf, None)
-    assert "says nothing" in await obstacle(listening, None)
+    assert "sends nothing" in await obstacle(listening, None)
 
 
 async def test_an_obstacle_is_said_once_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys):
