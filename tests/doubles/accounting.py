@@ -1,4 +1,4 @@
-"""Invariants that hold at every moment of every test: each missing batch is counted, and so is each block."""
+"""Checks of a source's invariants: kvbus accounts for each missing batch and for each block in its index."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from kvbus.core.stats import SourceStats
 
 
 class Counted(Protocol):
-    """A source, or a test's substitute for one."""
+    """Protocol of the objects that `all_accounted_for` checks: a source of the relay, or a test's substitute for a
+    source.
+    """
 
     stats: SourceStats
     sequencer: Sequencer
 
 
 def all_accounted_for(source: Counted) -> None:
-    """Check that each missing batch is recovered, lost or pending, and that the pending ones are exactly the holes."""
+    """Check that each missing batch is counted as recovered, lost or pending.
+
+    Also check that the number of pending batches equals the number of batches that the sequencer really lacks.
+    """
     stats, sequencer = source.stats, source.sequencer
     pending = sequencer.pending
     waiting = sum(sequencer.next <= seq < sequencer.tracker.log_end for seq in sequencer.held)
@@ -28,7 +33,9 @@ def all_accounted_for(source: Counted) -> None:
 
 
 def size_is_true(normalizer: Normalizer) -> None:
-    """Check that an index's counters of blocks and bytes match its tables."""
+    """Check that the block count and byte count of each index of a normalizer match the contents of the index's
+    tables.
+    """
     for index in normalizer.indexes:
         tables = index.tables.values()
         held = {id(chunk): chunk.memory for table in tables for chunk in table.blocks.values()}

@@ -1,4 +1,6 @@
-"""Readers of answers, message by message, from a relay or from a stream without a relay."""
+"""Readers that read kvbus's replay answers and state transfers message by message, from a relay or from a single
+stream.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from kvbus.core.wire.frames import ReplayRequest
 
 
 class StateReader:
-    """A router's position in a state transfer."""
+    """A reader of one state transfer, at the position that one router has reached."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -23,11 +25,14 @@ class StateReader:
 
     @property
     def done(self) -> bool:
-        """Return whether every batch was read."""
+        """Whether the reader has read every batch of the state transfer."""
         return self._next == self.transfer.end_seq
 
     def next_batch(self) -> tuple[int, bytes] | None:
-        """Return the next batch as seq and payload, or None while the batch is being made."""
+        """Return the next batch of the state as a tuple of seq and payload.
+
+        Return None while kvbus is still building the batch.
+        """
         batch = next(self._batches)
         if batch is not None:
             self._next = batch[0] + 1
@@ -35,17 +40,17 @@ class StateReader:
 
 
 def joined(pieces: Iterable[list[bytes]]) -> list[bytes]:
-    """Join the pieces of a reply to one message. Each piece begins with the router's identity."""
+    """Join the parts of a multipart reply to one message. Each part begins with the router's identity frame."""
     first, *others = [piece for piece in pieces if piece]
     return [*first, *(frame for piece in others for frame in piece[1:])]
 
 
 class AnswerReader:
-    """A router's position in an answer.
+    """A reader of one replay answer, at the position that one router has reached.
 
     Args:
-        answer: the answer.
-        after: called after each message is read, before the message is returned.
+        answer: the answer to read.
+        after: called after the reader has read a message, before it returns the message.
     """
 
     def __init__(self, answer: Answer, after: Callable[[], object] = lambda: None) -> None:
@@ -59,11 +64,11 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """Return whether the last message was read."""
+        """Whether the reader has read the last message of the answer."""
         return self._answer.over
 
     def next_message(self) -> list[bytes] | None:
-        """Return the next message, or None after the last one."""
+        """Return the next message of the answer, or None after the last message."""
         message = next(self._messages, None)
         self._after()
         return message
@@ -74,22 +79,28 @@ def reading(
     command: AnswerReplay | AnswerSnapshot,
     carry_out: Callable[[list[Command]], object] = lambda _commands: None,
 ) -> AnswerReader:
-    """Return a reader of a relay's answer. ``carry_out`` gets the relay's commands before each message is returned."""
+    """Return a reader of the replay answer that a command of a relay starts.
+
+    Before the reader returns a message, it calls ``carry_out`` with the relay's new commands.
+    """
     return AnswerReader(command.answer, lambda: carry_out(relay.take_commands()))
 
 
 class StreamAlone:
-    """A stand-in for a stream's state in tests without a relay. ``ending_after`` makes the snapshots."""
+    """A substitute for `StreamState` in tests of an output stream without a relay.
+
+    ``ending_after`` returns the state snapshot of the stream that is sent in place of batches that left the journal.
+    """
 
     def __init__(self, stream: OutputStream, ending_after: Callable[[int], StateSnapshot]) -> None:
         self.stream = stream
         self.ending_after = ending_after
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Do nothing: no test asks for a replay from these seqs."""
+        """Do nothing, because no test asks for a replay from a seq inside a state."""
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Do nothing: there is no source to be informed."""
+        """Do nothing, because there is no source that could record the refusal."""
 
 
 def answer_of(
@@ -98,5 +109,5 @@ def answer_of(
     snapshot: Callable[[int], StateSnapshot],
     **options: bool,
 ) -> ReplayAnswer:
-    """Return a stream's answer to a replay request, without a relay."""
+    """Return the answer of an output stream to a replay request, in a test without a relay."""
     return ReplayAnswer(cast("StreamState", StreamAlone(stream, snapshot)), request, **options)

@@ -1,4 +1,4 @@
-"""A daemon under test on real sockets, in the process of the test."""
+"""A kvbus daemon on real sockets, in the process of the test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from tests.doubles.runtimes import runtime_of
 from tests.ports import free_ports
 
 PATIENCE = 150.0
-"""Seconds after which a condition that should hold counts as a failure."""
+"""Seconds that a test waits for a condition before it fails."""
 
 
 async def eventually(condition: Callable[..., object], what: str, patience: float = PATIENCE) -> None:
-    """Wait until the condition holds. It may be a coroutine function."""
+    """Wait until a condition holds, and fail after ``patience`` seconds.
+
+    The condition is a function or a coroutine function.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + patience
     while not ((await found) if inspect.isawaitable(found := condition()) else found):
@@ -32,7 +35,7 @@ async def eventually(condition: Callable[..., object], what: str, patience: floa
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Block until the condition holds, without an event loop, and return its result."""
+    """Block until a condition holds, and return its result. This function needs no event loop."""
     end = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {patience:g} s: {what}"
@@ -41,7 +44,7 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 
 class Bus:
-    """A running daemon with one output and, by default, one engine rank, on free loopback ports."""
+    """A running daemon on free loopback ports, with one output and, by default, one engine rank as its source."""
 
     def __init__(self, daemon: Daemon, ports: list[int]) -> None:
         self.daemon = daemon
@@ -52,7 +55,7 @@ class Bus:
         return self.daemon.relay.sources[0]
 
     def caught_up(self, seq: int) -> bool:
-        """Return whether the engine's batch `seq` has been relayed and the source is ``live``."""
+        """Return whether kvbus has relayed the engine's batch with the number `seq`, and the source is ``live``."""
         return self.source.sequencer.next == seq + 1 and self.source.state == "live"
 
 
@@ -83,10 +86,10 @@ async def running_bus(*, bind: bool = False, one_port: bool = False, **settings:
 
 
 async def change_sources(daemon: Daemon, wanted: Config) -> None:
-    """Apply the sources of another configuration.
+    """Change the daemon's sources to those of another configuration.
 
     Raises:
-        KvbusError: an endpoint, the store of seqs or a key file is not available; nothing has changed.
+        KvbusError: an endpoint, the store of seqs or a key file is not available. The daemon has changed nothing.
     """
     async with daemon.changing:
         change = change_to(daemon.config, wanted, daemon.source_sockets.is_open, daemon.placement)

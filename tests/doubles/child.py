@@ -1,4 +1,4 @@
-"""Child processes that can be stopped, killed and inspected, and that never outlive their parent."""
+"""Child processes that tests start, stop, kill and inspect, and that the kernel kills when the test process ends."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 _DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL", "--")
-"""Prefix of each command. Doing this in Python needs a real fork, and libraries register handlers for forks: if this
-process has used gRPC, one child in thirty aborts before it executes the program."""
+"""Command prefix that makes the kernel kill the child when this process ends.
+
+`subprocess` could do this with a `preexec_fn`, but then it forks, and libraries register handlers for forks. After this
+process has used gRPC, about one child in thirty aborts before it executes the program.
+"""
 
 
 class Child:
-    """A program that can be started again and again. Its stderr is written to a file, and each line to a callback.
+    """A program that a test can start several times. It writes stderr to a file, or passes each line to a callback.
 
     Args:
-        name: the program's name in error messages and of its log file.
-        command: command line; may be changed between two starts.
+        name: name of the program in error messages, and name of its log file.
+        command: command line of the program. A test may change it between two starts.
         directory: directory of the log file.
-        piped: whether stdin and stdout are pipes.
+        piped: whether stdin and stdout of the program are pipes.
         on_line: called with each line of stderr.
     """
 
@@ -46,7 +49,7 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.lock = asyncio.Lock()
-        """Held by the task that stops, kills or restarts the program."""
+        """Lock that a task holds while it stops, kills or restarts the program."""
         self.starts = 0
         self.expected_end = False
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
@@ -92,7 +95,7 @@ class Child:
             os.kill(self.pid, number)
 
     async def stop_for(self, seconds: float) -> bool:
-        """Send SIGSTOP, and SIGCONT after some seconds. Return whether the program was stopped in between."""
+        """Send SIGSTOP, wait, and send SIGCONT. Return whether the kernel had really stopped the program."""
         self.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -101,14 +104,14 @@ class Child:
             self.send(signal.SIGCONT)
 
     async def kill(self) -> int:
-        """Send SIGKILL and return the exit status."""
+        """Kill the program with SIGKILL, and return its exit status."""
         return await self.end(signal.SIGKILL)
 
     async def end(self, number: int = signal.SIGTERM, patience: float = 60.0) -> int:
-        """Send a signal, wait for the program to end and return its exit status.
+        """Send a signal, wait until the program ends, and return its exit status.
 
         Raises:
-            AssertionError: the program did not end within ``patience`` seconds. It was killed.
+            AssertionError: the program did not end within ``patience`` seconds. It has been killed.
         """
         assert self.process is not None
         self.expected_end = True
@@ -122,7 +125,7 @@ class Child:
             raise AssertionError(f"{self.name} did not end within {patience:g} s of signal {number}") from None
 
     async def close(self) -> None:
-        """Kill the program if it is running, and read its stderr to the end."""
+        """Kill the program if it is running, and read the rest of its stderr."""
         if self.process is not None and self.process.returncode is None:
             self.expected_end = True
             with contextlib.suppress(ProcessLookupError):
@@ -134,12 +137,12 @@ class Child:
     # -- values from /proc -------------------------------------------------------------------------------------------
 
     def state(self) -> str:
-        """Return the state letter that ``ps`` shows: ``T`` is stopped."""
+        """Return the one-letter state of the process, as ``ps`` shows it. ``T`` means stopped."""
         text = Path(f"/proc/{self.pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0]
 
     def rss(self) -> int:
-        """Return the resident memory in bytes."""
+        """Return the resident memory of the process in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -148,5 +151,5 @@ class Child:
 
 
 def python(*arguments: str) -> list[str]:
-    """Return the command line of a Python module of this project."""
+    """Return a command line that runs a Python module of this project."""
     return [sys.executable, "-m", *arguments]

@@ -1,4 +1,4 @@
-"""A ConfigMap or Secret volume as a kubelet mounts it."""
+"""A mounted ConfigMap or Secret volume of Kubernetes, with the symbolic links that a kubelet creates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 
 class Volume:
-    """A file of such a volume: ``kvbus.yaml`` -> ``..data/kvbus.yaml`` -> ``..N/kvbus.yaml``."""
+    """A mounted volume with one file.
+
+    ``kvbus.yaml`` links to ``..data/kvbus.yaml``, and ``..data`` links to ``..N``.
+    """
 
     def __init__(self, directory: Path, text: str) -> None:
         self._directory = directory
@@ -16,7 +19,7 @@ class Volume:
         self.file.symlink_to(Path("..data", "kvbus.yaml"))
 
     def swap(self, text: str) -> None:
-        """Replace the file's content atomically, by renaming the link to its directory."""
+        """Replace the file's content atomically, as a kubelet does: write a new directory, and rename a link to it."""
         before, self._number = f"..{self._number}", self._number + 1
         now = self._directory / f"..{self._number}"
         now.mkdir()

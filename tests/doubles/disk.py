@@ -1,4 +1,4 @@
-"""A full disk: no file of this process may grow beyond a size."""
+"""A simulated full disk: a limit of the size of every file that this process writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file may grow beyond this."""
+    """Let every write fail that would make a file of this process larger than ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))

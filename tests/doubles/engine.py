@@ -1,4 +1,4 @@
-"""Simulated engines on real publishers, with or without an HTTP API."""
+"""Simulated engines with real publishers, with or without an HTTP API."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ Handler = Callable[[web.Request], web.Response]
 
 
 class Engine:
-    """A simulated engine rank on a real publisher. Its blocks are small: a few hundred tokens make many events.
+    """A simulated engine rank with a real publisher.
 
-    `tests.doubles` explains the difference from `tests.properties.world.Engine`. A batch's ``ts`` is the number of
-    batches that this engine has published in all its epochs.
+    Its blocks are small, so that few hundred tokens cause many events.
+
+    The docstring of `tests.doubles` explains how it differs from `tests.properties.world.Engine`. The ``ts`` of a batch
+    is
+    the number of batches that this engine has published before and with it, in all its epochs.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Engine:
         self._rng = random.Random(7)
 
     async def publish(self, count: int) -> None:
-        """Publish batches. Each is lost on the live stream with the probability `drop`."""
+        """Publish ``count`` batches. Each batch is lost on the live stream with the probability `drop`."""
         for at in range(count):
             payload = self.sim.step(self.published + 1.0)
             assert payload is not None
@@ -63,18 +66,20 @@ class Engine:
                 await asyncio.sleep(0)
 
     def settle(self) -> set[Key]:
-        """Publish the remaining batches of the last step, and return the blocks that are cached then."""
+        """Publish the remaining batches of the engine's last step, and return the keys of all blocks that it then
+        caches.
+        """
         for payload in self.sim.flush(self.published + 1.0):
             self._send(payload)
         return {(block["group_idx"], str(medium_key(block["medium"])), block["hash"]) for block in self.sim.truth()}
 
     def reset(self) -> None:
-        """Empty the cache, and publish a clear."""
+        """Empty the engine's cache, and publish AllBlocksCleared."""
         self.sim.clear()
         self.settle()
 
     def restart(self) -> None:
-        """Restart with an empty cache and seq 0."""
+        """Restart the engine with an empty cache. Its next batch has seq 0."""
         self.publisher.restart()
         self.sim.restart()
 
@@ -86,7 +91,7 @@ class Engine:
 
 
 class EngineWithApi:
-    """An engine's ranks, older than their replay buffers, and the engine's HTTP API."""
+    """An engine with an HTTP API, whose ranks have published more batches than their replay buffers hold."""
 
     def __init__(self, dialect: str = "vllm-0.33", tiers: dict[str, int] | None = None, ranks: int = 1) -> None:
         first = ports_in_a_row(2 * ranks)
@@ -108,13 +113,16 @@ class EngineWithApi:
             for rank in range(ranks)
         ]
         self.asked: list[str] = []
-        """Method and path of each request that a handler of :meth:`offers` got."""
+        """Method and path of each HTTP request to a path that :meth:`offers` added."""
         self.port = free_port()
         self.api = f"http://127.0.0.1:{self.port}"
         self.routes: dict[tuple[str, str], Handler] = {}
 
     def offers(self, method: str, path: str, handler: Handler | None = None) -> None:
-        """Add a path to the API. Its handler answers; without a handler, the path resets every rank's cache."""
+        """Add a path to the HTTP API.
+
+        The handler answers requests; without a handler, a request resets the cache of every rank.
+        """
 
         def asked(request: web.Request) -> web.Response:
             self.asked.append(f"{request.method} {request.path}")

@@ -1,4 +1,4 @@
-"""Samples of a process over time, and whether what it takes of its machine grows."""
+"""Samples of a running process, and a check whether its memory, descriptors or other values grow without limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from kvbus.state.sqlite import CHECKPOINT_AFTER
 
 ENOUGH: Final = 12
-"""Minimum number of samples from which growth can be detected."""
+"""Minimum number of samples that the check for growth needs."""
 
 SLACK: Final = {
     "memory, MiB": (6.0, 0.10),
@@ -23,15 +23,20 @@ SLACK: Final = {
     "log, lines a minute": (10.0, 0.5),
     "CPU, ms a batch": (1.0, 0.5),
 }
-"""How much more each value may be at the end than after the warm-up, and which share of the first value. The larger of
-the two counts. The first router that leaves for a reason adds a series. The state is written anew when its log has
-grown to `CHECKPOINT_AFTER` bytes."""
+"""Permitted growth of each value after the warm-up, as an amount in the value's unit and as a share of its first value.
+
+The larger of these two limits applies. Two limits have special reasons: the first router that leaves for a reason adds
+a metric series, and kvbus writes its state again when the write-ahead log has grown to `CHECKPOINT_AFTER` bytes.
+"""
 
 
 def ends(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the medians of two parts of equal length: one after the first third, the warm-up, and one at the end.
+    """Return two medians of the samples: one right after the warm-up (the first third of the samples), and one at
+    the end.
 
-    A process keeps the memory that its first long answers needed. Only a leak grows after that.
+    Both medians are of equally many samples. The warm-up does not count, because a process keeps the memory that its
+    first
+    long answers needed. Memory that grows after the warm-up is a leak.
     """
     part, warm = max(3, len(samples) // 8), len(samples) // 3
     return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
@@ -39,7 +44,7 @@ def ends(samples: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Samples:
-    """Samples of one process, with the seconds at which they were taken."""
+    """Samples of the values of one process, and the time of each sample in seconds."""
 
     at: list[float] = field(default_factory=list)
     seen: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -50,9 +55,12 @@ class Samples:
             self.seen[what].append(value)
 
     def growth(self) -> dict[str, dict[str, Any]]:
-        """Return for each value: after the warm-up, at the end, the growth in an hour, and whether that is too much.
+        """Return for each sampled value: its median after the warm-up and at the end, its growth per hour, and the
+        verdict.
 
-        Return nothing if there are too few samples to tell.
+        The verdict ``grown`` is whether the value grew by more than `SLACK` permits. Return an empty dict if there are
+        fewer
+        than `ENOUGH` samples.
         """
         if len(self.at) < ENOUGH:
             return {}

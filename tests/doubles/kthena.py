@@ -1,8 +1,8 @@
-"""kthena's sidecar, by the rules of its source (volcano-sh/kthena, python/kthena/runtime, 2026). No package of it
-exists.
+"""A model of kthena's sidecar, written after its source (volcano-sh/kthena, python/kthena/runtime, 2026).
 
-It accepts only arrays of typed fields, compares each message's topic with ``kv-events``, and ignores seq, rank, group,
-medium and parent. It files a block under a hash of the block's own tokens.
+No package of the sidecar exists. It accepts only events that are arrays with fields of the declared types, and only
+messages with the topic ``kv-events``. It ignores seq, rank, group, medium and parent. It stores a block under a hash of
+the block's own tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOPIC: Final = b"kv-events"
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a store that the sidecar declares. It ignores the fields after them."""
+    """The fields of a BlockStored event that the sidecar declares. It ignores all later fields of the array."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -26,14 +26,14 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a removal that the sidecar declares."""
+    """The fields of a BlockRemoved event that the sidecar declares."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
-    """A clear, which empties all ranks."""
+    """An AllBlocksCleared event, for which the sidecar removes the blocks of all ranks."""
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -43,10 +43,10 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 class KthenaSidecar:
-    """The blocks that the sidecar has filed for its pod.
+    """The sidecar of one pod, and the blocks that it has stored for the pod.
 
     Attributes:
-        blocks: the tokens that a block is filed under, by the engine's hash.
+        blocks: maps the engine's hash of a block to the block's tokens, under which the sidecar stores the block.
     """
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class KthenaSidecar:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Batch)
 
     def take(self, topic: bytes, payload: bytes) -> None:
-        """Apply a message.
+        """Apply one message of the live stream.
 
         Raises:
             msgspec.ValidationError: the sidecar cannot decode the batch. The real sidecar drops the complete batch.
-            ValueError: a store's tokens cannot be divided among its hashes. The real sidecar drops the store.
+            ValueError: a store's tokens cannot be divided equally among its hashes. The real sidecar drops the store.
         """
         if topic != TOPIC:
             return

@@ -26,7 +26,7 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 
 
 class Program:
-    """A kvbus command that can be run several times. Each process is ended by its own id.
+    """A kvbus command that a test can run several times. A signal goes only to the newest process of this object.
 
     Args:
         directory: directory of the log, the standard output, the state and the runtime files.
@@ -40,7 +40,7 @@ class Program:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env |= {"XDG_RUNTIME_DIR": str(directory), "STATE_DIRECTORY": str(directory)}
         self.version = "kvbus"
-        """The module that ``python -m`` runs, and arguments before `args`."""
+        """The module that ``python -m`` runs, followed by arguments that stand before `args`."""
         self._out = directory / f"{name}.out"
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
@@ -50,7 +50,7 @@ class Program:
         return [sys.executable, "-m", *self.version.split(), *self.args]
 
     def start(self, before: Callable[[], None] | None = None) -> None:
-        """Start a process. The child calls ``before`` before it executes the program."""
+        """Start a process. The child process calls ``before`` before it executes the program."""
         with self.log.open("ab") as log, self._out.open("ab") as out:
             self._process = subprocess.Popen(
                 self.command,
@@ -71,13 +71,13 @@ class Program:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The newest process."""
+        """The most recently started process, which may have ended."""
         assert self._process is not None
         return self._process
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
-        """The newest process, which must be running."""
+        """The most recently started process. The test fails if that process has ended."""
         assert self.process.poll() is None, f"kvbus ended by itself:\n{self.said}"
         return self.process
 
@@ -87,16 +87,16 @@ class Program:
 
     @property
     def said(self) -> str:
-        """The logs of all processes so far."""
+        """The log output of all processes that this object has started."""
         return self.log.read_text()
 
     @property
     def printed(self) -> str:
-        """The standard output of all processes so far."""
+        """The standard output of all processes that this object has started."""
         return self._out.read_text()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, wait for the process to end and return the exit code."""
+        """Send a signal, wait until the process ends, and return its exit code."""
         self.signal(number)
         return self.ended()
 
@@ -104,7 +104,7 @@ class Program:
         self.running.send_signal(number)
 
     def ended(self, patience: float = 60) -> int:
-        """Wait for the process to end and return the exit code."""
+        """Wait until the process ends, and return its exit code. This blocks the event loop."""
         code = self.process.wait(patience)
         if self._watch is not None:
             self._watch.close()
@@ -112,7 +112,7 @@ class Program:
         return code
 
     async def ends(self, patience: float = 60) -> int:
-        """Wait for the process to end without blocking the event loop, and return the exit code."""
+        """Wait until the process ends without blocking the event loop, and return its exit code."""
         await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
         return self.ended()
 
@@ -124,11 +124,11 @@ class Program:
 
 
 class KvbusProcess(Program):
-    """`kvbus run` with a configuration that may be changed between two starts.
+    """`kvbus run` with a configuration that a test may change between two starts.
 
     Args:
         directory: directory of the configuration, the log and the runtime files.
-        config: kvbus's configuration; ``http`` is a free loopback port by default.
+        config: kvbus's configuration. ``http`` is a free loopback port by default.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class KvbusProcess(Program):
 
     @property
     def http(self) -> str:
-        """Host and port of the HTTP server."""
+        """Host and port of kvbus's HTTP server."""
         return str(self.config["http"])
 
     @property
@@ -146,7 +146,7 @@ class KvbusProcess(Program):
         return self.directory / "kvbus.yaml"
 
     def write(self) -> None:
-        """Write the configuration file."""
+        """Write the configuration to its file."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def start(self, before: Callable[[], None] | None = None) -> None:
@@ -158,7 +158,10 @@ class KvbusProcess(Program):
         return self.running.pid
 
     def get(self, path: str) -> bytes:
-        """Return the body of a GET, or nothing if kvbus does not listen yet or answers with an error."""
+        """Return the body of an HTTP GET.
+
+        Return an empty body if kvbus does not listen yet, or answers with an error.
+        """
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
                 return bytes(answer.read())
@@ -166,34 +169,37 @@ class KvbusProcess(Program):
             return b""
 
     def ready(self) -> bool:
-        """Return whether `/readyz` succeeds.
+        """Return whether kvbus answers `/readyz` with success.
 
         Raises:
-            AssertionError: kvbus has ended.
+            AssertionError: the kvbus process has ended.
         """
         return bool(self.running and self.get("/readyz"))
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the rows of `/sources`."""
+        """Return the rows of `/sources`, one for each source."""
         said: list[dict[str, Any]] = json.loads(self.get("/sources") or b"[]")
         return said
 
     def metric(self, sample: str) -> float:
-        """Return a sample of `/metrics`, given as name and labels in alphabetical order."""
+        """Return the value of one sample of `/metrics`.
+
+        ``sample`` is the metric's name with its labels in alphabetical order.
+        """
         lines = self.get("/metrics").decode().splitlines()
         found = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")]
         assert found, f"no {sample} in /metrics"
         return float(found[0])
 
     def pause(self) -> None:
-        """Stop the process with SIGSTOP, as on a node without a free core."""
+        """Stop the process with SIGSTOP, to simulate a node without a free CPU core."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
     def terminate(self) -> int:
-        """Send SIGTERM and return the exit code."""
+        """Send SIGTERM, wait until the process ends, and return its exit code."""
         return self.end()
 
     def kill(self) -> None:
@@ -201,7 +207,7 @@ class KvbusProcess(Program):
 
 
 class Process(KvbusProcess):
-    """`kvbus run` with the ranks of an engine as sources. The endpoint attributes are those of rank 0."""
+    """`kvbus run` with the ranks of one engine as its sources. The endpoint attributes are the endpoints of rank 0."""
 
     def __init__(self, directory: Path, *, keeps_state: bool, ranks: int = 1, replay_timeout: float = 2.0) -> None:
         self._ports = [ports_in_a_row(ranks) for _ in range(4)]
@@ -217,14 +223,18 @@ class Process(KvbusProcess):
         super().__init__(directory, config)
 
     def endpoints(self, rank: int) -> list[str]:
-        """Return a rank's endpoints: engine live, engine replay, output live, output replay."""
+        """Return four endpoints of a rank: the engine's live stream and replay, then the output's live stream and
+        replay.
+        """
         return [f"tcp://127.0.0.1:{port + rank}" for port in self._ports]
 
 
 class QuickProcess(Process):
-    """A `Process` forked from a process that has imported every module, so that a start takes milliseconds, not 500 ms.
+    """A `Process` that starts within milliseconds. A helper process has imported every module and forks it.
 
-    A checkpoint is due after 64 KiB of log instead of 128 MiB, so that some kills hit a checkpoint being written.
+    A normal start takes 500 ms. The process writes a checkpoint after 64 KiB of write-ahead log instead of 128 MiB, so
+    that
+    some kills interrupt the writing of a checkpoint.
     """
 
     def __init__(self, directory: Path, *, keeps_state: bool) -> None:
@@ -248,11 +258,11 @@ class QuickProcess(Process):
         assert self._told("kill") == f"{signal.SIGKILL.value}\n", f"kvbus ended by itself:\n{self.log.read_text()}"
 
     def exhaust(self) -> None:
-        """Raise MemoryError in kvbus, wherever its main thread is."""
+        """Raise MemoryError in kvbus's main thread, at whatever instruction it executes."""
         assert self._told("exhaust") == f"-{ExitCode.INTERNAL.value}\n", self.log.read_text()
 
     def close(self) -> None:
-        """End the process that forks kvbus, which also kills the running kvbus."""
+        """End the helper process that forks kvbus. This also kills the running kvbus."""
         with self._nursery:
             _pipe(self._nursery.stdin).close()
             self._nursery.wait(60)
@@ -274,7 +284,7 @@ def run_async(main: Any) -> None:
 
 
 class Place:
-    """Endpoints on free ports, and a configuration of kvbus with them."""
+    """Endpoints on free ports, and a configuration of kvbus that uses them."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         ports = free_ports(5)
@@ -293,16 +303,16 @@ class Place:
         }
 
     def write(self) -> None:
-        """Write the configuration file."""
+        """Write the configuration to its file."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def kvbus(self) -> Program:
-        """Return `kvbus run` with this configuration; entering it starts the process."""
+        """Return a `kvbus run` with this configuration. Used as a context manager, it starts and ends the process."""
         self.write()
         return Program(self.directory, "run", "-c", str(self.file))
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return the status and body of a GET. The status is 0 while nothing listens."""
+        """Return the status and body of an HTTP GET. The status is 0 if kvbus does not listen."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
@@ -318,7 +328,7 @@ class Place:
         await eventually(there, "a bus that is ready")
 
     async def subscribed(self) -> None:
-        """Wait until a router has subscribed. Batches published before that reach no router."""
+        """Wait until a router has subscribed to the output. No router gets a batch that was published earlier."""
         there = 'kvbus_output_subscribers{output="routers"} 1.0'
         await eventually(lambda: there in self.get("/metrics")[1], "a router's subscription")
 

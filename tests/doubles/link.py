@@ -17,7 +17,10 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 @dataclass
 class WireFaults:
-    """How many of the next messages of the watched direction get each fault, and how many have got it."""
+    """Numbers of ZMQ messages that the proxy is still to drop, double or swap, and records of the messages that it did.
+
+    `drop`, `double` and `swap` count down. The proxy applies a fault to the next messages of the watched direction.
+    """
 
     drop: int = 0
     double: int = 0
@@ -28,7 +31,7 @@ class WireFaults:
 
 
 class Connection:
-    """A client's connection to the proxy, and the proxy's connection to the server."""
+    """A client's connection to the proxy, and the proxy's own connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -48,13 +51,13 @@ def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
 
 
 class Link:
-    """A proxy that listens on ``port`` and forwards every connection to ``target`` on loopback.
+    """A proxy that listens on ``port`` and forwards every connection to the port ``target`` on loopback.
 
     Args:
         name: name of the link in reports.
         port: port to listen on.
         target: port to forward to.
-        talks: side whose messages `wire` affects, or None for no side.
+        talks: side whose messages get the faults of `wire`: the client, the server, or None for no side.
         host: address to listen on.
     """
 
@@ -74,15 +77,20 @@ class Link:
         self._allowance: int | None = None
         self.wire = WireFaults()
         self.cut_at = 0
-        """Number of the chunk, counted over both directions, that is discarded and ends its connection; 0 for no
-        chunk."""
+        """Number of the chunk that the proxy discards to end its connection.
+
+        Chunks of both directions count; 0 means no chunk.
+        """
         self.cut_answer = False
-        """Discard the server's next chunk and end its connection."""
+        """Whether the proxy discards the server's next chunk and ends its connection."""
         self.chunks = self.cuts = 0
-        """`chunks` counts the chunks of both directions, `cuts` the chunks that ended their connections."""
+        """`chunks` is the number of chunks in both directions.
+
+        `cuts` is the number of chunks that ended their connections.
+        """
         self.accepted = 0
         self.delayed = 0
-        """Number of delayed chunks."""
+        """Number of chunks that the proxy has delayed."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=_CHUNK)
@@ -111,33 +119,36 @@ class Link:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def cut(self, *, reset: bool) -> int:
-        """Close every connection, with FIN or with RST, and return their number."""
+        """Close every connection, with RST if ``reset`` and otherwise with FIN.
+
+        Return the number of closed connections.
+        """
         cut = list(self._connections)
         for connection in cut:
             connection.close(reset=reset)
         return len(cut)
 
     def cut_after(self, size: int | None) -> None:
-        """Cut the connection once, after the watched side has sent ``size`` more bytes; None cancels the cut."""
+        """Cut the connection once, after the watched side has sent ``size`` more bytes. None cancels a pending cut."""
         self._allowance = size
 
     @property
     def to_be_cut(self) -> bool:
-        """Return whether a cut of `cut_after` is still pending."""
+        """Whether a cut that `cut_after` requested is still pending."""
         return self._allowance is not None
 
     def move(self, target: int) -> None:
-        """Cut all connections, and forward new ones to another port."""
+        """Cut all connections, and forward new connections to another port."""
         self._target = target
         self.cut(reset=False)
 
     def stall(self) -> int:
-        """Stop forwarding in both directions, and return the number of stalled connections."""
+        """Stop forwarding in both directions without closing a connection. Return the number of stalled connections."""
         self._open.clear()
         return len(self._connections)
 
     def flow(self) -> None:
-        """End a stall and a delay."""
+        """End the stall and the delay: forward data again without waiting."""
         self._open.set()
         self._delay = 0.0
 
@@ -146,7 +157,10 @@ class Link:
         self._delay = seconds
 
     def half_open(self) -> int:
-        """Close the server's side of each connection but not the client's. Return the number of affected clients."""
+        """Close the server's side of each connection but not the client's.
+
+        Return the number of clients that this affects.
+        """
         lonely = [connection for connection in self._connections if not connection.half_open]
         for connection in lonely:
             connection.half_open = True
@@ -154,13 +168,13 @@ class Link:
         return len(lonely)
 
     def drop_half_open(self) -> None:
-        """Close the half-open connections on the client's side too."""
+        """Close the client's side of each half-open connection."""
         for connection in list(self._connections):
             if connection.half_open:
                 connection.close(reset=True)
 
     async def refuse(self) -> None:
-        """Stop listening, and cut all connections."""
+        """Stop listening, and cut all connections, so that the kernel refuses new ones."""
         async with self._binding:
             if self._server is not None:
                 self._server.close()
@@ -168,7 +182,7 @@ class Link:
         self.cut(reset=False)
 
     async def listen(self) -> None:
-        """Listen again."""
+        """Listen again after `refuse`."""
         async with self._binding:
             if self._server is None:
                 await self.start()
@@ -243,8 +257,11 @@ class Link:
     def _watch(
         self, writer: asyncio.StreamWriter, frames: list[bytes] | None, piece: bytes, held: bytes | None
     ) -> bytes | None:
-        """Forward a piece, or apply the next fault to it. Return the message that is held until another overtakes
-        it."""
+        """Forward a message or other protocol element, or apply the next fault to it.
+
+        Return the message that the proxy holds back until the next message has overtaken it (the fault `swap`), or
+        None.
+        """
         wire = self.wire
         if frames is None or len(frames) != 3:
             writer.write(piece)
@@ -274,12 +291,14 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 
 
 class Splitter:
-    """Splits a byte stream into greeting, commands and complete messages. The pieces together are the stream.
+    """A parser that splits a ZMTP byte stream into the greeting, commands and complete messages.
 
     >>> splitter = Splitter()
     >>> for frames, piece in splitter.feed(chunk): ...
 
-    ``frames`` is None if the piece is not a message.
+    ``piece`` has the raw bytes of one element; the pieces together are the stream. ``frames`` has the frames of a
+    message,
+    or is None if the piece is the greeting or a command.
     """
 
     def __init__(self) -> None:
@@ -296,7 +315,7 @@ class Splitter:
 
     @property
     def waiting(self) -> int:
-        """Number of bytes of the incomplete piece."""
+        """Number of received bytes that do not form a complete element yet."""
         return len(self._buffer)
 
     def _next(self) -> tuple[list[bytes] | None, int] | None:

@@ -1,8 +1,9 @@
-"""Forks `kvbus run` on demand: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``, commands on stdin.
+"""A helper process that forks `kvbus run` on command: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``.
 
-``start`` forks a kvbus and answers ``started``. ``kill`` sends SIGKILL to it, and answers with the signal that ended
-the process, or minus its exit code if it had ended by itself. ``exhaust`` raises MemoryError in its main thread, and
-answers likewise. The end of stdin ends this process and its kvbus.
+It reads commands from stdin and writes a line to stdout for each. ``start`` forks a kvbus and answers ``started``.
+``kill`` sends SIGKILL to the kvbus. It answers with the signal that ended the process, or with minus the exit code if
+the process had ended before. ``exhaust`` raises MemoryError in the main thread of kvbus, and answers in the same way.
+At the end of stdin the helper process ends, and its kvbus with it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kvbus.state import sqlite
 
 
 def child(config: str) -> None:
-    """Run ``kvbus run`` and exit; never return."""
+    """Run ``kvbus run`` in a forked child, and exit the process. This function never returns."""
     code = 70
     try:
         sys.stdin.close()
@@ -39,13 +40,16 @@ def exhausted(_number: int, _frame: object) -> None:
 
 
 def killed(pid: int) -> int:
-    """Kill a child, and return what `died_of` says of its status."""
+    """Kill a child, and return how it ended, in the form of `died_of`."""
     os.kill(pid, signal.SIGKILL)
     return died_of(os.waitpid(pid, 0)[1])
 
 
 def exhaust(pid: int) -> int:
-    """Raise MemoryError in a child until it ends. One signal may not be enough: Python ignores errors in finalizers."""
+    """Raise MemoryError in a child until it ends.
+
+    One signal may not suffice, because Python ignores errors in finalizers.
+    """
     while True:
         os.kill(pid, signal.SIGUSR1)
         for _ in range(50):
@@ -60,7 +64,7 @@ def died_of(status: int) -> int:
 
 
 def serve(config: str) -> None:
-    """Execute the commands on stdin until it ends."""
+    """Execute the commands on stdin until stdin ends."""
     signal.signal(signal.SIGUSR1, exhausted)  # set before the fork, so that a child has the handler from its start
     pid = 0
     for line in sys.stdin:

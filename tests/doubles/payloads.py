@@ -1,4 +1,6 @@
-"""Builders of engines' events, batches and messages, and a normal form to compare events."""
+"""Functions that build the events, batches and messages of an engine, and convert events to a form that tests
+compare.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ unpack: Final = msgspec.msgpack.decode
 
 
 def tokens_of(block: Hash, size: int = 16) -> list[int]:
-    """Return tokens that only this block has: equal for equal hashes, different otherwise."""
+    """Return the tokens of a block, computed from its hash. Blocks with different hashes have different tokens."""
     first = zlib.crc32(repr(block).encode()) % 2**31
     return list(range(first, first + size))
 
@@ -31,7 +33,10 @@ def store(
     group: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return a BlockStored as a map. Tokens follow from the hashes by default. ``more`` are additional fields."""
+    """Return a BlockStored event as a map. By default, compute the tokens from the hashes.
+
+    ``more`` has additional fields.
+    """
     if tokens is None:
         tokens = [token for block in hashes for token in tokens_of(block, block_size)]
     event = {
@@ -48,7 +53,7 @@ def store(
 
 
 def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more: Any) -> dict[str, Any]:
-    """Return a BlockRemoved as a map."""
+    """Return a BlockRemoved event as a map. ``more`` has additional fields."""
     event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
     if group is not None:
         event["group_idx"] = group
@@ -56,33 +61,33 @@ def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more
 
 
 def cleared(medium: str | None = None) -> dict[str, Any]:
-    """Return an AllBlocksCleared as a map, for one medium if one is given."""
+    """Return an AllBlocksCleared event as a map. If ``medium`` is given, the event clears only that medium."""
     return {"type": "AllBlocksCleared"} | ({} if medium is None else {"medium": medium})
 
 
 def payload(*events: Any, ts: Any = 1.0, rank: Any = 0) -> bytes:
-    """Return an encoded batch, ``[ts, events, rank]``."""
+    """Return an encoded batch: the msgpack array ``[ts, events, rank]``."""
     return pack([ts, list(events), rank])
 
 
 def batch(seq: int, *events: Any, ts: Any = 1.0, rank: Any = 0, topic: bytes = b"") -> list[bytes]:
-    """Return the frames of a live message, ``[topic, seq, payload]``."""
+    """Return the frames of a batch's live message: ``[topic, seq, payload]``."""
     return [topic, seq.to_bytes(8, "big"), payload(*events, ts=ts, rank=rank)]
 
 
 def plain(event: AnyEvent | dict[str, Any]) -> dict[str, Any]:
-    """Return an event as a map without its fields that are None or absent, so that equal events compare equal."""
+    """Return an event as a map without the fields that are None, so that a test can compare events with ``==``."""
     fields = unpack(pack(event))
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def plain_all(events: Iterable[AnyEvent | dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return each event as :func:`plain` does."""
+    """Return a list of events in the form of :func:`plain`."""
     return [plain(event) for event in events]
 
 
 def short(event: dict[str, Any]) -> str:
-    """Return an event in one line."""
+    """Format an event as one line for the message of a failed test."""
     kind = event.get("type")
     where = "".join(f" {name}={event[name]}" for name in ("medium", "group_idx") if event.get(name) is not None)
     if kind == "BlockStored":

@@ -1,6 +1,6 @@
-"""A subscriber whose ZeroMQ, like go-zeromq, does not know commands: it mistakes a PING for a message.
+"""A subscriber whose ZeroMQ, like go-zeromq, does not know ZMTP commands and treats a PING as a message.
 
-It never answers a PING. It reconnects 5 s after a connection broke, as llm-d does, and never asks for missed batches.
+It never answers a PING. Like llm-d, it reconnects 5 s after its connection broke, and never asks for missed batches.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ REDIAL: Final = 5.0
 
 
 class PingAsMessage:
-    """A connection to a live stream, made again whenever it breaks."""
+    """A router with one connection to a live stream. It connects again whenever the connection breaks."""
 
     def __init__(self, endpoint: str) -> None:
         self.view = PlainSetRouter()
         self.odd = 0
-        """Number of messages that are not a batch."""
+        """Number of received messages that are not batches."""
         self.lost = 0
-        """Number of connections that broke."""
+        """Number of times that the connection broke."""
         self._at = urlsplit(endpoint)
         self._running = asyncio.ensure_future(self._run())
 
@@ -60,7 +60,7 @@ class PingAsMessage:
             self.odd += 1
 
     def hashes(self) -> set[int]:
-        """Return the integer hashes of all blocks."""
+        """Return the hashes of all blocks that the router knows. Omit hashes that are not integers."""
         return {block for _, _, block in self.view.blocks if isinstance(block, int)}
 
     async def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Compares two runs of the relay that may differ only by a consistent renaming of values."""
+"""A comparison of two runs of the relay that may differ only by a consistent renaming of hashes, tokens and other
+values.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,27 @@ from tests.core.dsl import Script, asked, tick
 from tests.doubles.answers import reading
 
 STAYS: Final = frozenset({"type", "block_size", "medium", "group_idx", "kv_cache_spec_sliding_window"})
-"""Event fields whose values must be the same in both runs."""
+"""Names of the event fields whose values must be equal in the two runs."""
 
 COUNTS: Final = "remaining_copy_counts"
-"""A store's list of numbers, which are the same in both runs. Values of another type are renamed."""
+"""Name of a field of BlockStored that is a list of numbers. The numbers must be equal in the two runs.
+
+If an engine sends a value of another type in this field, the two runs may have different values.
+"""
 
 
 class Renaming:
-    """A one-to-one mapping between the values of two runs, discovered while the runs are compared."""
+    """A one-to-one mapping between the values of two runs, which grows while the two runs are compared."""
 
     def __init__(self) -> None:
         self.names: dict[tuple[type, Any], Any] = {}
         self._values: dict[tuple[type, Any], Any] = {}
 
     def pair(self, value: Any, name: Any) -> None:
-        """Record that ``name`` is the name of ``value``, and check that neither has another partner."""
+        """Record that the second run has ``name`` where the first run has ``value``.
+
+        Check that ``value`` and ``name`` were not paired with any other value before.
+        """
         if isinstance(value, float):  # a NaN is not equal to itself
             value, name = value.hex(), name.hex()
         kind = type(value)
@@ -53,7 +61,9 @@ class Renaming:
                 self.same(inner, renamed)
 
     def same(self, value: Any, name: Any) -> None:
-        """Check that two values have the same shape, and pair their scalars."""
+        """Check that a value of the first run and a value of the second run have the same shape, and pair their
+        scalars.
+        """
         assert type(value) is type(name), (value, name)
         if isinstance(value, dict):
             assert len(value) == len(name)
@@ -76,14 +86,17 @@ class Renaming:
             self.pair(value, name)
 
     def same_batch(self, value: bytes, name: bytes) -> None:
-        """Check that two batches of a relay are the same except for the renamed fields of engines' events."""
+        """Check that two batches of a relay are equal except for the renamed fields of the engines' events."""
         (ts, events, rank), (other, renamed, same_rank) = msgspec.msgpack.decode(value), msgspec.msgpack.decode(name)
         assert (ts, rank, len(value)) == (other, same_rank, len(name))
         self.same([_named(event) for event in events], [_named(event) for event in renamed])
 
 
 def _named(event: Any) -> Any:
-    """Return a positional event as a map, so that the fields of `STAYS` are recognized."""
+    """Convert an event that is an array of positional fields to a map.
+
+    The check needs the names of the fields in `STAYS`.
+    """
     if isinstance(event, dict):
         return event
     fields = (
@@ -103,7 +116,7 @@ def _named(event: Any) -> Any:
 
 @dataclasses.dataclass
 class Run:
-    """A relay's commands and replay answers, and what it reports of itself."""
+    """The commands and replay answers of one relay, and the statistics that the relay reports."""
 
     commands: list[Command]
     replays: list[list[bytes]]
@@ -111,7 +124,10 @@ class Run:
 
 
 def run(messages: Sequence[Message], *, lost: float = 0.0, seed: int = 0, replay: bool = True, **rules: Any) -> Run:
-    """Relay an engine's messages. Some are lost on the live stream; the engine's replay has all of them."""
+    """Feed an engine's messages to a relay, and return the relay's output.
+
+    A share of ``lost`` of the messages is missing on the live stream. The engine's replay has all messages.
+    """
     script = Script(replay=replay, profiles=("vllm", "dynamo", "aibrix"), journal_batches=5, **rules)
     rng = random.Random(seed)
     commands: list[Command] = []
@@ -170,7 +186,7 @@ def _facts(script: Script) -> dict[str, Any]:
 
 
 def same_but_for_names(value: Run, name: Run) -> Renaming:
-    """Check that two runs did the same except for one renaming, and return the renaming."""
+    """Check that the outputs of two runs are equal except for one renaming, and return that renaming."""
     assert value.facts == name.facts
     renaming = Renaming()
     assert [type(command) for command in value.commands] == [type(command) for command in name.commands]

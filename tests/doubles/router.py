@@ -1,5 +1,4 @@
-"""A router that keeps a plain set of blocks to compare with an engine's cache. Every other router of the tests wraps
-it.
+"""A router that keeps a plain set of blocks, which tests compare with an engine's cache. All other test routers use it.
 
 >>> router = PlainSetRouter()
 >>> for message in published:
@@ -32,12 +31,15 @@ REMOVED_NAMES: Final = ("block_hashes", "medium", "group_idx")
 
 
 def events_of(payload: bytes) -> list[dict[str, Any]]:
-    """Return a batch's events as maps, whether they were sent as maps or by position."""
+    """Return the events of a batch as maps.
+
+    The batch may have encoded them as maps or as arrays of positional fields.
+    """
     return [_named(event) for event in msgspec.msgpack.decode(payload)[1]]
 
 
 def unpack_rank(payload: bytes) -> int:
-    """Return a batch's rank."""
+    """Return the rank in a batch's payload."""
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
 
@@ -50,17 +52,20 @@ def _named(event: list[Any] | dict[str, Any]) -> dict[str, Any]:
 
 
 class Block(NamedTuple):
-    """A router's record of a block. Tokens are ids, or ``(a, b)`` pairs with EAGLE."""
+    """A router's record of one block. ``tokens`` has token ids or, with EAGLE, pairs of token ids."""
 
     parent: int | bytes | None
     tokens: tuple[Any, ...]
 
 
 class PlainSetRouter:
-    """A router that keeps a set: a store adds, a removal deletes, a clear empties. It does not count copies.
+    """A router that keeps a set of blocks: a store adds blocks, a removal deletes blocks, a clear empties the set.
 
-    ``violations`` lists every breach of the rules of a stream of fixed-size, gap-free, validated blocks. A store whose
-    parent is unknown is legal, and counted in ``orphans``.
+    The router does not count copies of a block. ``violations`` lists every event that breaks a rule of kvbus's output:
+    seqs
+    without gaps, valid events, and one block size for each group. A store with an unknown parent breaks no rule. The
+    router
+    counts it in ``orphans``.
     """
 
     def __init__(self) -> None:
@@ -75,7 +80,7 @@ class PlainSetRouter:
         self._run: list[tuple[tuple[int | None, str], int | bytes, int | bytes | None]] = []
 
     def apply(self, seq: int, payload: bytes) -> None:
-        """Apply a batch. A batch that was seen before is ignored: replay and live stream may overlap."""
+        """Apply a batch. Ignore a batch that the router has seen before, because replay and live stream may overlap."""
         if self.next_seq is not None:
             if seq < self.next_seq:
                 return
@@ -85,7 +90,7 @@ class PlainSetRouter:
         self.take(seq, payload)
 
     def take(self, seq: int, payload: bytes) -> None:
-        """Apply a batch, whatever came before it. ``seq`` is only used in violations."""
+        """Apply a batch without checking its seq. ``seq`` is used only to report violations."""
         batch = msgspec.msgpack.decode(payload)
         if not isinstance(batch, list) or len(batch) != 3:
             self._wrong(seq, "a batch is an array of three")
@@ -98,15 +103,21 @@ class PlainSetRouter:
         self._end_of_run(seq)
 
     def prefixes(self) -> set[str]:
-        """Return each block as the hex sha256 of all tokens from the root to its end, four bytes little endian per
-        token."""
+        """Return for each block a hash of the prefix that ends with the block.
+
+        The hash is the hex SHA-256 of all tokens from the root to the end of the block, with four little-endian bytes
+        per
+        token.
+        """
         return {
             hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in self.path(group, block))).hexdigest()
             for group, _, block in self.blocks
         }
 
     def path(self, group: int | None, block: int | bytes) -> list[Any]:
-        """Return the tokens from the root (or the first unknown ancestor) to the end of a block."""
+        """Return the tokens from the root of the block tree, or from the first unknown ancestor, to the end of a
+        block.
+        """
         parts: list[tuple[Any, ...]] = []
         seen: set[int | bytes] = set()
         at: int | bytes | None = block
@@ -179,9 +190,9 @@ class PlainSetRouter:
                 self._run.append(((group, medium), block, known.parent))
 
     def _end_of_run(self, seq: int) -> None:
-        """Check that within a run of removals a child is removed before its parent.
+        """Check that a run of removals removes each child before its parent.
 
-        A cycle of parents has no leaf, so any of its members may be first.
+        A cycle of parents has no leaf, so any block of the cycle may be first.
         """
         where = {(table, block): at for at, (table, block, _) in enumerate(self._run)}
         parents = {(table, block): parent for table, block, parent in self._run}
@@ -199,14 +210,14 @@ class PlainSetRouter:
 
 
 class RankedRouter:
-    """A router of a merged stream: one series of seqs, and a plain set for each rank."""
+    """A router of a merged stream. It counts one series of seqs, and keeps a plain set of blocks for each rank."""
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
         self.views: dict[int, PlainSetRouter] = {}
 
     def apply(self, seq: int, payload: bytes) -> bool:
-        """Apply a batch once. Return False if there is a hole before it."""
+        """Apply a batch unless the router has seen it before. Return False if earlier batches are missing."""
         if seq == self.next:
             self.next += 1
             self.take(payload)
@@ -214,7 +225,7 @@ class RankedRouter:
         return seq < self.next
 
     def take(self, payload: bytes) -> None:
-        """Apply a batch, whatever its seq."""
+        """Apply a batch without checking its seq."""
         rank = msgspec.msgpack.decode(payload)[2]
         self.views.setdefault(rank, PlainSetRouter()).take(self.next - 1, payload)
 
@@ -224,9 +235,9 @@ class RankedRouter:
 
     @property
     def blocks(self) -> set[tuple[Any, ...]]:
-        """Rank, group, medium key and hash of each block."""
+        """Keys of all blocks that the router holds. A key has rank, group, medium key and hash."""
         return {(rank, *key) for rank, view in self.views.items() for key in view.blocks}
 
     def hashes(self) -> dict[int, set[int | bytes]]:
-        """Return the hashes of each rank's blocks, on any medium and in any group."""
+        """Return the block hashes of each rank, on any medium and in any group."""
         return {rank: {block for *_, block in view.blocks} for rank, view in self.views.items()}

@@ -23,30 +23,33 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class SocketRouter:
-    """A router with a real SUB, and a new DEALER for each request.
+    """A router with a real SUB for the live stream. It opens a new DEALER for each replay request.
 
     Args:
         endpoint: endpoint of the live stream.
         replay_endpoint: endpoint of the standard replay.
-        context: a ZMQ context with CURVE keys; :meth:`close` terminates it.
+        context: a ZMQ context with CURVE keys, which :meth:`close` terminates.
     """
 
     rebuilds: ClassVar = True
-    """Whether the router subscribes to `ASKS_REPLAY`: it rebuilds by replays and wants no state on subscription."""
+    """Whether the router subscribes to `ASKS_REPLAY`.
+
+    It then rebuilds its view by replays, and gets no state on subscription.
+    """
 
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         self.context: Context = zmq.Context() if context is None else context
         self.view = PlainSetRouter()
         self.next = 0
         self.went_back = 0
-        """Number of live batches whose seq was not above an earlier one."""
+        """Number of live batches whose seq was not above the highest earlier seq."""
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._live: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
     def subscribe(self, buffer: int = 0) -> None:
-        """Connect to the live stream. ``buffer`` limits the receive buffer in bytes; 0 means no limit."""
+        """Connect to the live stream. ``buffer`` is the size of the receive buffer in bytes; 0 means no limit."""
         self._live = self.context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, 1 if buffer else 0)
         if buffer:
@@ -65,7 +68,7 @@ class SocketRouter:
             self._live = self._monitor = None
 
     def disconnected(self) -> int:
-        """Return how often the live connection has broken since the last call."""
+        """Return how many times the live connection has broken since the last call."""
         assert self._monitor is not None
         count = 0
         while self._monitor.poll(0):
@@ -74,7 +77,7 @@ class SocketRouter:
         return count
 
     def arrived(self) -> Iterator[tuple[int, bytes]]:
-        """Yield seq and payload of each batch that has arrived on the live stream."""
+        """Yield seq and payload of each batch that has arrived on the live stream, without waiting."""
         assert self._live is not None
         while self._live.poll(0):
             _, seq, payload = self._live.recv_multipart()
@@ -82,7 +85,7 @@ class SocketRouter:
             yield int.from_bytes(seq, "big"), payload
 
     def request(self, start: int, hwm: int = 1000) -> zmq.Socket[bytes]:
-        """Ask the standard replay, and return the socket of the answer."""
+        """Send a standard replay request from the seq ``start``, and return the socket on which the answer arrives."""
         dealer = self.context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, hwm)
         dealer.connect(self._replay_endpoint)
@@ -95,10 +98,10 @@ class SocketRouter:
 
 
 class Deaf(SocketRouter):
-    """A router that applies each live batch, whatever its seq, and never asks for a replay.
+    """A router that applies each live batch without looking at its seq, and never asks for a replay.
 
     Args:
-        buffer: receive buffer in bytes; 0 means no limit.
+        buffer: size of the receive buffer in bytes; 0 means no limit.
     """
 
     rebuilds = False
@@ -123,7 +126,7 @@ class Deaf(SocketRouter):
 
 
 class RouterOnASet(SocketRouter):
-    """A trusting router: it repairs holes by the standard replay, as routers do, and applies every answer unchecked."""
+    """A router that requests missing batches by the standard replay, and applies every answer without checking it."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         super().__init__(endpoint, replay_endpoint, context)
@@ -135,13 +138,13 @@ class RouterOnASet(SocketRouter):
         self.next = max(self.next, seq + 1)
 
     def read(self) -> int:
-        """Apply the batches that have arrived live, and return the next seq."""
+        """Apply the batches that have arrived on the live stream, and return the next expected seq."""
         for seq, payload in self.arrived():
             self._take(seq, payload)
         return self.next
 
     async def follow(self) -> None:
-        """Apply the live stream. At a hole, first ask the replay for the missing batches."""
+        """Apply the batches of the live stream. If batches are missing before a batch, request them first."""
         for seq, payload in self.arrived():
             self.went_back += seq <= self._highest
             self._highest = max(self._highest, seq)
@@ -154,7 +157,7 @@ class RouterOnASet(SocketRouter):
             self._take(*self._held.pop(0))
 
     async def replay(self, start: int = 0) -> list[int]:
-        """Ask the standard replay, apply the answer and return its seqs."""
+        """Request a replay from the seq ``start``, apply the answer, and return the seqs of the answer."""
         seqs: list[int] = []
         dealer = self.request(start)
         try:
@@ -170,18 +173,19 @@ class RouterOnASet(SocketRouter):
 
 
 class GivenUpError(AssertionError):
-    """An answer did not come in time, or broke the protocol."""
+    """Error of a router whose replay answer did not come in time, or broke the protocol."""
 
 
 class StrictRouter(SocketRouter):
-    """A plain set under the rules of the strictest known client, llm-d's subscriber.
+    """A router with a plain set of blocks that follows the rules of llm-d's subscriber, the strictest known client.
 
-    Live batches wait while it rebuilds. An answer must begin with the seq asked for and be contiguous, with four frames
-    per message. A message may take at most `idle` seconds (2 with `resumes`, otherwise 60), and an answer at most two
-    minutes. After a hole the router
-    asks from the next seq on; after a batch whose seq goes back it starts from nothing. With `resumes`, it continues an
-    answer that breaks off. It gives up after forty attempts without a batch, because a kvbus that starts on a busy CPU
-    is silent for long.
+    Live batches wait while the router reads a replay answer. An answer must begin with the requested seq, have no gap,
+    and
+    have four frames per message. A message may take at most `idle` seconds (2 with `resumes`, otherwise 60), and an
+    answer
+    at most two minutes. If batches are missing, the router requests a replay from its next seq. After a batch whose seq
+    goes back, it drops its blocks and starts again. With `resumes`, it continues an answer that broke off. It gives up
+    after forty attempts that brought no batch, because a kvbus that starts on a busy CPU may be silent for a long time.
     """
 
     TOTAL: Final = 120.0
@@ -192,20 +196,22 @@ class StrictRouter(SocketRouter):
     ) -> None:
         super().__init__(endpoint, replay_endpoint)
         self.holes = 0
-        """Number of live batches that did not follow the last known seq."""
+        """Number of live batches before which at least one batch was missing."""
         self.resumed = 0
-        """Number of answers that broke off and were continued."""
+        """Number of replay answers that broke off and that the router continued."""
         self.late = 0
-        """Number of answers that began after the requested seq. The router then forgets its blocks, as after a trimmed
-        buffer."""
+        """Number of answers that began after the requested seq, as after a trimmed replay buffer.
+
+        The router then drops its blocks.
+        """
         self.newest_ts = 0.0
-        """``ts`` of the newest batch with events."""
+        """``ts`` of the newest batch that had events."""
         self._newest = -1
         self._held: deque[tuple[int, bytes]] = deque()
         self._hwm = hwm
         self._idle = idle or (2.0 if resumes else 60.0)
         self._resumes = resumes
-        # reconnect fast enough to receive kvbus's first message after a restart
+        # libzmq's default reconnect interval (100 ms) is so long that the router could miss kvbus's first message after a restart
         self.context.setsockopt(zmq.RECONNECT_IVL, 1)
         self._dealer: zmq.Socket[bytes] | None = None
         self._clock = RunningClock(time.monotonic)
@@ -218,17 +224,17 @@ class StrictRouter(SocketRouter):
         return set(self.view.blocks)
 
     def ask(self) -> None:
-        """Send the standard request for all batches from the next seq on."""
+        """Send the standard request for all batches from the router's next seq."""
         assert self._dealer is None
         self._dealer = self.request(self.next, self._hwm)
         self._asked_at = self._clock.time()
         self._fresh = True
 
     async def read(self, count: int = -1) -> None:
-        """Read ``count`` messages of the answer, or all of them by default.
+        """Read ``count`` messages of the replay answer, or by default the complete answer.
 
         Raises:
-            GivenUpError: the answer broke a rule of the class.
+            GivenUpError: the answer broke a rule that the docstring of the class lists.
         """
         while self._dealer is not None and count:
             await self._there_is_a_message(self._dealer)
@@ -249,7 +255,7 @@ class StrictRouter(SocketRouter):
             self._take(payload)
 
     async def _there_is_a_message(self, dealer: zmq.Socket[bytes]) -> None:
-        # the clock does not count time in which this process or its machine is suspended
+        # this clock does not count the time in which this process or its machine is suspended
         waiting_since = self._clock.time()
         await asyncio.sleep(0)
         while not dealer.poll(0):
@@ -267,7 +273,7 @@ class StrictRouter(SocketRouter):
             self._dealer = None
 
     async def rebuild(self) -> None:
-        """Ask for a replay and read the complete answer. Live batches of the meantime wait."""
+        """Request a replay and read the complete answer. Live batches that arrive in the meantime wait."""
         attempts = 0
         while True:
             before = self.next
@@ -284,7 +290,7 @@ class StrictRouter(SocketRouter):
                 return
 
     async def follow(self) -> int:
-        """Apply the live batches that have arrived, and return the next seq."""
+        """Apply the live batches that have arrived, and return the next expected seq."""
         self._hold()
         while self._held:
             seq, payload = self._held.popleft()
@@ -302,7 +308,7 @@ class StrictRouter(SocketRouter):
         return self.next
 
     def restart(self) -> None:
-        """Start again with nothing, like a new process."""
+        """Drop all blocks and connect again from seq 0, like a new router process."""
         self._hang_up()
         self.unsubscribe()
         self._held.clear()
@@ -325,7 +331,7 @@ class StrictRouter(SocketRouter):
 
 
 async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) -> None:
-    """Follow the live stream until the condition holds."""
+    """Let a router follow the live stream until a condition holds."""
     end = asyncio.get_running_loop().time() + PATIENCE
     while True:
         await router.follow()
@@ -336,20 +342,25 @@ async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) 
 
 
 class LlmdWithReplay(StrictRouter):
-    """llm-d's subscriber: it asks from 0 at its start, and from the next seq on after a hole or a lost connection."""
+    """llm-d's subscriber. It requests a replay from 0 at its start, and from its next seq after a gap or a lost
+    connection.
+    """
 
     rebuilds = False
 
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         super().__init__(endpoint, replay_endpoint, resumes=True)
         self.refused = 0
-        """Number of answers that did not match the request. The router then forgets its blocks."""
+        """Number of replay answers that broke a rule of `StrictRouter`. The router then drops its blocks."""
         self._late = 0
         self._begun = False
         self._anywhere = False
 
     async def read_on(self) -> set[int]:
-        """Ask if necessary, and apply the live stream. Return the integer hashes of all blocks."""
+        """Request a replay if necessary, and apply the live stream.
+
+        Return the hashes of all blocks that are integers.
+        """
         try:
             if not self._begun or self.disconnected():
                 self._begun = True
@@ -381,7 +392,7 @@ class LlmdWithReplay(StrictRouter):
 
 
 class NeverAsks:
-    """A router with a SUB for each stream, and a plain set for each rank of each stream. It ignores seqs."""
+    """A router with a SUB for each stream, and a plain set of blocks for each rank of each stream. It ignores seqs."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -399,7 +410,7 @@ class NeverAsks:
         return self._views.setdefault((stream, rank), PlainSetRouter())
 
     def read(self) -> set[int]:
-        """Apply the batches that have arrived. Return the integer hashes of all blocks."""
+        """Apply the batches that have arrived. Return the hashes of all blocks that are integers."""
         for stream, socket in enumerate(self._sockets):
             while socket.poll(0):
                 _, seq, payload = socket.recv_multipart()
@@ -414,20 +425,24 @@ class NeverAsks:
 
 
 class ClearsByPod(NeverAsks):
-    """A router with one set for all ranks of all streams."""
+    """A router with one set of blocks for all ranks of all streams, so that a clear of one rank empties the
+    complete set.
+    """
 
     def _view(self, stream: int, rank: int) -> PlainSetRouter:
         return self._views.setdefault((0, 0), PlainSetRouter())
 
 
 class TopicRouter:
-    """A router that never asks: its state comes with the subscription. It records every batch that would mislead it.
+    """A router that never requests a replay, because it gets the state when it subscribes.
+
+    It records every batch that breaks the rules of such a stream as a violation.
 
     Args:
         endpoint: endpoint of the live streams.
-        topics: prefixes that it subscribes to.
-        bind: whether it listens and kvbus dials.
-        context: a ZMQ context with CURVE keys; :meth:`close` terminates it.
+        topics: topic prefixes that the router subscribes to.
+        bind: whether the router listens, and kvbus connects to it.
+        context: a ZMQ context with CURVE keys, which :meth:`close` terminates.
     """
 
     def __init__(
@@ -437,7 +452,7 @@ class TopicRouter:
         self.next: dict[bytes, int] = {}
         self.violations: list[str] = []
         self.states: dict[bytes, int] = {}
-        """Number of clears by topic."""
+        """Number of AllBlocksCleared events for each topic. Each begins a state."""
         self._endpoint = endpoint
         self._topics: Final = topics or (b"",)
         self._bind = bind
@@ -446,7 +461,7 @@ class TopicRouter:
         self.connect()
 
     def connect(self) -> None:
-        """Subscribe. The known blocks are kept."""
+        """Connect and subscribe. The router keeps the blocks that it knows."""
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         for topic in self._topics:
@@ -457,7 +472,7 @@ class TopicRouter:
             self._socket.connect(self._endpoint)
 
     def listen_again(self) -> bool:
-        """Bind again. Return False if the address is not free yet."""
+        """Bind the socket again. Return False if the address is still in use."""
         try:
             self.connect()
         except zmq.ZMQError:
@@ -466,7 +481,7 @@ class TopicRouter:
         return True
 
     def disconnect(self) -> None:
-        """Close the connection. Messages on their way are lost."""
+        """Close the connection. Messages that the router has not read are lost."""
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
@@ -476,12 +491,12 @@ class TopicRouter:
         self._context.term()
 
     def blocks(self, topic: bytes) -> set[int | bytes]:
-        """Return the hashes of a worker's blocks, after applying the batches that have arrived."""
+        """Apply the batches that have arrived, and return the hashes of one worker's blocks."""
         return self.held.get(topic, set())
 
     @property
     def held(self) -> dict[bytes, set[int | bytes]]:
-        """Hashes by topic, of every worker that has a block."""
+        """Block hashes for each topic, without the workers that have no block."""
         self.read()
         return {topic: {block for _, _, block in view.blocks} for topic, view in self.views.items() if view.blocks}
 

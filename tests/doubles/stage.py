@@ -1,9 +1,9 @@
-"""A relay without sockets or a clock, and routers that read their connections step by step.
+"""A relay without sockets or a clock, and routers that read their simulated connections step by step.
 
-A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The families of
-routers are those of docs/INTEROP.md: `Trusting` applies every batch (AIBrix, a bound llm-d), `Checking` drops batches
-that it has seen and asks for missing ones (Dynamo's indexer, SMG, the vLLM router), and `FromZero` asks from 0 whenever
-it connects (llm-d with replay).
+A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The routers are
+the families of docs/INTEROP.md. `Trusting` applies every batch, like AIBrix and a bound llm-d. `Checking` drops batches
+that it has seen and requests missing batches, like Dynamo's indexer, SMG and the vLLM router. `FromZero` requests a
+replay from 0 when it connects, like llm-d with replay.
 """
 
 from __future__ import annotations
@@ -31,25 +31,28 @@ Place = tuple[int, int]
 
 
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
-    """Split states into batches of ``blocks`` blocks; of at most ``most`` blocks if there are few seqs."""
+    """Make kvbus split a state into batches of ``blocks`` blocks.
+
+    If kvbus has too few seqs for such small batches, a batch has at most ``most`` blocks.
+    """
     patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
     if most is not None:
         patch.setattr(compaction, "MOST_BLOCKS", most)
 
 
 def keys_of(event: dict[str, Any], rank: int) -> list[tuple[Any, ...]]:
-    """Return rank, group, medium key and hash of each block that an event names."""
+    """Return the keys of all blocks that an event names. A key has rank, group, medium key and hash."""
     group, medium = event.get("group_idx"), medium_key(event.get("medium"))
     return [(rank, group, medium, block) for block in event["block_hashes"]]
 
 
 class Connection:
-    """The content of a router's socket: a state, which is read first, and the live batches after it."""
+    """The unread content of a router's socket: a state, which the router reads first, and the live batches after it."""
 
     def __init__(self, number: int, place: Place) -> None:
         self.number, self.place = number, place
         self.waiting = True
-        """Whether the router has no state yet."""
+        """Whether the router waits for a state."""
         self.reader: StateReader | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
@@ -67,7 +70,7 @@ class Connection:
 
 
 class Counting(RankedRouter):
-    """A plain set for each rank, and a reference count for each block, both fed with the same batches."""
+    """A router that keeps a plain set for each rank, and also counts the stores minus the removals of each block."""
 
     def __init__(self, first: int = 0) -> None:
         super().__init__(first)
@@ -84,7 +87,9 @@ class Counting(RankedRouter):
                 self.counts[key] += 1 if event["type"] == "BlockStored" else -1
 
     def holds(self, expected: set[Any]) -> None:
-        """Check both: no block is missing, none is dead, and each was stored once more than removed."""
+        """Check that the router holds exactly the expected blocks, and that each was stored exactly once more than
+        removed.
+        """
         assert self.blocks == expected
         assert {key: n for key, n in self.counts.items() if n} == dict.fromkeys(expected, 1)
 
@@ -101,13 +106,13 @@ class Trusting:
         self.connection = stage.connect(self.place)
 
     def cut(self, stage: Stage) -> None:
-        """Lose the connection and everything in its socket."""
+        """Break the router's connection. The unread content of its socket is lost."""
         if self.connection is not None:
             stage.connections.remove(self.connection)
         self.connection = None
 
     def take(self, stage: Stage) -> bool:
-        """Read a message. Return False if there is none."""
+        """Read one message. Return False if there is no message."""
         message = None if self.connection is None else self.connection.next()
         if message is None:
             return False
@@ -126,13 +131,15 @@ class Trusting:
 
 
 class Checking(Trusting):
-    """A router that drops batches that it has seen, and asks the replay for missing ones."""
+    """A router that drops batches that it has seen, and requests missing batches by a replay."""
 
     def __init__(self, place: Place = (0, 0)) -> None:
         super().__init__(place)
         self.next = 0
         self.cut_after = -1
-        """Number of messages until the connection of the next answer breaks; -1 means never."""
+        """Number of messages after which the connection of the next replay answer breaks; -1 means that it does not
+        break.
+        """
 
     def receive(self, stage: Stage, seq: int, payload: bytes) -> None:
         if seq > self.next:
@@ -155,7 +162,7 @@ class Checking(Trusting):
 
 
 class FromZero(Checking):
-    """A router that asks whenever it connects: first from 0, later from its next seq."""
+    """A router that requests a replay whenever it connects: the first time from 0, later from its next seq."""
 
     def connect(self, stage: Stage) -> None:
         super().connect(stage)
@@ -165,21 +172,26 @@ class FromZero(Checking):
 FAMILIES: list[type[Trusting]] = [Trusting, Checking, FromZero]
 
 _OF_ROUTERS = {"send", "connect", "break", "cut", "new", "lose", "take"}
-"""Steps of a script that a router executes. All other steps are methods of the stage."""
+"""Names of the script steps that a router executes. All other steps are methods of `Stage`."""
 
 
 class Stage:
-    """Engines without a replay, the relay, and substitutes for the sockets that carry out its commands."""
+    """A relay with engines that answer no replay request, and substitutes for the sockets, which execute the
+    relay's commands.
+    """
 
     has_state: ClassVar = False
-    """Whether every router that asks for a replay has the state of its subscription."""
+    """Whether every router that requests a replay has received the state of its subscription."""
 
     def __init__(self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec]) -> None:
         self.specs = list(sources), list(outputs)
         self.now = 0.0
         self.relay = Relay(*self.specs)
         self.said = [0] * len(sources)
-        """Seq of each engine's newest batch. The first seq is 1, because a clear in batch 0 is SGLang's."""
+        """Seq of each engine's newest batch.
+
+        The first batch has seq 1, because kvbus treats a clear in batch 0 as SGLang's.
+        """
         self.connections: list[Connection] = []
         self.numbers = 0
         for i in range(len(sources)):
@@ -188,7 +200,10 @@ class Stage:
     # -- the shell ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: RelayEvent) -> list[AnswerReader]:
-        """Feed an event to the relay and carry out its commands. Return the answers that have begun."""
+        """Pass an event to the relay and execute the relay's commands.
+
+        Return readers of the replay answers that begin.
+        """
         return self.carry_out(self.relay.handle(event, self.now))
 
     def carry_out(self, commands: Iterable[Command]) -> list[AnswerReader]:
@@ -209,7 +224,7 @@ class Stage:
         return answers
 
     def published(self, command: Publish) -> None:
-        """Called with each batch that the relay publishes."""
+        """Do nothing. Subclasses override this method, which gets each batch that the relay publishes."""
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -219,19 +234,19 @@ class Stage:
         return self.connections[-1]
 
     def send_states(self, place: Place | None = None) -> None:
-        """Send a state to all waiting routers of a stream, or of every stream by default."""
+        """Send a state to all routers that wait for one, on one stream or, by default, on every stream."""
         for at in dict.fromkeys(connection.place for connection in self.connections):
             waiting = tuple(each.number for each in self.connections if each.waiting and each.place == at)
             if waiting and place in (None, at):
                 self.handle(Subscribed(*at, waiting))
 
     def lose(self, connection: Connection) -> None:
-        """Drop a router's queued batches. The router gets the state again."""
+        """Drop the live batches that a router has not read. The router gets the state again."""
         connection.live.clear()
         connection.waiting, connection.reader = True, None
 
     def replay(self, place: Place, start: int) -> list[tuple[int, bytes]]:
-        """Return the batches of a replay answer."""
+        """Request a replay from a stream, and return the batches of the answer."""
         frames = [b"id", b"", start.to_bytes(8, "big")]
         (answer,) = self.handle(ReplayAsked(*place, frames, has_state=self.has_state))
         found = []
@@ -243,20 +258,20 @@ class Stage:
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def send(self, source: int, *events: Any, rank: int = 0) -> None:
-        """Publish a batch of an engine."""
+        """Publish a batch as an engine."""
         self.said[source] += 1
         self.handle(BatchReceived(source, batch(self.said[source], *events, rank=rank)))
 
     def say(self, source: int, wanted: Any) -> None:
-        """Execute a script's step for an engine."""
+        """Execute a script step of an engine. Subclasses define what such a step contains."""
         raise NotImplementedError
 
     def lose_batch(self, source: int) -> None:
-        """Lose an engine's batch. The engine's next batch shows the loss."""
+        """Skip a seq of an engine, as if its batch were lost. The relay notices the gap at the engine's next batch."""
         self.said[source % len(self.said)] += 1
 
     def restart_engine(self, source: int) -> None:
-        """Replace an engine's process."""
+        """Restart an engine: end its connection and connect a new process that numbers its batches from the start."""
         source %= len(self.said)
         self.handle(SourceDown(source))
         self.said[source] = 0
@@ -268,7 +283,9 @@ class Stage:
     # -- scripts -----------------------------------------------------------------------------------------------------
 
     def play(self, routers: list[Any], steps: Iterable[tuple[str, int, Any]]) -> None:
-        """Execute a script. A step is a method, the engine or router, and a count or events."""
+        """Execute a script. A step has the name of a method, the index of the engine or router, and a count or
+        events.
+        """
         for what, which, more in steps:
             if what == "say":
                 self.say(which, more)
@@ -294,7 +311,7 @@ class Stage:
                     router.take(self)
 
     def connect_all(self, routers: list[Any]) -> None:
-        """End all faults: connect every router and send states to those that wait for one."""
+        """End all faults: connect every router, and send states to the routers that wait for one."""
         for router in routers:
             if isinstance(router, Checking):
                 router.cut_after = -1

@@ -1,4 +1,6 @@
-"""Child processes start even if a library disturbs forks of this process, and they end with their parent."""
+"""Tests that child processes start even if a library disturbs forks of this process, and that they end with their
+parent.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def a_library_that_bears_no_fork() -> Iterator[None]:
-    """Abort each forked child, as gRPC's fork handler does now and then."""
+    """A fork handler that aborts each forked child, as gRPC's handler sometimes does."""
     _aborts.append(True)
     yield
     _aborts.clear()

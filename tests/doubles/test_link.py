@@ -1,4 +1,4 @@
-"""The fault proxy between real sockets: it forwards messages unchanged, except for the planned faults."""
+"""Tests for the fault proxy between real sockets: it forwards messages unchanged, except for the requested faults."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
 
 
 async def test_half_open() -> None:
-    """The proxy closes the engine's connection but not the router's. The router reconnects after its side is closed
-    too."""
+    """The proxy closes only the engine's side, so the router notices nothing and reconnects when its own side is
+    closed.
+    """
     async with linked() as (engine, link, router):
         assert link.half_open() == 1
         for _ in range(3):
