@@ -178,7 +178,10 @@ async def test_a_client_that_leaves_in_the_middle_does_not_stop_the_server():
 
 
 def drained(fault, take):
-    """What a client gets of three batches under a fault: `take` messages, then whether it goes quiet."""
+    """Request a replay of three batches under a fault.
+
+    Return the seqs of the first `take` messages, and whether none follow.
+    """
     with EnginePublisherForThreads() as engine:
         engine.replay_fault = fault
         with Dealer(engine.replay_endpoint) as dealer:

@@ -229,7 +229,16 @@ def test_a_peer_that_says_error_has_refused(side, number):
 
 
 def initiate(protocol, *, owner=THEM, signer=THEM, transient=None, server=US, nonce=2):
-    """An INITIATE made by hand: whose key it names, who has signed, and for which connection."""
+    """Build an INITIATE command by hand, so that a test can make single fields wrong.
+
+    Args:
+        protocol: kvbus's end of the connection.
+        owner: pair whose public key the command names.
+        signer: pair that signs the command.
+        transient: transient public key that is signed, or None for the connection's own.
+        server: pair of the server whose public key is signed.
+        nonce: number in the command's nonce.
+    """
     public, secret = bindings.crypto_box_keypair()
     box = bindings.crypto_box_easy(bytes(64), b"CurveZMQHELLO---" + (1).to_bytes(8, "big"), US.public, secret)
     hello = b"\1\0" + bytes(72) + public + (1).to_bytes(8, "big") + box
