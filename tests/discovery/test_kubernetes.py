@@ -77,6 +77,17 @@ def test_ports_by_number_and_of_a_native_sidecar():
     assert found(plain, ports=Ports("6000", "6001", 1)) == {"a": [("tcp://10.0.0.1:6000", "tcp://10.0.0.1:6001")]}
 
 
+def test_a_port_may_be_a_number_in_the_configuration():
+    settings = KubernetesSettings.model_validate({"selector": "app=engine", "port": 6000, "replay_port": "kv-replay"})
+    assert (settings.port, settings.replay_port) == ("6000", "kv-replay")
+
+
+@pytest.mark.parametrize("port", [True, 60.5])
+def test_a_port_is_a_name_or_a_whole_number(port: object) -> None:
+    with pytest.raises(ValueError, match="port"):
+        KubernetesSettings.model_validate({"selector": "app=engine", "port": port})
+
+
 def test_a_pod_without_the_port_is_named():
     assert of_pods([pod("a", "10.0.0.1"), pod("b", "10.0.0.2")], Ports("other", "kv-replay", 1), "here") == (
         (),

@@ -9,10 +9,11 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 import aiohttp
 import msgspec
+from pydantic import BeforeValidator
 
 from kvbus.config.values import ApiUrl, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
@@ -341,6 +342,10 @@ log = logging.getLogger("kvbus.discovery.kubernetes")
 OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 
 
+PodPort = Annotated[Text, BeforeValidator(lambda port: str(port) if type(port) is int else port)]
+"""A port of a pod, by name or number. YAML and Helm read a number without quotes as an integer."""
+
+
 class KubernetesSettings(Section):
     """The configuration keys of ``discover: {kubernetes: …}``."""
 
@@ -348,12 +353,12 @@ class KubernetesSettings(Section):
     namespace: Text | None = key(
         None, "Namespace of the pods.", example="default", default_text="that of the pod in which kvbus runs"
     )
-    port: Text = key(
+    port: PodPort = key(
         "kv-events",
         "Port of rank 0's publisher, as a name in the pod or a number. A pod's annotation `kvbus/port` overrides it.",
         example="kv-events",
     )
-    replay_port: Text = key(
+    replay_port: PodPort = key(
         "kv-replay",
         "Port of the replay, as a name in the pod or a number. A pod without a port of this name has no replay. The "
         "pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the number "
