@@ -1,7 +1,7 @@
-"""Runs the random relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
+"""Runs random worlds of the relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
 
-Worlds of 60 steps each are drawn from a seed and run in several processes. The first world that fails is shortened
-(steps are removed as long as the same failure remains) and printed as a test. The exit code is then 1.
+The seed determines the worlds. Each has 60 steps, and several processes share the worlds. The program shortens the
+first world that fails: it removes steps while the same failure remains. It prints the rest as a test, and exits with 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.properties.world import Setup, World
 from tests.shrinking import place_of, shorten
 
 STEPS = 60
-"""Number of steps in a world, plus the quiescence at its end."""
+"""Number of random steps in a world. The check of all routers (`World.quiescence`) follows as the last step."""
 
 SHRINK_SECONDS = 60.0
 
@@ -103,10 +103,10 @@ def draw_step(rng: random.Random) -> Step:
 
 
 def draw(seed: int) -> tuple[Setup, list[Step]]:
-    """Return a world's setup and steps."""
+    """Return the setup and the steps of the world of a seed."""
     rng = random.Random(seed)
     setup = draw_setup(rng)
-    # a first event with two blocks shows every engine's block size
+    # the first event of each engine has two blocks, because a store of two blocks proves the engine's block size
     first: list[Step] = [
         ("publish", (source, [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")], 1))
         for source in range(len(setup.engines))
@@ -115,7 +115,7 @@ def draw(seed: int) -> tuple[Setup, list[Step]]:
 
 
 def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
-    """Execute the steps until one fails. Return the world, and the failure or None."""
+    """Execute steps until one fails. Return the world, and the failure or None."""
     world = World(setup)
     for name, args in steps:
         try:
@@ -126,7 +126,7 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
 
 
 def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
-    """Return the steps that are needed for the same failure."""
+    """Return the steps that suffice for the same failure."""
 
     def fails(fewer: list[Step]) -> bool:
         _, again = run(setup, fewer)
@@ -136,7 +136,10 @@ def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
 
 
 def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
-    """Run worlds from a seed on until ``steps`` steps are done. Return steps, worlds, and a failure as a test."""
+    """Run worlds from a seed until they have executed ``steps`` steps, or one has failed.
+
+    Return the number of steps, the number of worlds, and a test that repeats the failure (or None).
+    """
     World.steps = worlds = 0
     while World.steps < steps:
         setup, script = draw(seed * 10_000_000 + worlds)
@@ -152,13 +155,13 @@ def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line immediately, without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run worlds in several processes. Return the exit code."""
+    """Run worlds in several processes. Return the exit code of the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,7 @@
-"""The random worlds notice each of these defects in the accounting of missing batches."""
+"""Tests that the random worlds detect defects in the accounting of missing batches.
+
+Each test adds one defect to kvbus.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def _exposes_uncounted(self: GapTracker, end: int) -> None:
 
 
 def _ends_with_holes(self: GapTracker) -> None:
-    """Leave the pending batches of the finished epoch out of every counter."""
+    """Do nothing, instead of counting the pending batches of a finished epoch as lost."""
 
 
 DEFECTS: dict[str, Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""What the block size detector learns, for any order of events."""
+"""Tests for the block size that the detector learns from stores in any order."""
 
 import math
 

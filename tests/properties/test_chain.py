@@ -1,4 +1,7 @@
-"""Chained relays without sockets: each ends with the engine's blocks, whatever was lost or not answered."""
+"""Tests for several kvbus in a chain, as relays without sockets.
+
+The last relay must end with the engine's blocks, even if batches were lost and requests got no answer.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +26,27 @@ Step = tuple[Any, ...]
 
 
 class Bus:
-    """A relay of the chain, and its connection to its publisher: the engine or the relay before it."""
+    """One relay of the chain, and its connection to its publisher.
+
+    The publisher is the engine or the previous relay.
+    """
 
     def __init__(self, profile: str, journal: int, heartbeat: float) -> None:
         self._profile, self._journal, self._heartbeat = profile, journal, heartbeat
         self.connected = True
         self.lose = 0
-        """Number of the next live batches that are lost."""
+        """Number of the next live batches for this relay that the network loses."""
         self.silent = False
-        """Whether its requests are not answered."""
+        """Whether the publisher answers none of this relay's replay requests."""
         self.breaks_after = -1
-        """Number of messages after which its next answer breaks off; -1 for none."""
+        """Number of messages after which the next replay answer to this relay breaks off; -1 means that it does not
+        break off.
+        """
         self.request = -1
         self.begin(0)
 
     def begin(self, first_seq: int) -> None:
-        """Start a new relay without state, whose first seq is ``first_seq``."""
+        """Start a new relay without saved state. Its first seq is ``first_seq``."""
         source = SourceSpec("engine", 0, probe_interval=2.5, clears="all")
         output = OutputSpec(
             "out",
@@ -58,7 +66,7 @@ class Bus:
 
 
 class Chain:
-    """An engine that keeps every batch for replay, and a chain of relays after it."""
+    """An engine that keeps every batch for replays, and a chain of relays after it."""
 
     def __init__(self, *profiles: str, journal: int = 10_000, heartbeat: float = 1.0) -> None:
         self.now = 100.0
@@ -106,7 +114,7 @@ class Chain:
             self.seconds_pass(number)
 
     def settle(self) -> None:
-        """End all faults, and let the engine publish."""
+        """End all faults, and let the engine publish a batch, so that each relay notices missing batches."""
         for at, bus in enumerate(self.buses):
             bus.lose, bus.silent, bus.breaks_after = 0, False, -1
             if not bus.connected:
@@ -127,7 +135,7 @@ class Chain:
         self.arrive(0, self.sent[-1])
 
     def arrive(self, at: int, frames: list[bytes]) -> None:
-        """Deliver a live batch to a relay, unless the batch is lost."""
+        """Deliver a live batch to a relay, unless the batch is to be lost."""
         if at == len(self.buses) or not self.buses[at].connected:
             return
         if self.buses[at].lose:
@@ -136,7 +144,7 @@ class Chain:
         self.tell(at, BatchReceived(0, frames))
 
     def drop(self, at: int, *, back: bool) -> None:
-        """Break a relay's connection to its publisher, and restore it if ``back``."""
+        """Break a relay's connection to its publisher. If ``back``, connect it again."""
         bus = self.buses[at]
         if bus.connected:
             bus.connected = False
@@ -160,7 +168,7 @@ class Chain:
             self.answer(at, asked)
 
     def answer(self, at: int, asked: RequestReplay) -> None:
-        """Answer a relay's request, until the answer breaks off or the relay cancels it."""
+        """Answer a relay's replay request, until the answer breaks off or the relay cancels the request."""
         bus = self.buses[at]
         room, bus.breaks_after = bus.breaks_after, -1
         messages = self.of_engine(asked.start) if at == 0 else self.of_bus(at - 1, asked.start)
@@ -224,7 +232,7 @@ STEPS = st.lists(
     profile="vllm",
 )
 @example(
-    # the middle relay sends the same history again from 0, and the last relay's blocks are of the epoch before
+    # the middle relay sends the same history again from seq 0, while the last relay holds blocks of the previous epoch
     steps=[
         ("silent", 2, 0),
         ("clear", 0, 0),
@@ -251,7 +259,11 @@ def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal
 
 
 def test_heartbeats_are_no_other_epoch() -> None:
-    """The last relay asks after a loss, a reconnection and silence. Replayed heartbeats all have the same time."""
+    """The last relay requests a replay after a loss, a reconnection and a silence.
+
+    All replayed heartbeats have the same
+    ``ts``, and must not look like batches of another epoch.
+    """
     chain = Chain("vllm", "vllm")
     chain.step("store", 0, 1)
     chain.seconds_pass(20)
@@ -269,7 +281,11 @@ def test_heartbeats_are_no_other_epoch() -> None:
 
 @pytest.mark.parametrize("journal", [1, 2, 5, 8])
 def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
-    """The first relay's journal is shorter than a probe asks for, and later shorter than the last relay's gap."""
+    """The first relay's journal lacks batches that a probe requests, and later batches that the last relay has missed.
+
+    It
+    answers with a state, which the last relay must not take for another epoch.
+    """
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):
         chain.step("store", 0, n)
@@ -280,7 +296,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
     chain.step("lose", 1, 10)
     for n in range(20, 30):
         chain.step("store", 0, n)
-    # an idle stream is probed after at most 80 s, and TCP may delay batches for as long as the silence was
+    # kvbus probes an idle stream after at most 80 s, and TCP may delay batches by as many seconds as the stream was silent
     chain.seconds_pass(170)
     assert chain.buses[1].blocks == chain.truth == set(range(30))
     assert source.stats.restarts == 0
@@ -288,7 +304,11 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 
 @pytest.mark.parametrize("again", ["live", "away"])
 def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
-    """The next batch shows a gap, or the connection is restored. The journal no longer has the missed batches."""
+    """The last relay notices missing batches by the next batch or by a reconnection.
+
+    The journal no longer has them, so the
+    answer is a state.
+    """
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):
         chain.step("store", 0, n)

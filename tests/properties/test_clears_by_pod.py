@@ -1,9 +1,9 @@
-"""Routers for which AllBlocksCleared concerns the complete pod end with the union of the blocks of the pod's ranks.
+"""Tests for routers that apply AllBlocksCleared to a complete pod. Such a router must hold the blocks of all ranks.
 
-Engines restart, lose batches, disconnect and come back. Routers join late, are cut off and miss batches, on a merged
-stream. The stream feeds all known readers of this kind at once: a count of stores and removals that ignores the rank
-(llm-d), sets by rank with a clear of all ranks (llm-d for a while) or of the event's rank (llm-d's newest), and a plain
-set for AIBrix. A version of AIBrix that ignores clears is right as long as it has missed nothing.
+Engines restart, lose batches, disconnect and come back. Routers join late, are disconnected and miss batches of a
+merged stream. The stream feeds models of all known readers of this kind: a count of stores and removals without ranks
+(llm-d), one set per rank with a clear of all ranks (llm-d for a while) or of the event's rank (llm-d's newest version),
+and one plain set (AIBrix). A version of AIBrix that ignores clears is correct unless it has missed a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT = 30.0
 
 
 class Views:
-    """The blocks that each kind of reader has after the same batches."""
+    """The blocks that each kind of reader holds after the same batches."""
 
     def __init__(self) -> None:
         self.counted: Counter[Any] = Counter()
@@ -71,7 +71,7 @@ class Views:
 
 
 class OfAPod:
-    """A router that keeps :class:`Views`."""
+    """A router that keeps the views of all kinds of readers (:class:`Views`)."""
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -86,18 +86,21 @@ class Takes(OfAPod, Trusting):
 
 
 class Checks(OfAPod, Checking):
-    """A router that asks for missing batches."""
+    """A router that requests missing batches."""
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """A router that asks from 0 whenever it connects."""
+    """A router that requests a replay whenever it connects, the first time from 0."""
 
 
 FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]
 
 
 class PodStage(Modelled):
-    """Ranks of a pod on a merged stream. The engines have no replay, so each reconnection counts as a restart."""
+    """The ranks of a pod on a merged stream.
+
+    The engines have no replay, so kvbus treats each reconnection as a restart.
+    """
 
     def __init__(self, sources: int, journal: int, profile: str) -> None:
         self.witness = Views()
@@ -112,7 +115,7 @@ class PodStage(Modelled):
         super().restart_engine(source)
 
     def expire(self, source: int) -> None:
-        """Disconnect an engine for longer than its timeout."""
+        """Disconnect an engine for longer than its `source_timeout`."""
         self.handle(SourceDown(source % len(self.models)))
         self.now += TIMEOUT + 1
         self.beat()
@@ -182,7 +185,11 @@ def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it
 
 
 def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
-    """The engine's blocks are announced again under other hashes. A clear would also remove the other rank's."""
+    """After kvbus has learned a block size, it announces the rank's blocks again under new hashes.
+
+    It must send removals of
+    the old hashes, because a clear would also remove the blocks of the other rank.
+    """
     stage = PodStage(2, 100, "llm-d")
     stage.handle(BatchReceived(1, batch(1, store([9], tokens=list(range(4)), block_size=4))))
     stage.handle(BatchReceived(0, batch(1, store([1], tokens=list(range(8)), block_size=8))))
@@ -207,7 +214,12 @@ def types(payloads: list[bytes]) -> list[str]:
 
 
 class TestOneStreamARank:
-    """Each rank's stream is a connection of its own, so a clear on one is not ordered against the blocks on another."""
+    """Tests of an output with one stream per rank.
+
+    The streams are separate connections, so their batches have no common order.
+
+    A clear on one stream may therefore arrive before or after a store on another stream.
+    """
 
     def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:
         relay = per_source()

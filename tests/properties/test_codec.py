@@ -1,4 +1,6 @@
-"""Random bytes, and real payloads with changed bytes, raise no error, and no partly valid event is accepted."""
+"""Tests that decoding random bytes, and real payloads with changed bytes, raises no error and accepts no invalid
+event.
+"""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ ARRAYS = st.tuples(*FIELDS.values()).flatmap(lambda items: st.integers(0, len(it
 
 @st.composite
 def mutated(draw):
-    """Return a captured payload with a few random changes."""
+    """Return a captured payload with up to four random changes of its bytes."""
     body = bytearray(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, min(len(body), 400)))

@@ -1,9 +1,9 @@
-"""Kafka's guarantees of a compacted log, for every history and every snapshot: late readers end like early ones.
+"""Tests that kvbus's snapshots give Kafka's guarantees of a compacted log, for every history and every snapshot.
 
-A reader from the start sees at least the final state of every live block. The order within a state is kept (parents
-before children, one medium at a time, groups unchanged). A batch never changes its seq. A reader that keeps up with the
-head misses nothing. The guarantees hold for a router with a plain set and for one that counts references, both empty at
-the start or with old blocks, while live batches are published between any two messages of the answer.
+A reader that starts at the beginning sees at least the final state of every live block. Within a state, parents come
+before children, and blocks of one medium and group stay together. A batch never changes its seq. A reader that keeps up
+with the stream misses nothing. A late router ends with the same blocks as an early router, with a plain set and with
+reference counts, and also if it begins with old blocks. Live batches are published between the messages of an answer.
 """
 
 from itertools import groupby
@@ -27,7 +27,7 @@ from tests.properties.test_normalize import EVENTS, KINDS
 from tests.properties.test_state_on_subscription import Modelled, specs
 
 SCRIPTS = st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=6)), min_size=1, max_size=15)
-"""The source that publishes, and its changes."""
+"""Scripts of batches. A step has the index of the source that publishes, and the changes of its cache."""
 
 SOURCES = st.integers(1, 3)
 STORE = ("store", None, "GPU", [0])
@@ -35,20 +35,20 @@ JOURNALS = st.sampled_from([1, 2, 5, 10_000])
 
 
 class Routers(Counting):
-    """A router that only accepts contiguous batches."""
+    """A router that accepts only batches without a gap between them."""
 
     def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
         self.apply(seq, payload)
 
     def believe(self, rank, block):
-        """Give the router a block that does not exist, stored twice."""
+        """Add a block that no engine holds to the router's view, as if it had been stored twice."""
         self.views.setdefault(rank, PlainSetRouter()).blocks[None, "GPU", block] = Block(None, ())
         self.counts[rank, None, "GPU", block] += 2
 
 
 class Stage(Modelled):
-    """Naive engines, and a router that has been connected from the start."""
+    """A relay with simple engine models, and a router that has been connected from the start."""
 
     def __init__(self, sources, journal, kind, profile="vllm", *, first=0, block_size=None):
         self.first = first
@@ -72,12 +72,12 @@ class Stage(Modelled):
 
     @property
     def end(self):
-        """The seq after the newest one."""
+        """The seq after the newest seq of the stream."""
         return self.first + len(self.batches)
 
 
 class Reader:
-    """A requester. It asks for the next seq of ``router``, which keeps the blocks that it held before."""
+    """A replay client. It requests a replay from the next seq of ``router``, which keeps its earlier blocks."""
 
     def __init__(self, stage, router=None):
         self.stage = stage
@@ -105,7 +105,7 @@ class Reader:
             self.router.take_next(seq, message[-1])
 
     def finish(self):
-        """Read the rest of the answer, then the live batches from the answer's end on."""
+        """Read the rest of the answer, then the live batches that follow the answer."""
         while not self.over:
             self.pull()
         assert self.answer.next_message() is None
@@ -117,12 +117,12 @@ class Reader:
 
     @property
     def told(self):
-        """The batches of the answer, for tests that publish nothing after the request."""
+        """The decoded batches of the answer, for tests in which nothing is published after the request."""
         return [unpack(self.payloads[seq]) for seq in sorted(self.payloads)]
 
 
 def stale(stage, upto):
-    """Return a router that was connected until ``upto``, and may hold blocks that were removed since."""
+    """Return a router that disconnected before seq ``upto``. It may hold blocks that were removed later."""
     router = Routers()
     for seq in range(min(upto, len(stage.batches))):
         router.take_next(seq, stage.batches[seq])
@@ -130,7 +130,7 @@ def stale(stage, upto):
 
 
 def with_junk(router, sources):
-    """Give a router blocks that do not exist."""
+    """Add a block for each source that no engine holds to a router's view, and return the router."""
     for rank in range(sources):
         router.believe(rank, f"long gone {rank}")
     return router
@@ -149,7 +149,7 @@ def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources,
 def ask_at_once(stage, router, sources):
     stage.relay.outputs[0].snapshots.clear()  # do not share an earlier snapshot: other tests cover sharing
     behind = router.next < len(stage.batches) - 1
-    # an earlier answer may have broken off at this seq
+    # an earlier answer may have broken off at this seq, inside a state
     torn = router.next in stage.relay.outputs[0].streams[0].incomplete
     reader = Reader(stage, with_junk(router, sources) if behind else router)
     reader.finish().holds(stage.truth)
@@ -212,7 +212,11 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
 
 @given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
 def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, sources, journal, kind, data):
-    """It keeps the received part of an answer and asks for the rest, as llm-d does, with other traffic in between."""
+    """The router keeps the received part of a broken answer and requests the rest, as llm-d does.
+
+    Other batches are published
+    in between.
+    """
     stage = Stage(sources, journal, kind)
     for source, wanted in before:
         stage.say(source, wanted)
@@ -232,7 +236,10 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("blocks", [1, 512])
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
-    """The state has many batches and is asked for from just before the journal. The next request starts inside it."""
+    """The answer is a state of many batches.
+
+    It breaks off inside the state, so the next request begins at a seq inside it.
+    """
     cut_states(monkeypatch, blocks)
     for start in range(12):
         for messages in range(1, 13 - start):
@@ -314,7 +321,10 @@ class Heard(Routers):
 
 
 def long_stage(profile, number):
-    """Return a stream that has used ``number`` seqs, with a state of three sources, one block each."""
+    """Return a stream whose first seq is ``number``, as after a long uptime.
+
+    Its state has one block of each of three sources.
+    """
     stage = Stage(3, 4, "unsigned", profile=profile, first=number)
     stage.there = Heard(number)
     for node in range(12):
@@ -324,7 +334,7 @@ def long_stage(profile, number):
 
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.late_replay])
 def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(profile):
-    """The answer is the state and then the journal, and its number of messages does not grow."""
+    """The answer is the state and then the journal. The number of messages does not grow with the seqs."""
     sent = set()
     for number in (10**4, 10**6, 10**8):
         stage = long_stage(profile, number)
@@ -338,7 +348,10 @@ def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(
 
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
 def test_llm_d_is_sent_every_number(profile):
-    """llm-d refuses an answer that begins late. After a state on subscription it gets END without batches."""
+    """llm-d refuses an answer that begins after the requested seq.
+
+    If it got a state on subscription, it gets only END.
+    """
     stage = long_stage(profile, 10**4)
     reader = Reader(stage, Heard())
     assert reader.finish().blocks == stage.there.blocks
@@ -356,7 +369,10 @@ def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, n
 
 
 def test_who_stands_before_a_late_answer_gets_the_journal():
-    """Only the seqs inside a state have no cursor. A gap of a few batches costs only these batches."""
+    """Only for the seqs inside a state is there no continuation.
+
+    A router that lacks a few other batches gets only these.
+    """
     stage = long_stage("vllm", 10**6)
     Reader(stage).finish()
     there = Routers(stage.first)

@@ -1,4 +1,7 @@
-"""Engines that remove each copy of a block, and engines that remove it once. Each is exact under its rule."""
+"""Tests for engines that send a removal for each copy of a block, and for engines that send one removal for all copies.
+
+With the matching `duplicates` rule, kvbus is exact for each.
+"""
 
 from collections import Counter
 from itertools import product
@@ -14,12 +17,12 @@ from tests.properties.test_normalize import Naming, named, tokens
 
 WHERE = st.sampled_from([(0, "GPU"), (0, "GPU"), (0, "CPU"), (1, "GPU")])
 NODES = 5
-"""Few nodes, so that most blocks have copies."""
+"""Number of blocks in the tree. It is small, so that most blocks have copies."""
 
 
 @st.composite
 def paths(draw):
-    """Return consecutive blocks of a chain."""
+    """Return the indices of consecutive blocks of a chain."""
     first = draw(st.integers(0, NODES - 1))
     return list(range(first, draw(st.integers(first, NODES - 1)) + 1))
 
@@ -39,21 +42,21 @@ HISTORIES = st.lists(st.lists(EVENTS, max_size=5), min_size=1, max_size=20)
 
 
 class Pool:
-    """An engine's physical blocks, and the events that it sends for them."""
+    """A model of an engine's physical blocks, and the events that the engine sends for them."""
 
     def __init__(self, *, each: bool, says: bool = False) -> None:
         self.copies = Counter[Any]()
         self.each = each
-        """Whether it sends a removal for each copy, not only for the last one."""
+        """Whether the engine sends a removal for each copy of a block, not only for its last copy."""
         self.says = says
-        """Whether it sends the number of remaining copies."""
+        """Whether a removal contains the number of remaining copies."""
 
     @property
     def live(self):
         return {key for key, copies in self.copies.items() if copies}
 
     def events(self, name, batch):
-        """Return the events of a batch of changes."""
+        """Apply a batch of changes, and return the events that the engine sends for it."""
         sent = []
         for what, (group, medium), detail in batch:
             if what == "clear":
@@ -87,10 +90,11 @@ class Pool:
 
 
 class Lru:
-    """vLLM's block pool: it reuses the block that was free for longest, and evicts it if it has a hash.
+    """A model of vLLM's block pool.
 
-    Requests that run together do not share blocks with each other. Each has a last block that is not full and has no
-    hash.
+    It reuses the block that was free for the longest time, and evicts the block's hash.
+
+    Requests that run at the same time do not share blocks. The last block of each request is not full and has no hash.
     """
 
     def __init__(self, size, *, each):
@@ -136,13 +140,17 @@ class Lru:
 
 
 WORKLOADS = list(product([([1], [1]), ([1],), ([],), ([2],)], repeat=4))
-"""Prompts: one block in two requests at once, one block, no full block, and another block."""
+"""Sequences of four workloads.
+
+A workload is one block in two simultaneous requests, that block in one request, a request
+without a full block, or another block.
+"""
 
 
 def test_no_stream_says_that_only_the_last_copy_is_removed():
-    """Two LRU pools of the same size send the same bytes, but one has a block that the other does not have.
+    """Two LRU pools of the same size send the same bytes, but one holds a block that the other does not hold.
 
-    Therefore no rule that only sees the stream is right for both: neither ``count`` nor ``last`` nor any other.
+    Therefore no rule that sees only the stream is correct for both: neither ``count`` nor ``last`` nor any other rule.
     """
     held: list[dict[Any, list[set[int]]]] = [{}, {}]
     for each, workload in product([False, True], WORKLOADS):

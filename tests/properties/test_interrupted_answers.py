@@ -1,9 +1,10 @@
-"""An answer breaks off anywhere while the live stream continues: a router that only checks seqs ends exact.
+"""Tests that a router that checks only seqs becomes exact if a replay answer breaks off while the live stream
+continues.
 
-The router asks by seq when it sees a gap, and ignores the content. The connection of its request breaks after any
-number of messages. Its live connection continues, with the complete stream queued, or from a state that kvbus sent
-because it had to drop batches. It reads before, between and after its requests. kvbus never sends an END without
-batches. A router that does not ask again after a broken answer is exact if the state fits into one batch.
+The router requests a replay when it sees a gap in the seqs, and does not look at the events. The connection of its
+request breaks after any number of messages. Its live connection continues, either with all batches or from a state that
+kvbus sent because it had to drop batches. The router reads live batches before, between and after its requests. kvbus
+never sends an END without batches. A router that does not repeat a broken request is exact if the state is one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ WORLDS = 500
 
 
 class Trusting(Applying):
-    """A router that applies the next seq, drops older ones, and asks at a gap."""
+    """A router that applies the batch with the next seq, drops older batches, and requests a replay at a gap."""
 
     def __init__(self, rng: random.Random, *, asks_on: bool) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Trusting(Applying):
             self.next = seq + 1
 
     def replay(self, stage: Stage) -> bool:
-        """Ask once. Return whether the answer was complete; it may break off after any message."""
+        """Send one replay request. Return whether the answer was complete; it may break off after any message."""
         answer = stage.replay(self.place, self.next)
         whole = not self.breaks or self.rng.random() < 0.3
         cut = len(answer) if whole else self.rng.randint(0, len(answer))
@@ -53,7 +54,7 @@ class Trusting(Applying):
 
 
 def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
-    """Run a router with several connections in succession, on a stream whose journal is trimmed early or never."""
+    """Run a router that reconnects several times, on a stream whose journal is trimmed early or never. Return both."""
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # a state has at least one batch for each source
     stage = stage_of(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)
@@ -99,10 +100,11 @@ def test_no_interruption_leaves_a_router_wrong(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit stated in docs/PROTOCOL.md: a router has to ask again until an answer ends with END.
+    """This is a limit that docs/PROTOCOL.md states: a router has to repeat its request until an answer ends with END.
 
-    Batch 2 is lost, the journal no longer has it, and the later batches wait in the live queue. The answer is the
-    state, in the seqs from 2 on. It breaks off after the first one, and the live queue continues with the next seq.
+    Batch 2 is lost, the journal no longer has it, and the later batches wait in the live queue. The answer is a state
+    in
+    the seqs from 2. It breaks off after its first batch, and the live queue continues with the next seq.
     """
     stage = stage_of(1, 1, filled=True)
     cut_states(monkeypatch, 1)

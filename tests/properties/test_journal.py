@@ -1,4 +1,4 @@
-"""Compares the journal with a plain list of every appended batch."""
+"""Tests that compare the journal with a plain list of every appended batch."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from tests.doubles.answers import AnswerReader, answer_of
 from tests.typed import there
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
-"""None is an empty batch; a number is the size of another batch."""
+"""Sizes of batches in bytes. None stands for a batch without events."""
 
 
 def body(seq, size):

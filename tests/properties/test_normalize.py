@@ -1,4 +1,4 @@
-"""Histories of a naive engine cache, through the normalizer: a plain-set router ends with the model's blocks."""
+"""Tests that the normalizer keeps a router with a plain set exact, for random histories of a simple engine cache."""
 
 from collections import Counter
 from itertools import pairwise
@@ -19,7 +19,10 @@ SIZE = 4
 
 
 def parent_of(node):
-    """Return a node's parent. Blocks form a binary tree, so a hash has one prefix, as in engines that chain hashes."""
+    """Return a node's parent.
+
+    The blocks form a binary tree, so each hash has one prefix, as in engines that chain hashes.
+    """
     return (node - 1) // 2 if node else None
 
 
@@ -28,7 +31,7 @@ def tokens(node, size=SIZE):
 
 
 class Naming:
-    """An engine's form of block hashes: signed, unsigned, or 32 raw bytes."""
+    """The form of an engine's block hashes: signed integers, unsigned integers, or 32 raw bytes."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -44,7 +47,7 @@ class Naming:
 
 @st.composite
 def paths(draw, length=4):
-    """Return a path downwards from any node."""
+    """Return the nodes of a downward path that starts at any node of the tree."""
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < length and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
         path.append(2 * path[-1] + draw(st.integers(1, 2)))
@@ -66,7 +69,7 @@ HISTORIES = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=15)
 
 
 class Model:
-    """The cache as a count of copies by group, medium and block."""
+    """A model of the engine's cache: the number of copies for each group, medium and block."""
 
     def __init__(self, *, count=True, clears_all=False):
         self.copies = Counter[Any]()
@@ -88,7 +91,7 @@ class Model:
         return [node for (g, m, node), n in self.copies.items() if n and (g, m) == (group, NAMES[medium])][:count]
 
     def clear(self, *, again=False):
-        """Clear the GPU's blocks. With ``again``, a second clear in the same batch clears the other tiers."""
+        """Clear the GPU's blocks. With ``again``, clear the other tiers, as the second clear in a batch does."""
         for key in list(self.copies):
             if self.clears_all or (key[1] == "GPU") != again:
                 del self.copies[key]
@@ -103,7 +106,7 @@ class Model:
 
 
 def play(model, name, history, *, groups=True, size=SIZE):
-    """Yield the batches of a history as wire events. The model is updated before each batch is yielded."""
+    """Yield the batches of a history as lists of wire events. Update the model before each batch."""
     for batch in history:
         events = []
         for what, group, medium, detail in batch:
@@ -190,7 +193,7 @@ def counted(bench):
 
 
 def cache_of(bench):
-    """Return the content of the index, block by block."""
+    """Return the content of the index: parent, tokens and metadata of each block."""
     return {
         (key, block): (chunk.parent_of(at), chunk.tokens_of(at, at + 1), chunk.meta)
         for key, table in bench.normalizer.index.tables.items()
@@ -201,7 +204,7 @@ def cache_of(bench):
 
 @given(HISTORIES, KINDS)
 def test_how_an_event_is_spelled_makes_no_difference(history, kind):
-    """Null fields are not sent, and token ids have more bytes than necessary. The cache is the same."""
+    """One engine omits null fields and encodes token ids in more bytes than necessary. The output must be the same."""
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         terse = [{k: wide(v) if k == "token_ids" else v for k, v in event.items() if v is not None} for event in events]
@@ -214,7 +217,7 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 @given(HISTORIES, KINDS)
 def test_what_is_cached_makes_no_difference(history, kind):
-    """As after a restart, which starts without caches: the same bytes are sent and the same blocks are held."""
+    """A normalizer without caches, as after a restart, must send the same bytes and hold the same blocks."""
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         warm, cold = benches
@@ -226,7 +229,7 @@ def test_what_is_cached_makes_no_difference(history, kind):
 
 
 def wide(tokens):
-    """Return an array with nine bytes for each token id."""
+    """Return an array of token ids that uses nine bytes for each id."""
     return Raw(array_head(len(tokens)) + b"".join(b"\xcf" + token.to_bytes(8, "big") for token in tokens))
 
 
@@ -266,7 +269,7 @@ def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
 
 @given(HISTORIES, st.data())
 def test_coarse_duplicates_change_nothing(history, data):
-    """Send each pair of blocks again as one coarse block with its own hash, as a hybrid model does."""
+    """The engine also sends each pair of blocks as one coarse block with its own hash, as a hybrid model does."""
     bench, model, name = Bench(), Model(), Naming("signed")
     bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
     coarse = Counter[Any]()
@@ -295,7 +298,7 @@ def test_coarse_duplicates_change_nothing(history, data):
 
 @given(HISTORIES, st.data(), st.booleans())
 def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
-    """A connector stores chunks of two blocks on disk under its own hashes. A removal deletes each chunk."""
+    """A connector stores chunks of two blocks on disk under its own hashes. One removal deletes a complete chunk."""
     bench, model, name = Bench(), Model(), Naming("signed")
     if proven:
         bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
@@ -322,7 +325,7 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
         assert bench.router.violations == []
         if proven:
             assert {key for key in blocks if key[1] != "DISK"} == named(model, name)
-            # a block is identified by all tokens up to its end, so chunks with the same start share their first block
+            # all tokens up to its end identify a sub-block, so chunks that begin with the same tokens share their first sub-block
             held = set()
             for twin, count in chunks.items():
                 first, second = tokens((twin - 10_001) // 2), tokens(twin - 10_000)
@@ -339,11 +342,14 @@ PAGE = 4
 
 
 class Radix:
-    """A radix tree of pages. It announces complete nodes, and splits them: a removal, then two stores."""
+    """A model of a radix tree of pages. It announces complete nodes.
+
+    To split a node, it sends a removal and two stores.
+    """
 
     def __init__(self):
         self.nodes = {}
-        """A node's parent and pages, by its name."""
+        """Parent and pages of each node, by the node's name."""
         self.fresh = 1
 
     def path(self, name):
@@ -393,7 +399,7 @@ class Radix:
             if leaf is not None:
                 del self.nodes[leaf]
                 gone.append(leaf)
-        # parents first, in SGLang's order
+        # SGLang removes parents first
         return [removed([name], medium=None) for name in sorted(gone)]
 
     def prefixes(self, base):
@@ -478,7 +484,7 @@ def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_
 
 @given(st.lists(st.lists(WILD, max_size=6), max_size=12))
 def test_every_event_is_accounted_for(batches):
-    """Check the counters of events, and that each event without an effect has a rejection."""
+    """Check the counters of events, and that kvbus counts a rejection for each event without an effect."""
     bench = Bench()
     stores = removals = clears = unknown = 0
     for events in batches:
@@ -497,7 +503,7 @@ def test_every_event_is_accounted_for(batches):
 
 
 def test_the_tree_of_this_model_is_one():
-    """Check the model: prefixes are distinguished and nodes are split, so that the tests above can fail."""
+    """Check the model itself: it distinguishes prefixes and splits nodes. Otherwise the tests above could not fail."""
     radix = Radix()
     kinds = [event["type"] for pages in ([0, 1, 2], [0, 1, 1], [0, 0]) for event in radix.insert(pages)]
     assert kinds.count("BlockRemoved") == 2

@@ -1,7 +1,7 @@
-"""Reblocked streams, sent to late routers: the complete state, in batches of a limited number of blocks.
+"""Tests that late routers get the complete state of a reblocked stream, in batches of a limited number of blocks.
 
-An engine's block may be many of the router's, and the size of an answer is counted in the router's blocks. The stage is
-that of ``test_compaction``. The state is compared with a router that was connected from the start, and with the model.
+One block of an engine may be many blocks of the router. The limit must count the router's blocks. The stage is that of
+``test_compaction``. The tests compare the state with a router that was connected from the start, and with the model.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
 
 
 class Blocks(Stage):
-    """Engines with one coarse block size, divided into blocks of the pinned size."""
+    """Engines with one coarse block size. kvbus divides their blocks into blocks of the pinned size."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)
@@ -34,7 +34,7 @@ class Blocks(Stage):
 
 
 class Nodes(Stage):
-    """Engines that announce complete radix nodes, so that a page may be part of several."""
+    """Engines that announce complete radix nodes. A page may be part of several nodes."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)
@@ -73,14 +73,17 @@ def blocks_of(events):
 
 
 def state_of(reader):
-    """Return the number of blocks in each batch of the state: the batches of the answer that were not sent live."""
+    """Return the number of blocks in each batch of the state, that is, of each batch that was not also sent live."""
     stage = reader.stage
     sent = dict(enumerate(stage.batches, stage.first))
     return [blocks_of(unpack(body)[1]) for seq, body in reader.payloads.items() if sent.get(seq) != body]
 
 
 def reader_of(stage, start):
-    """Return a reader that asks from ``start``. It has the blocks sent before, and dead ones if it needs the state."""
+    """Return a reader that requests a replay from ``start``, and has applied all earlier batches.
+
+    If the answer must be a state, the reader also holds dead blocks.
+    """
     router = Routers(min(start, stage.first))
     for seq in range(stage.first, start):
         router.take_next(seq, stage.batches[seq - stage.first])
@@ -122,7 +125,10 @@ EVENT = 8
 
 
 def coarse_stage(batches, events, first=0):
-    """Return a stage whose blocks of 1,024 tokens, eight per event, are divided to 16. The journal holds one batch."""
+    """Return a stage with a journal of one batch, where kvbus divides blocks of 1,024 tokens into blocks of 16.
+
+    Each event has eight blocks of the engine.
+    """
     stage = Stage(1, 1, "unsigned", first=first, block_size=ROUTER)
     names = count(1)
     for _ in range(batches):
@@ -144,7 +150,10 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
 
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
-    """If a router misses the batches just before the journal, empty batches are published until the seqs suffice."""
+    """If a router lacks only the batches just before the journal, kvbus publishes empty batches until the state has
+    enough
+    seqs.
+    """
     stage = coarse_stage(6, 6)
     Reader(stage).pull()  # this reader gets a state, so the journal no longer answers for its seqs
     newest = stage.end

@@ -1,4 +1,4 @@
-"""Failed runs of the random relay as they were printed, some shortened by hand for readability."""
+"""Failed runs of the random worlds, as the soak program printed them. Some were shortened by hand for readability."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.properties.world import Setup, World
 
 
 def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
-    """Behind a proxy, an engine restarted. The same gap and the same snapshot followed each other without end."""
+    """An engine behind a proxy restarted. kvbus found the same gap and requested the same snapshot again and again."""
     world = World(Setup(engines=("snapshot",), buffer_steps=3))
     world.connect(0)
     world.publish(0, [("remove", 1, "GPU")], 5)
@@ -17,7 +17,9 @@ def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() ->
 
 
 def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -> None:
-    """With ``on_lost: keep``, kvbus stayed with the old epoch without an answer. The new epoch was empty and silent."""
+    """With ``on_lost: keep``, kvbus got no answer and kept the old epoch, but the engine had begun a new, empty and
+    silent one.
+    """
     world = World(Setup(on_lost="keep"))
     world.publish(0, [("chain", 5, "GPU")], 4)
     world.connect(0)
@@ -50,7 +52,10 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
 
 
 def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
-    """The first batch of a trimmed buffer had already come live. Older batches are history, not lost."""
+    """The first batch of the trimmed replay buffer had already arrived live.
+
+    The older batches are history, and not lost.
+    """
     world = World(Setup(buffer_steps=3))
     world.publish(0, [("chain", 3, "GPU")], 7)
     world.connect(0)
@@ -61,7 +66,7 @@ def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
 
 
 def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
-    """Behind a proxy, the engine restarted and passed the old epoch's seq before kvbus noticed."""
+    """An engine behind a proxy restarted, and passed the last seq of the old epoch before kvbus noticed the restart."""
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)
     world.connect(0)
@@ -75,7 +80,7 @@ def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
 
 
 def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None:
-    """An overlap of only one batch would be the new epoch's own batch."""
+    """If a request reached back by only one batch, kvbus would compare the new epoch's batch with itself."""
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)
     world.connect(0)
@@ -109,7 +114,7 @@ def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_kn
 
 
 def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
-    """Seq 2 was used without a batch. The old epoch's batch 2 arrived late and filled the hole."""
+    """The new epoch skipped seq 2. Batch 2 of the old epoch arrived late and was accepted in its place."""
     world = World(Setup(on_lost="keep"))
     world.connect(0)
     world.publish(0, [("chain", 6, "GPU"), ("store", 2, "CPU")], 4)
@@ -133,7 +138,7 @@ def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
 
 
 def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
-    """Byte hashes are folded for Dynamo, also in a batch that is otherwise relayed unchanged."""
+    """kvbus must fold byte hashes for Dynamo also in a batch that it otherwise relays unchanged."""
     world = World(Setup(outputs=("dynamo",), bytes_hashes=True))
     world.publish(0, [("chain", 6, "CPU")], 2)
     world.publish(0, [("remove", 1, "CPU")], 2)
@@ -141,7 +146,10 @@ def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
 
 
 def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_reason() -> None:
-    """The clear is for the GPU, where the parent was refused. The child was dropped on another medium."""
+    """The full index refused the parent on the GPU, and the child was dropped on another medium.
+
+    The clear is for the GPU.
+    """
     world = World(Setup(orphans="drop", duplicates="ignore", max_blocks=5))
     world.publish(0, [("store", 5, "CPU"), ("store", 1, "GPU"), ("chain", 3, "GPU"), ("chain", 7, "CPU")], 4)
     world.publish(0, [("chain", 4, "GPU"), ("remove", 3, "GPU")], 1)
@@ -151,7 +159,10 @@ def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_rea
 
 
 def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
-    """A source without a replay first received a clear of the CPU. The engine still had a block on the GPU."""
+    """The first event from a source without a replay was a clear of the CPU.
+
+    The engine still had a block on the GPU.
+    """
     world = World(Setup(engines=("deaf",)))
     world.publish(0, [("store", 7, "GPU")], 1)
     world.connect(0)
@@ -161,7 +172,7 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
 
 
 def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
-    """A copy was stored between that removal and a new block, which then no longer fit."""
+    """After the removal, a copy was stored and then a new block. The index was wrongly full for the new block."""
     world = World(Setup(max_blocks=5, block_size=2, duplicates="ignore"))
     world.publish(0, [("chain", 2, "GPU"), ("remove", 2, "GPU"), ("chain", 3, "GPU"), ("tail", 2, "GPU")], 1)
     world.publish(0, [("store", 6, "GPU"), ("store", 6, "GPU"), ("store", 2, "CPU")], 3)
@@ -170,7 +181,9 @@ def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
 
 
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
-    """The conflict is bounded and visible, and the source is exact again once one publisher is left."""
+    """A second publisher causes a conflict of limited duration. kvbus is exact again when only one publisher is
+    left.
+    """
     world = World(Setup())
     world.connect(0)
     source = world.relay.sources[0]

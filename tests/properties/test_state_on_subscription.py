@@ -1,7 +1,8 @@
-"""State on subscription: every connected router ends exact, whether it asks, checks seqs, or does neither.
+"""Tests that every router gets the state when it subscribes and becomes exact, with or without checks of seqs and
+requests.
 
-The relay is real. Connections, routers and replays advance step by step in an order that Hypothesis draws. A connection
-may break anywhere, also between two batches of a state.
+The relay is real. Connections, routers and replays advance step by step, in an order that Hypothesis chooses. A
+connection may break anywhere, also between two batches of a state.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from tests.doubles.stage import FAMILIES, Checking, Stage, Trusting, cut_states
 from tests.properties.test_normalize import EVENTS, Model, Naming, named, play
 
 SLICE = 2
-"""Blocks per batch in these tests, so that a state has several batches."""
+"""Number of blocks per batch of a state. It is small, so that a state has several batches."""
 
 
 def specs(count: int, *, ranked: bool = False, **more: Any) -> list[SourceSpec]:
-    """Return sources without a replay. They are ranks of one engine if ``ranked``, else separate engines."""
+    """Return sources without a replay: the ranks of one engine if ``ranked``, otherwise separate engines."""
     more = {"replay": False, "probe_interval": 0.0} | more
     return [SourceSpec(f"e{i}", i if ranked else 0, **more) for i in range(count)]
 
 
 class Modelled(Stage):
-    """Naive engine caches, and an output that sends the state on subscription."""
+    """A stage with simple models of engine caches, and an output that sends the state on subscription."""
 
     def __init__(self, sources: list[SourceSpec], outputs: list[OutputSpec], kind: str = "unsigned") -> None:
         self.models = [Model() for _ in sources]
@@ -101,7 +102,7 @@ def test_a_connected_router_gets_empty_batches_while_another_gets_the_state() ->
 
 
 def test_the_first_transfer_does_not_begin_at_0() -> None:
-    """A router would mistake a batch 0 that begins with AllBlocksCleared for SGLang's."""
+    """A router treats a batch 0 that begins with AllBlocksCleared as SGLang's."""
     stage = stage_of(1, 100, filled=False)
     router = Trusting()
     router.connect(stage)

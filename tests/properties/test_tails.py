@@ -1,7 +1,9 @@
-"""A pool like vLLM's with partial hits: a prompt's last tokens are announced even if they do not fill a block.
+"""Tests with a model of vLLM's block pool with partial hits, which announces the last tokens of a prompt as a tail
+block.
 
-The end of a prompt gets its own hash, at the granularity of hashes: a block of ``FINE`` tokens. Its parent is the hash
-one step before it, announced or not. A block that fills up loses these hashes and gets the complete block's.
+The tail block ends with the prompt and has its own hash. Hashes exist for every ``FINE`` tokens. The parent of a tail
+block is the hash ``FINE`` tokens before its end, even if the engine never announced that hash. When the block becomes
+full, it loses these hashes and gets the hash of the complete block.
 """
 
 from collections import Counter
@@ -33,16 +35,19 @@ TURNS = st.lists(
 
 
 def name_of(prompt, end):
-    """Return the hash of a prefix, which is the same at every granularity."""
+    """Return the hash of a prefix, which is the same for a complete block and a tail block."""
     return int.from_bytes(blake2b(bytes(prompt[:end]), digest_size=8).digest(), "big") if end else None
 
 
 class Pool:
-    """Blocks in memory. Each has the hash of a complete block, or the hashes of prefixes that end inside it."""
+    """The pool's memory blocks.
+
+    A block has the hash of a complete block, or the hashes of prefixes that end inside it.
+    """
 
     def __init__(self):
         self.memory = []
-        """For each block, the prompt up to the block's end, and the block's hashes."""
+        """For each memory block, the prompt up to the block's end, and the block's hashes."""
         self.events = []
 
     def take_events(self):
@@ -55,14 +60,14 @@ class Pool:
 
     @property
     def whole(self):
-        """Hashes of complete blocks."""
+        """Hashes of the complete blocks."""
         return {names[0] for prompt, names in self.memory if names and len(prompt) % WHOLE == 0}
 
     def forget(self, block):
         self.events += [removed([name], group=0) for name in block[1]]
 
     def prompt(self, tokens, reuse):
-        """Add a prompt: its new complete blocks in one event, then the tail block."""
+        """Add a prompt. Send its new complete blocks in one event, then its tail block."""
         ends = range(WHOLE, len(tokens) + 1, WHOLE)
         new = [end for end in ends if not (reuse and name_of(tokens, end) in self.whole)]
         if new:
@@ -84,7 +89,10 @@ class Pool:
             self.events.append(store([name], parent, tokens=tokens[end - FINE : end], block_size=FINE, group=0))
 
     def grow(self, at, tokens):
-        """Extend a prompt whose last block is not full. The block keeps its hashes until it has a longer one."""
+        """Extend a prompt whose last block is not full.
+
+        The block keeps its hashes until it gets a hash of a longer prefix.
+        """
         unfinished = [block for block in self.memory if len(block[0]) % WHOLE]
         if not unfinished:
             return
@@ -110,7 +118,9 @@ class Pool:
 
 @given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
 def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
-    """Check after the first complete block, unless the size is pinned: before that, a tail may count as a block."""
+    """Unless the block size is pinned, check only after the first complete block: before it, kvbus may take a tail
+    for a block.
+    """
     bench, pool = Bench(block_size=pinned), Pool()
     if proven:
         pool.fill([2] * (2 * WHOLE), 0, 2 * WHOLE)
@@ -141,7 +151,7 @@ def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
 
 
 def prefixes(pool):
-    """Yield the prefixes that end at each piece of the complete blocks."""
+    """Yield the prefixes that end at each ``FINE`` tokens of the complete blocks."""
     for prompt, _ in pool.memory:
         if len(prompt) % WHOLE == 0:
             yield from (tuple(prompt[:end]) for end in range(len(prompt) - WHOLE + FINE, len(prompt) + 1, FINE))

@@ -1,8 +1,9 @@
-"""Routers with limited rights: each ends with its tenant's blocks, and never receives data of another tenant.
+"""Tests for routers with limited rights: each router ends with its tenant's blocks, and gets no data of another tenant.
 
-Each of two tenants has a tree of blocks in the same engines. A relay serves a view for each tenant, and all blocks to a
-witness. A model of sets follows the witness: a store belongs to a view if it names the tenant, or if its parent belongs
-to the view. Routers join and leave, lose batches and ask for replays, engines restart, kvbus restarts with its state.
+Each of two tenants has a tree of blocks in the same engines. The relay serves a view for each tenant, and an output
+with all blocks (the witness). A model of sets follows the witness: a store belongs to a view if it names the tenant, or
+if its parent belongs to the view. Routers join and leave, lose batches and request replays, engines restart, and kvbus
+restarts with its state.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TOKENS = {token: tenant for tenant in TENANTS for n in range(NODES) for token in
 
 @st.composite
 def paths(draw: st.DrawFn) -> list[Node]:
-    """Return a tenant's blocks on a path downwards from any node."""
+    """Return blocks of one tenant on a downward path that starts at any node."""
     tenant = draw(st.sampled_from(TENANTS))
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < 3 and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
@@ -73,7 +74,7 @@ EVENTS = st.one_of(
 
 
 def says(dialect: str, path: list[Node]) -> dict[str, Any]:
-    """Return the fields in which an engine names the tenant of a store."""
+    """Return the event fields in which an engine names the tenant of a store."""
     tenant, n = path[0]
     if dialect == "lora":
         return {"lora_name": tenant, "lora_id": 1}
@@ -110,7 +111,7 @@ def rights(dialect: str, tenant: str) -> Rights:
 
 
 class Shown:
-    """The model of a view, fed with the witness's batches."""
+    """A model of a tenant's view, which is fed with the batches of the witness."""
 
     def __init__(self, tenant: str, *, inherits: bool) -> None:
         self.tenant = tenant
@@ -135,7 +136,7 @@ class Shown:
 
 
 class Views(Stage):
-    """Engines, and a relay with a view for each tenant and an output for the witness."""
+    """A stage with engines, a relay with a view for each tenant, and an output for the witness."""
 
     has_state = True
 
@@ -172,7 +173,7 @@ class Views(Stage):
         self.send(i, *wire_events(self.dialect, wanted), rank=i)
 
     def restart(self, _: int) -> None:
-        """Restart kvbus with its state."""
+        """Restart kvbus: load its saved state into a new relay."""
         relay = Relay(*self.specs)
         loader = Loader(relay)
         for blob in list(dump(self.relay)):
@@ -182,7 +183,7 @@ class Views(Stage):
         assert self.held() == before
 
     def held(self) -> list[Any]:
-        """Return the blocks of each view and source, in the order of a state."""
+        """Return the blocks of each view and source, in the order in which a state announces them."""
         views = [output.view for output in self.relay.outputs if output.view is not None]
         return [[plain_all(announce(view.index(slot))) for slot in range(len(self.said))] for view in views]
 
@@ -191,7 +192,7 @@ class Views(Stage):
 
 
 class Tenant:
-    """A router on its tenant's first stream. It checks every batch for another tenant's blocks and tokens."""
+    """A router on its tenant's first stream. It checks that no batch has blocks or tokens of another tenant."""
 
     place: Place
 
@@ -208,11 +209,11 @@ class Takes(Tenant, Trusting):
 
 
 class Checks(Tenant, Checking):
-    """A router that asks for missing batches."""
+    """A router that requests missing batches."""
 
 
 class AsksFromZero(Tenant, FromZero):
-    """A router that asks from 0 whenever it connects."""
+    """A router that requests a replay whenever it connects, the first time from 0."""
 
 
 STEPS = st.lists(
@@ -258,7 +259,7 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
 
 
 def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
-    """Return a batch without the changes of other tenants."""
+    """Return a batch's changes without the changes of other tenants."""
     found: list[Any] = []
     for what, medium, detail in wanted:
         own = None if detail is None else [node for node in detail if node[0] == tenant]
@@ -273,7 +274,7 @@ def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
     st.sampled_from(["vllm", "sglang", "lora"]),
 )
 def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any], dialect: str) -> None:
-    """A tenant gets the same seqs, and the same blocks after each, as without the other tenant."""
+    """A tenant gets the same seqs, and the same blocks after each seq, as if the other tenant did not exist."""
     together, alone = (Views(dialect, 1, 100, merged=False, filled=True) for _ in range(2))
     for wanted in history:
         together.say(0, wanted)
@@ -282,7 +283,7 @@ def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any]
 
 
 def course(stage: Views) -> list[Any]:
-    """Return the seqs of a stream, each with a router's blocks after it."""
+    """Return the seqs of a stream, each with the blocks that a router holds after it."""
     router, found = Takes(place_of("a")), []
     for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)

@@ -1,7 +1,7 @@
-"""An output without token ids never sends one, and its routers hold the same blocks as with them.
+"""Tests that an output without token ids never sends one, and that its routers hold the same blocks as other routers.
 
-In every capture, tokens, salts, sessions and keys are replaced by marked values, which can be found in any bytes. Each
-profile has an output with tokens and one without.
+The tests replace the tokens, salts, sessions and keys in every capture by marked values, which they can find in any
+bytes. For each profile they run an output with tokens and one without.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUBLISHER: Final = b"p" * 16
 
 
 def marked(value: Any) -> Any:
-    """Return a value with marked tokens and texts."""
+    """Return a value with marked token ids and marked texts."""
     if isinstance(value, list):
         return [marked(each) for each in value]
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def state_of(relay: Relay, number: int) -> list[tuple[int, bytes]]:
 
 
 def keys_of(sent: list[tuple[int, bytes]]) -> set[Any]:
-    """Return the keys of the blocks in a client library's view."""
+    """Return the keys of the blocks that the client library holds after these batches."""
     view = BlockView()
     for _, payload in sent:
         view.apply_batch(well_formed(payload))
@@ -80,7 +80,7 @@ def keys_of(sent: list[tuple[int, bytes]]) -> set[Any]:
 
 
 def without(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events as maps without content and null fields."""
+    """Return events as maps, without the fields that show prompt content and without null fields."""
     left = CONTENT | {"novelty"}
     return [{name: each for name, each in event.items() if name not in left and each is not None} for event in events]
 
@@ -134,7 +134,7 @@ def test_no_token_leaves_and_the_blocks_are_the_same(capture):
 
 
 class Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
-    """The fields that vLLM 0.33's own consumers require, with their types."""
+    """The fields of BlockStored that vLLM 0.33's own consumers require, with their types."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None

@@ -1,12 +1,12 @@
-"""Engines, a network, kvbus and routers in one object without I/O, whose every step is a line of a script.
+"""Engines, a network, kvbus and routers in one object without I/O. Each of its steps is a line of a script.
 
-A :class:`World` is driven by hand (``test_regressions.py``) or from a seed: shortly by ``test_random_worlds.py``, for
-long by ``python -m tests.properties.soak``. Each step is a method with plain arguments that works in any state, so that
-a failing run can be printed as a script, shortened, and kept as a test.
+Scripts drive a :class:`World` in ``test_regressions.py``. Seeds drive it in ``test_random_worlds.py`` and, for a long
+time, in ``python -m tests.properties.soak``. A step is a method with plain arguments, which is possible in any state of
+the world. So a failing run can be printed as a script, shortened, and kept as a test.
 
 Engines hold a tree of blocks (the parent of block ``n`` is ``n // 2``) on two media, with copies, and know their real
-content. The network loses, doubles, delays, reorders and cuts. Routers are plain sets that ask the standard replay at a
-hole.
+cache contents. The network loses, doubles, delays and reorders messages, and breaks connections. Routers keep plain
+sets and send a standard replay request when they see a gap.
 """
 
 from __future__ import annotations
@@ -61,29 +61,33 @@ encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
 
 Change = tuple[Any, ...]
-"""A change of an engine's cache.
+"""A change of an engine's cache. One of these tuples:
 
-* ``("store", block, medium)``; ``("chain", block, medium)``: the block and its ancestors in one event.
-* ``("remove", block, medium)``.
-* ``("tail", block, medium)``, ``("untail", block, medium)``: half a block after that block, if the size is pinned.
-* ``("clear",)``: clears the GPU; a second one in the same batch clears the other tiers.
-* ``("clear", None, medium)``: clears the medium.
+* ``("store", block, medium)`` stores a block.
+* ``("chain", block, medium)`` stores a block and its ancestors in one event.
+* ``("remove", block, medium)`` removes a block.
+* ``("tail", block, medium)`` and ``("untail", block, medium)`` store and remove a tail block of half a block after that
+  block, if the block size is pinned.
+* ``("clear",)`` clears the GPU. The second such clear in a batch clears the other tiers.
+* ``("clear", None, medium)`` clears one medium.
 """
 
 CLEARED = {"type": "AllBlocksCleared"}
 
 TAIL = 1000
-"""Difference between the hash of a tail and that of the block before it."""
+"""Difference between the number of a tail block and the number of the block before it."""
 
 Blocks = set[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A world's configuration."""
+    """The configuration of a world."""
 
     engines: tuple[str, ...] = ("replay",)
-    """For each source: ``replay``, ``deaf`` (no replay) or ``snapshot`` (replay and snapshots, 24-byte seq frames)."""
+    """The kind of each source: ``replay``, ``deaf`` (no replay) or ``snapshot`` (replay and snapshots, 24-byte seq
+    frames).
+    """
     outputs: tuple[str, ...] = ("vllm",)
     buffer_steps: int = 1000
     bytes_hashes: bool = False
@@ -98,9 +102,12 @@ class Setup:
     max_blocks: int = 10**6
     block_size: int | None = None
     blocks_per_batch: int | None = None
-    """Number of blocks in a batch of a state; None for kvbus's default, which is never reached here."""
+    """Number of blocks in a batch of a state.
+
+    None means kvbus's default, which is more blocks than these engines have.
+    """
     host: bool = True
-    """Whether engines also keep blocks on the CPU. If not, these blocks are on the GPU."""
+    """Whether engines also keep blocks on the CPU. If not, all their blocks are on the GPU."""
 
 
 def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
@@ -108,12 +115,15 @@ def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
 
 
 def path(block: int) -> list[int]:
-    """Return the blocks from the root of the tree to the block."""
+    """Return the blocks on the path from the root of the tree to a block."""
     return [*path(block // 2), block] if block > 1 else [block]
 
 
 class Engine:
-    """A publisher and its cache, without I/O. `tests.doubles` explains the difference from the simulator."""
+    """A model of an engine's publisher and cache, without I/O.
+
+    `tests.doubles` explains how it differs from the simulator.
+    """
 
     def __init__(self, kind: str, setup: Setup, rank: int) -> None:
         self.kind, self.setup, self.rank = kind, setup, rank
@@ -125,11 +135,11 @@ class Engine:
         self.seq = 0
         self.buffer: list[tuple[int, bytes]] = []
         self.truth: Counter[tuple[str, int]] = Counter()
-        """Number of copies by medium and block."""
+        """Number of copies that the engine holds of each block, by medium and block."""
         self.visible: Counter[tuple[str, int]] = Counter()
-        """The blocks that kvbus may announce to routers: `truth` without dropped orphans."""
+        """The blocks of `truth` that kvbus may announce to routers, that is, without dropped orphans."""
         self.tails: Counter[tuple[str, int]] = Counter()
-        """Tail blocks, which are not announced to routers."""
+        """Number of copies of each tail block. kvbus does not announce tail blocks to routers."""
 
     @property
     def publisher(self) -> bytes:
@@ -193,7 +203,7 @@ class Engine:
                 for counts in (self.truth, self.visible, self.tails):
                     for key in [key for key in counts if key[0] == rest[1]]:
                         del counts[key]
-            # an epoch whose first event is a clear would be SGLang's, whose clears concern every medium
+            # do not begin an epoch with a clear: kvbus would take the engine for SGLang, whose clears apply to every medium
             elif self.seq or events:
                 self._see(run)
                 again = CLEARED in events
@@ -213,7 +223,9 @@ class Engine:
             counts[medium, block] = counts[medium, block] + 1 if self.setup.duplicates == "count" else 1
 
     def _see(self, run: list[tuple[list[int], str]]) -> None:
-        """Add consecutive stores to `visible` if their parents are there or come in the same run."""
+        """Add the blocks of consecutive stores to `visible`, if their parents are visible or in the same run of
+        stores.
+        """
         waiting, run[:] = list(run), []
         while waiting:
             known = {block for (_, block), count in self.visible.items() if count}
@@ -225,10 +237,10 @@ class Engine:
                 self._add(self.visible, blocks, medium)
 
     def snapshot(self) -> list[bytes]:
-        """Return the reply to a snapshot request: every copy of every block, parents first."""
+        """Return the engine's reply to a snapshot request. It stores every copy of every block, parents first."""
         live = sorted((key for key, count in self.truth.items() if count), key=lambda key: (key[0] != "GPU", key[1]))
         events = [self.store([block], medium) for medium, block in live for _ in range(self.truth[medium, block])]
-        # an event with two blocks shows the block size
+        # an event with two blocks proves the block size
         events.insert(0, self.store([1, 3], "GPU"))
         hashes = [self.hash_of(1), self.hash_of(3)]
         events.insert(1, {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
@@ -237,27 +249,33 @@ class Engine:
 
 
 class Router(RankedRouter):
-    """A plain set for each rank that fails at any breach of the stream's rules. It ignores live batches while ``deaf``.
+    """A router with a plain set for each rank, which fails at any violation of the stream's rules.
 
-    With ``one_copy`` it ignores ranks: it is one set, and each removal and clear concerns all ranks.
+    It ignores live batches while ``deaf``. With ``one_copy`` it has one set for all ranks, so each removal and clear
+    applies to all ranks.
     """
 
     def __init__(self, *, one_copy: bool = False, takes_late: bool = False) -> None:
         super().__init__()
         self.one_copy = one_copy
         self.takes_late = takes_late
-        """Whether the profile's answers may begin later than asked for."""
+        """Whether the router's profile permits answers that begin after the requested seq."""
         self.deaf = False
         self.stale = False
-        """Whether the router got a state without AllBlocksCleared on top of blocks. It may hold dead blocks.
+        """Whether the router held blocks when it got a state without AllBlocksCleared.
 
-        This is allowed for profiles whose routers clear by pod, if each rank has a stream of its own. While another
-        rank has blocks, kvbus sends no clear, because connections are not ordered against each other
+        It may therefore hold dead blocks.
+
+        This is permitted for profiles whose routers clear by pod, if each rank has its own stream. kvbus sends no clear
+        while
+        another rank has blocks, because connections are not ordered against each other
         (docs/decisions/profiles-of-routers.md).
         """
 
     def begin_late(self, seq: int) -> None:
-        """Accept an answer that begins late, if the profile allows it or the router holds nothing."""
+        """Accept an answer that begins after the requested seq, if the profile permits it or the router holds no
+        block.
+        """
         if self.takes_late or (not self.next and not self.blocks):
             self.next = max(seq, self.next)
 
@@ -274,7 +292,7 @@ class Router(RankedRouter):
 
 
 class LateRouter:
-    """A router that subscribes, asks from 0, and reads the answer slowly while the live stream continues."""
+    """A router that subscribes, requests a replay from 0, and reads the answer slowly while live batches arrive."""
 
     def __init__(self, router: Router, answer: Any) -> None:
         self.router = router
@@ -283,7 +301,7 @@ class LateRouter:
         self.live: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
-        """Read the next message of the answer, unless it has ended."""
+        """Read the next message of the answer, unless the answer has ended."""
         message = self.answer.next_message() if self.answer is not None else None
         if message is None:
             return
@@ -299,7 +317,7 @@ class LateRouter:
         self.router.apply(seq, message[-1])
 
     def finish(self) -> None:
-        """Read the complete answer, and the live batches since the request."""
+        """Read the rest of the answer, and then the live batches that arrived since the request."""
         while self.answer is not None:
             self.read()
         for seq, payload in self.live:
@@ -308,23 +326,23 @@ class LateRouter:
 
 
 class Subscriber:
-    """A router that gets a state on subscription, reads it slowly, and then reads the live stream."""
+    """A router that gets a state when it subscribes, reads it slowly, and then reads the live stream."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.connected = False
         self.state: StateReader | None = None
-        """The unread part of the state."""
+        """Reader of the rest of the state, or None if the router reads no state."""
         self.clears = True
         """Whether the state must begin with AllBlocksCleared."""
         self.waiting: list[tuple[int, bytes]] | None = None
-        """Live batches that wait until a state or an answer has ended; None if neither is being read."""
+        """Live batches that wait until the router has read its state or answer; None if it reads neither."""
 
     def cut(self) -> None:
         self.connected, self.state, self.waiting = False, None, None
 
     def receive(self, seq: int, payload: bytes) -> None:
-        """Receive a live batch."""
+        """Receive a live batch. Apply it, or keep it until the router has read its state or answer."""
         if not self.connected:
             return
         if self.waiting is not None:
@@ -348,7 +366,7 @@ class Subscriber:
             self.go_on()
 
     def go_on(self) -> None:
-        """End the state or the answer."""
+        """Stop reading the state or the answer, and apply the live batches that have waited."""
         waited, self.waiting, self.state = self.waiting or [], None, None
         for seq, payload in waited:
             self.receive(seq, payload)
@@ -356,24 +374,27 @@ class Subscriber:
 
 @dataclass
 class Line:
-    """A source's engine, and its messages in the network."""
+    """The engine of a source, and the messages between the engine and kvbus that have not arrived."""
 
     engine: Engine
     connected: bool = False
     wire: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     answers: list[tuple[int, list[bytes]]] = field(default_factory=list)
     asked: int | None = None
-    """The open request."""
+    """Id of kvbus's open replay request, or None."""
     heard: tuple[int, int] = (0, -1)
-    """Epoch and seq of the newest live batch that kvbus received."""
+    """Epoch and seq of the newest live batch that kvbus has received."""
     hidden: int = -1
-    """The epoch in which the publisher restarted unseen or was not alone, else -1. Exactness needs a later epoch."""
+    """kvbus's epoch in which the publisher restarted unnoticed or a second publisher sent batches, else -1.
+
+    kvbus need not be exact before it has begun a later epoch.
+    """
     refused: bool = False
-    """Whether an earlier process of kvbus, whose counters are lost, refused blocks at the index's limit."""
+    """Whether an earlier kvbus process refused blocks because the index was full. Its counters are lost."""
 
 
 def step(method: Callable[..., None]) -> Callable[..., None]:
-    """Make a method a step: record it before it runs, and check the invariants after it."""
+    """Turn a method into a step: record the call before it runs, and check the invariants after it."""
 
     @functools.wraps(method)
     def taken(self: World, *args: Any) -> None:
@@ -391,10 +412,12 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class World:
-    """A simulated world. Sources, outputs and messages are chosen by any number, modulo their count."""
+    """A simulated world. A step may name a source, output or message by any number, which counts modulo their
+    number.
+    """
 
     steps = 0
-    """Number of steps of all worlds in this process."""
+    """Number of steps that all worlds of this process have executed."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -407,17 +430,19 @@ class World:
         self.last_seq = dict.fromkeys(self.places, -1)
         self.routers = {place: self._new_router(place) for place in self.places}
         self.rebuilding: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        """Live batches that a router received while it read an answer."""
+        """Live batches that a router received while it was reading an answer, by stream."""
         self.late: dict[tuple[int, int], LateRouter] = {}
         self.subscribers: dict[tuple[int, int], Subscriber] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
         self.begun: tuple[Iterator[bytes], int] | None = None
-        """An open checkpoint: its remaining slices, and the index of the first log frame after it."""
+        """The checkpoint in progress: its remaining slices, and the index of the first write-ahead log frame after
+        its start.
+        """
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Every stream, as index of its output and index in it."""
+        """Every stream, as a tuple of the index of its output and its index within the output."""
         return [(n, at) for n, output in enumerate(self.relay.outputs) for at in range(len(output.streams))]
 
     def make_relay(self) -> Relay:
@@ -463,7 +488,7 @@ class World:
         self._carry_out(self.relay.handle(event, self.now))
 
     def _carry_out(self, commands: list[Any]) -> None:
-        # asked after all commands: an answer may publish batches, which must follow those of these commands
+        # send the requests after all other commands: an answer may publish batches, which must come after these commands
         asking = []
         for command in commands:
             if isinstance(command, Publish):
@@ -517,7 +542,7 @@ class World:
         ending_after = state.ending_after
 
         def marking(start: int) -> StateSnapshot:
-            """Start a state. Without a clear in it, the router may keep dead blocks."""
+            """Start a state, and note whether the router may keep dead blocks because the state has no clear."""
             if router.blocks and self._others_hold_blocks(*place):
                 router.stale = True
             return ending_after(start)
@@ -531,7 +556,7 @@ class World:
         subscriber.clears = not self._others_hold_blocks(command.output, command.stream)
 
     def _others_hold_blocks(self, number: int, at: int) -> bool:
-        """Return whether a clear on this stream would clear blocks that routers got on another one."""
+        """Return whether a clear on this stream would also clear blocks that routers got on another stream."""
         spec = self.relay.outputs[number].spec
         return (
             spec.profile.clears != "rank"
@@ -586,7 +611,7 @@ class World:
 
     @step
     def publish(self, source: int, changes: list[Change], times: int) -> None:
-        """Change the engine's cache. If kvbus is connected, the batch is on its way."""
+        """Change the engine's cache and publish a batch. If kvbus is connected, the batch is sent to it."""
         line = self.lines[source % len(self.lines)]
         for _ in range(times):
             seq, payload = line.engine.publish(changes)
@@ -595,23 +620,23 @@ class World:
 
     @step
     def skip_a_number(self, source: int) -> None:
-        """Use up a seq without sending a batch, as vLLM does after an exception."""
+        """Use a seq without sending a batch, as vLLM does after an exception."""
         self.lines[source % len(self.lines)].engine.seq += 1
 
     @step
     def restart_engine(self, source: int) -> None:
-        """Kill the engine's process: its connections break, and messages on their way are lost."""
+        """Restart the engine's process. Its connections break, and messages that have not arrived are lost."""
         source %= len(self.lines)
         self._cut(source)
         self.lines[source].engine.restart()
-        # kvbus keeps the old epoch without an answer if `on_lost` is `keep`, or if it thinks that there is no replay
-        # buffer
+        # if kvbus gets no answer, it keeps the old epoch in two cases: `on_lost` is `keep`, or it believes that the engine has
+        # no replay buffer
         believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer.dump()["buffer"] is False
         self.lines[source].hidden = self._epoch(source) if believed else -1
 
     @step
     def restart_behind_a_proxy(self, source: int) -> None:
-        """Kill the engine's process, while kvbus's connection to a proxy stays."""
+        """Restart the engine's process while kvbus's connection, which ends at a proxy, stays open."""
         line = self.lines[source % len(self.lines)]
         line.engine.restart()
         line.answers.clear()
@@ -619,7 +644,7 @@ class World:
 
     @step
     def stranger(self, source: int, seq: int, block: int) -> None:
-        """Publish a batch of another publisher on the same endpoint."""
+        """Publish a batch of a second publisher on the same endpoint."""
         source %= len(self.lines)
         line = self.lines[source]
         if not line.connected:
@@ -643,7 +668,10 @@ class World:
 
     @step
     def live_batch(self, source: int, at: int, how: str) -> None:
-        """Deliver a batch (the oldest one for 0), lose it, or deliver it twice."""
+        """Deliver a batch, lose it, or deliver it twice.
+
+        ``at`` is its position among the sent batches; 0 is the oldest.
+        """
         source %= len(self.lines)
         wire = self.lines[source].wire
         if not wire:
@@ -660,7 +688,7 @@ class World:
 
     @step
     def answer(self, source: int, count: int) -> None:
-        """Deliver up to ``count`` messages of replay answers."""
+        """Deliver up to ``count`` messages of the source's replay answers."""
         source %= len(self.lines)
         for _ in range(count):
             if self.lines[source].answers:
@@ -672,7 +700,7 @@ class World:
 
     @step
     def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
-        """Deliver an answer to a request that was never made or has ended."""
+        """Deliver an answer to a request that kvbus never made or that has ended."""
         source %= len(self.lines)
         if self.lines[source].asked != request:
             self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
@@ -686,15 +714,17 @@ class World:
 
     @step
     def checkpoint_begins(self) -> None:
-        """Start a checkpoint. Its slices are read when kvbus is killed, so that all later changes happen during it."""
+        """Start a checkpoint. Its slices are read only when kvbus is killed, so that all later changes happen
+        during it.
+        """
         self._write_log()
         self.begun = dump(self.relay), len(self.log)
 
     @step
     def kvbus_is_killed(self, new_generation: bool) -> None:
-        """Kill kvbus and restart it with its state: same index and seqs, new counters and connections.
+        """Kill kvbus and restart it with its state. It keeps index and seqs, and has new counters and connections.
 
-        With a new generation, a checkpoint is completed before the kill: the open one, or one of that moment.
+        With ``new_generation``, a checkpoint is completed before the kill: the checkpoint in progress, or a new one.
         """
         self._write_log()
         marks = [source.sequencer.next for source in self.relay.sources]
@@ -728,7 +758,7 @@ class World:
         recovered, live = everything(relay, kept), everything(self.relay, kept)
         for now, before, known in zip(recovered["sources"], live["sources"], relay.sources, strict=True):
             if not known.sequencer.next:
-                # no record says that an empty answer completed an empty epoch, so a restarted kvbus asks again
+                # an empty answer that completes an empty epoch leaves no record, so a restarted kvbus requests the history again
                 before["partial"] |= now["partial"]
         assert recovered == live
         relay.records = Records()
@@ -737,7 +767,7 @@ class World:
 
     @step
     def kvbus_is_killed_without_state(self) -> None:
-        """Restart kvbus without state: seqs jump ahead, and the index is learned again."""
+        """Restart kvbus without saved state. Its seqs jump ahead, and it learns the index again."""
         for source in range(len(self.lines)):
             self._cut(source)
             self.lines[source].heard = (-1, -1)
@@ -752,7 +782,7 @@ class World:
         self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
-        """Break late routers' answers and subscribers' connections. Subscribers keep their blocks."""
+        """Break the answers of late routers and the connections of subscribers. Subscribers keep their blocks."""
         self.late.clear()
         for subscriber in self.subscribers.values():
             subscriber.cut()
@@ -774,7 +804,7 @@ class World:
 
     @step
     def router_link(self, place: int, deaf: bool) -> None:
-        """Stall or resume a router's live stream."""
+        """Stop or resume the live stream of a router. While stopped, the router loses all batches."""
         self.routers[self._place(place)].deaf = deaf
 
     @step
@@ -798,7 +828,10 @@ class World:
 
     @step
     def subscriber_connects(self, place: int, batches: int) -> None:
-        """Subscribe a new or an existing router, and read some batches of the state. Until then its blocks are kept."""
+        """Connect a new or an existing router, and let it read some batches of the state.
+
+        A router keeps its blocks until then.
+        """
         at = self._place(place)
         if at not in self.subscribers:
             self.subscribers[at] = Subscriber(self._new_router(at))
@@ -808,7 +841,9 @@ class World:
 
     @step
     def subscriber_resumes(self, place: int) -> None:
-        """Cut a subscriber off, and continue by a replay from its next seq, even in the middle of a state."""
+        """Break a subscriber's connection, and continue by a replay from its next seq, even in the middle of a
+        state.
+        """
         at = self._place(place)
         subscriber = self.subscribers.get(at)
         if subscriber is None:
@@ -839,7 +874,7 @@ class World:
 
     @step
     def router_asks_for_a_snapshot(self, place: int) -> None:
-        """Ask for a snapshot. An output without a snapshot endpoint answers too."""
+        """Send a snapshot request of a router. The relay also answers on an output without a snapshot endpoint."""
         at = self._place(place)
         (command,) = self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now)
         assert isinstance(command, AnswerSnapshot)
@@ -867,13 +902,13 @@ class World:
                 assert len(stream.journal) <= setup.journal_batches
 
     def nothing_kept_back(self) -> None:
-        """Check that every seq was published together with the event that used it."""
+        """Check that kvbus has published a batch for every seq that it has used."""
         for n, at in self.places:
             assert self.relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
 
     @step
     def quiescence(self) -> None:
-        """Deliver everything, let time pass, and check that every router holds its engines' blocks."""
+        """Deliver all messages, let time pass, and check that every router holds the blocks of its engines."""
         for source, line in enumerate(self.lines):
             if not line.connected:
                 line.connected = True
@@ -920,7 +955,7 @@ class World:
         if engine.kind != "deaf" and line.hidden < 0 and numbers == list(range(engine.seq)):
             partial = source.partial and not source.normalizer.full
             assert not partial, f"source {i} could have been told everything and is partial"
-        # a tail may have been refused, which no router notices
+        # a full index may have refused a tail block, which routers cannot notice
         refused = line.refused or source.stats.rejected["index_full"]
         if not source.partial and engine.kind != "snapshot" and not refused:
             tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
@@ -933,16 +968,18 @@ class World:
     def _can_be_known(self, i: int) -> bool:
         source, line = self.relay.sources[i], self.lines[i]
         engine = line.engine
-        # a replay that reaches back to the start exposes every stranger, once kvbus knows that there is a buffer; an
-        # answer that begins with 1, because 0 was used and never sent, looks as if the buffer were trimmed
+        # if kvbus knows that the engine has a replay buffer, a replay from the start exposes every second publisher; but if
+        # the engine used seq 0 without sending it, the answer begins with 1, as if the buffer had been trimmed
         reaches_back = engine.setup.buffer_steps == 1000 and [seq for seq, _ in engine.buffer[:1]] == [0][: engine.seq]
         if line.hidden >= 0 and not (reaches_back and source.sequencer.dump()["buffer"]):
             return False  # nothing may expose the stranger until the engine visibly restarts
-        # without a replay, kvbus cannot know of an idle engine's lost last batches or of its silent new epoch
+        # without a replay, kvbus cannot notice that an idle engine's last batches were lost, or that it began a new epoch
         return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
 
     def _knows_its_engines(self, place: tuple[int, int], router: Router) -> None:
-        """Compare a router's blocks with those of its stream's engines, by rank unless the router ignores ranks."""
+        """Compare a router's blocks with the blocks of its stream's engines, for each rank unless the router
+        ignores ranks.
+        """
         output = self.relay.outputs[place[0]]
         sources = list(range(len(self.lines))) if output.merged else [place[1]]
         for those in [sources] if router.one_copy else [[i] for i in sources]:
@@ -963,16 +1000,18 @@ class World:
                 assert view == expected, f"sources {those}, stream {place}: {view} is not {expected}"
 
     def _visible(self, i: int, folded: bool) -> Blocks | None:
-        """Return the blocks that routers hold of an engine, or None if kvbus does not claim to know them."""
+        """Return the blocks that routers must hold of an engine, or None if kvbus reports that it does not know
+        them.
+        """
         source, engine = self.relay.sources[i], self.lines[i].engine
         if source.partial:
             return None
         if engine.kind == "snapshot" and self.setup.orphans == "drop":
             return None  # a snapshot has orphans whose parents were there when the orphans were stored
-        # a clear ends the unknown start of an epoch only for its tier; a tier without events may still hold blocks
+        # if the start of an epoch is unknown, a clear makes only its own tier known; another tier may still hold old blocks
         visible = self._named(engine, engine.visible, folded)
         told = {key for key in visible if key[0] in {"GPU", *source.normalizer.dump()["media"]}}
-        # the unknown blocks may be parents of orphans
+        # the unknown blocks may be the parents of dropped orphans
         return None if told != visible and self.setup.orphans == "drop" else told
 
     def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:
@@ -986,7 +1025,9 @@ class World:
 
 
 def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[str, Any]:
-    """Return the part of a relay's state that records rebuild; it must be equal before and after a recovery.
+    """Return the part of a relay's state that the write-ahead log rebuilds.
+
+    It must be equal before and after a recovery.
 
     ``kept`` has the first seq of each journal that contains only batches after the checkpoint.
     """
@@ -1021,7 +1062,9 @@ OF_A_SOURCE = ("rank", "ranked", "ts", "topic", "publisher_id", "lost", "partial
 
 
 def tables_of(index: Any) -> dict[Any, Any]:
-    """Return an index's content by table: blocks with their copies, and sub-blocks with their references."""
+    """Return an index's content for each table: blocks with their number of copies, and sub-blocks with their
+    references.
+    """
     return {
         key: ({block: table.copies.get(block, 0) for block in table.blocks}, dict(table.refs))
         for key, table in index.tables.items()
