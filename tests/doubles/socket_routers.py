@@ -211,7 +211,8 @@ class StrictRouter(SocketRouter):
         self._hwm = hwm
         self._idle = idle or (2.0 if resumes else 60.0)
         self._resumes = resumes
-        # libzmq's default reconnect interval (100 ms) is so long that the router could miss kvbus's first message after a restart
+        # libzmq's default reconnect interval (100 ms) is so long that the router could miss kvbus's first message after
+        # a restart
         self.context.setsockopt(zmq.RECONNECT_IVL, 1)
         self._dealer: zmq.Socket[bytes] | None = None
         self._clock = RunningClock(time.monotonic)

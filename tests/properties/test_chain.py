@@ -296,7 +296,8 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
     chain.step("lose", 1, 10)
     for n in range(20, 30):
         chain.step("store", 0, n)
-    # kvbus probes an idle stream after at most 80 s, and TCP may delay batches by as many seconds as the stream was silent
+    # kvbus probes an idle stream after at most 80 s, and TCP may delay batches by as many seconds as the stream was
+    # silent
     chain.seconds_pass(170)
     assert chain.buses[1].blocks == chain.truth == set(range(30))
     assert source.stats.restarts == 0

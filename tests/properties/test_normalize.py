@@ -325,7 +325,8 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
         assert bench.router.violations == []
         if proven:
             assert {key for key in blocks if key[1] != "DISK"} == named(model, name)
-            # all tokens up to its end identify a sub-block, so chunks that begin with the same tokens share their first sub-block
+            # all tokens up to its end identify a sub-block, so chunks that begin with the same tokens share their first
+            # sub-block
             held = set()
             for twin, count in chunks.items():
                 first, second = tokens((twin - 10_001) // 2), tokens(twin - 10_000)

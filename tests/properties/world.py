@@ -203,7 +203,8 @@ class Engine:
                 for counts in (self.truth, self.visible, self.tails):
                     for key in [key for key in counts if key[0] == rest[1]]:
                         del counts[key]
-            # do not begin an epoch with a clear: kvbus would take the engine for SGLang, whose clears apply to every medium
+            # do not begin an epoch with a clear: kvbus would take the engine for SGLang, whose clears apply to every
+            # medium
             elif self.seq or events:
                 self._see(run)
                 again = CLEARED in events
@@ -488,7 +489,8 @@ class World:
         self._carry_out(self.relay.handle(event, self.now))
 
     def _carry_out(self, commands: list[Any]) -> None:
-        # send the requests after all other commands: an answer may publish batches, which must come after these commands
+        # send the requests after all other commands: an answer may publish batches, which must come after these
+        # commands
         asking = []
         for command in commands:
             if isinstance(command, Publish):
@@ -629,8 +631,8 @@ class World:
         source %= len(self.lines)
         self._cut(source)
         self.lines[source].engine.restart()
-        # if kvbus gets no answer, it keeps the old epoch in two cases: `on_lost` is `keep`, or it believes that the engine has
-        # no replay buffer
+        # if kvbus gets no answer, it keeps the old epoch in two cases: `on_lost` is `keep`, or it believes that the
+        # engine has no replay buffer
         believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer.dump()["buffer"] is False
         self.lines[source].hidden = self._epoch(source) if believed else -1
 
@@ -758,7 +760,8 @@ class World:
         recovered, live = everything(relay, kept), everything(self.relay, kept)
         for now, before, known in zip(recovered["sources"], live["sources"], relay.sources, strict=True):
             if not known.sequencer.next:
-                # an empty answer that completes an empty epoch leaves no record, so a restarted kvbus requests the history again
+                # an empty answer that completes an empty epoch leaves no record, so a restarted kvbus requests the
+                # history again
                 before["partial"] |= now["partial"]
         assert recovered == live
         relay.records = Records()
@@ -968,12 +971,13 @@ class World:
     def _can_be_known(self, i: int) -> bool:
         source, line = self.relay.sources[i], self.lines[i]
         engine = line.engine
-        # if kvbus knows that the engine has a replay buffer, a replay from the start exposes every second publisher; but if
-        # the engine used seq 0 without sending it, the answer begins with 1, as if the buffer had been trimmed
+        # if kvbus knows that the engine has a replay buffer, a replay from the start exposes every second publisher;
+        # but if the engine used seq 0 without sending it, the answer begins with 1, as if the buffer had been trimmed
         reaches_back = engine.setup.buffer_steps == 1000 and [seq for seq, _ in engine.buffer[:1]] == [0][: engine.seq]
         if line.hidden >= 0 and not (reaches_back and source.sequencer.dump()["buffer"]):
             return False  # nothing may expose the stranger until the engine visibly restarts
-        # without a replay, kvbus cannot notice that an idle engine's last batches were lost, or that it began a new epoch
+        # without a replay, kvbus cannot notice that an idle engine's last batches were lost, or that it began a new
+        # epoch
         return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
 
     def _knows_its_engines(self, place: tuple[int, int], router: Router) -> None:
@@ -1008,7 +1012,8 @@ class World:
             return None
         if engine.kind == "snapshot" and self.setup.orphans == "drop":
             return None  # a snapshot has orphans whose parents were there when the orphans were stored
-        # if the start of an epoch is unknown, a clear makes only its own tier known; another tier may still hold old blocks
+        # if the start of an epoch is unknown, a clear makes only its own tier known; another tier may still hold old
+        # blocks
         visible = self._named(engine, engine.visible, folded)
         told = {key for key in visible if key[0] in {"GPU", *source.normalizer.dump()["media"]}}
         # the unknown blocks may be the parents of dropped orphans
