@@ -1,8 +1,8 @@
-"""Every router in every case, each in a process of its own; what was found goes into docs/INTEROP.md.
+"""Run every router in every case, each in its own process, and write the results into docs/INTEROP.md.
 
     python -m tests.interop [--router NAME] [--case NAME] [--jobs 3]
 
-With a selection the document stays as it is. Exit code 1: something differs from what `expected.py` says.
+If routers or cases are selected, the document is not changed. Exit code 1: a result differs from `expected.py`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from .routers import Kind
 
 LIMIT: Final = 400.0
-"""Seconds that one case may take."""
+"""Maximum duration of one case, in seconds."""
 
 
 async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
-    """One case, in another process: None if it failed."""
+    """Run one case in another process, and return its result; None if the case failed."""
     command = [sys.executable, "-m", "tests.interop", "--router", kind.name, "--case", case.name, "--here"]
     env = os.environ | {"PYTEST_XDIST_WORKER": f"gw{slot}", "PYTEST_XDIST_WORKER_COUNT": str(slots)}
     pipe = asyncio.subprocess.PIPE
@@ -56,7 +56,7 @@ async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
 
 
 async def here(kind: Kind, case: Case) -> None:
-    """One case, in this process; it ends early when nobody waits for it any more."""
+    """Run one case in this process. Stop early when the parent process closes the standard input."""
     asked = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin)
@@ -71,7 +71,7 @@ async def here(kind: Kind, case: Case) -> None:
 
 
 def unexpected(kind: Kind, case: Case, found: Cell | None) -> bool:
-    """Whether it is not what is written down."""
+    """Return whether the result differs from the one in `expected.py`."""
     if found is None:
         return True
     sides = ((DIRECT, found.direct), (THROUGH_KVBUS, found.behind))
@@ -79,7 +79,7 @@ def unexpected(kind: Kind, case: Case, found: Cell | None) -> bool:
 
 
 async def campaign(kinds: list[Kind], cases: list[Case], jobs: int) -> tuple[dict[tuple[str, str], Cell], list[str]]:
-    """All of them; what was found, and what was not expected."""
+    """Run all cases with all routers, and return the results and the messages about unexpected results."""
     cells: dict[tuple[str, str], Cell] = {}
     wrong: list[str] = []
     waiting = [(kind, case) for case in sorted(cases, key=lambda case: -case.seconds) for kind in kinds]

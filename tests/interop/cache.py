@@ -1,7 +1,9 @@
-"""An engine's cache whose every batch every router reads, so that only the way of the batches can make a router wrong.
+"""A simulated engine's cache, whose batches every router can read, so that only lost or late batches make a router
+wrong.
 
-One block an event, one copy of each block, leaves evicted first; events as vLLM 0.33 sends them, or by position as 0.14
-did. What routers make of dialects, copies and tiers is another question, and `test_dynamo_captures` asks it.
+Each event has one block, each block has one copy, and leaves are evicted first. Events have the form of vLLM 0.33, or
+the
+positional form of vLLM 0.14. `test_dynamo_captures` tests how routers read dialects, copies and tiers.
 """
 
 from __future__ import annotations
@@ -21,28 +23,28 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 16
 DEPTH: Final = 8
 NEWEST: Final = 100
-"""Blocks stored last that a new one may continue."""
+"""Number of the most recently stored blocks that can become parents of a new block."""
 
 OLDEST: Final = 20
-"""Leaves among which one is evicted."""
+"""Number of the oldest leaves from which the block to evict is chosen."""
 
 RECENT: Final = 1000
-"""Blocks stored last that are asked for, live or not, unless told otherwise."""
+"""Default number of the most recently stored blocks that the tests look up in a router, even if they are evicted."""
 
 
 class Block(NamedTuple):
-    """What a request has to contain to hit this block."""
+    """The parent and the tokens of a block: a request must contain them to hit this block."""
 
     parent: int | None
     tokens: tuple[int, ...]
 
 
 Known = dict[int, Block]
-"""Blocks by hash, parents before their children."""
+"""Blocks by hash. A parent comes before its children."""
 
 
 def stored(block_hash: int, block: Block) -> dict[str, Any]:
-    """The store of one block."""
+    """Return the event that stores one block."""
     return {
         "type": "BlockStored",
         "block_hashes": [block_hash],
@@ -56,20 +58,20 @@ def stored(block_hash: int, block: Block) -> dict[str, Any]:
 
 
 def removed(block_hash: int) -> dict[str, Any]:
-    """The removal of one block."""
+    """Return the event that removes one block."""
     return {"type": "BlockRemoved", "block_hashes": [block_hash], "medium": "GPU"}
 
 
 class Cache:
-    """A full cache of one rank that goes on storing and evicting.
+    """The full cache of one rank of an engine, which stores new blocks and evicts old blocks.
 
     Args:
-        seed: of what it stores; equal blocks have equal hashes in all caches.
-        capacity: blocks.
-        batches: that fill it; once it is full, each evicts as much as it stores.
-        rank: said in each batch.
-        by_position: events are arrays.
-        recent: blocks stored last that are asked for, live or not.
+        seed: seed of the random blocks. Equal blocks have equal hashes in all caches.
+        capacity: maximum number of blocks.
+        batches: number of batches that fill the cache. Each later batch evicts as many blocks as it stores.
+        rank: the rank that each batch names.
+        by_position: whether events are arrays instead of maps.
+        recent: number of the most recently stored blocks that `known` contains, even if they are evicted.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Cache:
 
     @property
     def known(self) -> Known:
-        """Every block that it has or had not long ago, and what is above them."""
+        """The live blocks, the most recently stored blocks, and the ancestors of them all."""
         wanted = set(self.live)
         for block in [*self.live, *list(self._ever)[-self._recent :]]:
             at: int | None = block
@@ -106,14 +108,14 @@ class Cache:
         return {block: entry for block, entry in self._ever.items() if block in wanted}
 
     def restart(self, seed: int) -> None:
-        """Nothing is left, and other requests come."""
+        """Empty the cache. The blocks that it stores from now on depend on the new seed."""
         self._rng = random.Random(seed)
         self.live = {}
         self._children.clear()
         self._newest.clear()
 
     def batch(self) -> bytes:
-        """Evict and store some blocks; what an engine publishes of it."""
+        """Evict and store some blocks, and return the payload that an engine publishes for them."""
         events = [removed(self._evict()) for _ in range(len(self.live) + self._per_batch - self._capacity)]
         for _ in range(self._per_batch):
             block = self._store()
@@ -145,14 +147,16 @@ class Cache:
 
 
 class Score(NamedTuple):
-    """What a router believes against what the engines hold, in blocks."""
+    """The numbers of blocks in which a router's view differs from the engines' caches."""
 
     missing: int
-    """In an engine, not at the router: cache hits it does not see."""
+    """Blocks that an engine holds and the router's view lacks: the router does not see these cache hits."""
     dead: int
-    """At the router, in no engine: requests sent where they have to be computed anew."""
+    """Blocks in the router's view that no engine holds: the router sends requests to a worker that must compute
+    them again.
+    """
 
 
 def score(held: set[int], live: Mapping[int, Block]) -> Score:
-    """Compare the two."""
+    """Compare the blocks that a router holds with the engine's live blocks."""
     return Score(len(live.keys() - held), len(held - live.keys()))

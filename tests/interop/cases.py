@@ -1,4 +1,4 @@
-"""What happens to the routers: one function for each row of the table."""
+"""The cases of the interop tests: one function for each row of the table in docs/INTEROP.md."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 FULL: Final = 150
-"""Batches that fill the cache, and some that evict."""
+"""Number of batches that fill the cache and evict some blocks."""
 
 LARGE: Final = 1000
-"""Batches that fill a cache which turns over slowly: what was there when a router joins is there for long."""
+"""Number of batches that fill a large cache. Its blocks stay for a long time after a router joins."""
 
 TURNING_SLOWLY: Final = {"cache": {"capacity": 3000, "batches": LARGE}}
 
@@ -30,16 +30,16 @@ IDLE: Final = 120.0
 
 @dataclass(frozen=True)
 class Case:
-    """One row.
+    """One row of the table in docs/INTEROP.md.
 
     Attributes:
-        name: in the table of expectations.
-        title: in the document.
-        run: what happens.
-        short: part of the ordinary suite.
-        seconds: it takes, about: the longest begin first.
-        settings: of `running`.
-        state_dir: kvbus keeps its state.
+        name: name of the row in `expected.py`.
+        title: name of the row in the document.
+        run: function that plays the case.
+        short: whether the case is part of the ordinary test suite.
+        seconds: approximate duration. The longest cases begin first.
+        settings: arguments of `running`.
+        state_dir: whether kvbus keeps its state on disk.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Case:
 
 
 async def nothing() -> None:
-    """Nothing happens in between."""
+    """Do nothing: a step for cases in which nothing happens while the routers are disconnected."""
 
 
 async def from_start(scene: Scene) -> None:
@@ -200,11 +200,13 @@ CASES: Final = (
         settings=TURNING_SLOWLY,
     ),
 )
-"""The rows, in the order of the table."""
+"""The cases, in the order of the table's rows."""
 
 
 async def play(case: Case, kind: Kind, directory: Path) -> tuple[int, Score, Score]:
-    """Blocks of the engine, and the scores of the router: directly, and through kvbus."""
+    """Play a case. Return the engine's number of blocks, and the router's scores directly at the engine and through
+    kvbus.
+    """
     settings = dict(case.settings)
     if case.state_dir:
         settings["state_dir"] = str(directory / "state")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def indexer(tmp_path: Path) -> Iterator[DynamoIndexer]:
-    """A fresh Dynamo indexer, or a skip that says what is missing."""
+    """A new Dynamo indexer. Skip the test if Dynamo is not installed; the reason says what is missing."""
     if not os.environ.get(PYTHON_ENV):
         pytest.skip(
             f"{PYTHON_ENV} does not name a Python with ai-dynamo-runtime (.ci/run sets it; docs/INTEROP.md says how by hand)"
@@ -28,7 +28,10 @@ def indexer(tmp_path: Path) -> Iterator[DynamoIndexer]:
 
 @pytest.fixture
 def gozmq() -> Path:
-    """Where the peers on go-zeromq are, or a skip that says what is missing."""
+    """The directory of the programs on go-zeromq.
+
+    Skip the test if they were not built; the reason says how to build them.
+    """
     home = os.environ.get(HOME_ENV)
     if not home:
         pytest.skip(
@@ -39,7 +42,10 @@ def gozmq() -> Path:
 
 @pytest.fixture(params=["jeromq", "zeromq-rs"])
 def library(request: pytest.FixtureRequest, tmp_path: Path) -> Library:
-    """One of the other ZeroMQ libraries, or a skip that says what is missing."""
+    """One of the other ZeroMQ libraries.
+
+    Skip the test if its program was not built; the reason says how to build it.
+    """
     found = zmtp_peers.library(request.param, tmp_path)
     if found is None:
         pytest.skip(

@@ -1,7 +1,8 @@
-"""The real Dynamo standalone KV indexer as a subprocess, and its index as comparable sets.
+"""Run Dynamo's real standalone KV indexer as a subprocess, and return its index as comparable sets.
 
-Nothing of Dynamo is imported: the indexer lives in a virtual environment of its own, named by
-``TEST_DYNAMO_PYTHON``, and is spoken to over its HTTP interface only.
+The tests import nothing of Dynamo. The indexer has its own virtual environment, which ``TEST_DYNAMO_PYTHON`` names, and
+the
+tests use only its HTTP interface.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 PYTHON_ENV: Final = "TEST_DYNAMO_PYTHON"
 MASK: Final = 2**64 - 1
-"""Dynamo stores every hash as unsigned 64-bit; SGLang sends them signed."""
+"""Mask to an unsigned 64-bit hash. Dynamo stores every hash unsigned; SGLang sends hashes signed."""
 
 
 class Held(NamedTuple):
-    """One block of the index, as ``GET /dump`` names it."""
+    """One block of the index, with the names of ``GET /dump``."""
 
     tier: str
     hash: int
@@ -37,9 +38,9 @@ class Held(NamedTuple):
 
 
 class DynamoIndexer:
-    """``python -m dynamo.indexer`` on a free loopback port; ended by its pid when the block ends.
+    """The process ``python -m dynamo.indexer`` at a free loopback port. It ends when the ``with`` block ends.
 
-    Threads stay at the indexer's default (4): what is measured is what a user gets.
+    The number of threads is the indexer's default (4), so that the tests measure what a user gets.
     """
 
     def __init__(self, log: Path) -> None:
@@ -77,11 +78,11 @@ class DynamoIndexer:
         return self._process.pid
 
     def metrics(self) -> str:
-        """Its counters, as Prometheus reads them."""
+        """Return the indexer's counters in Prometheus's text format."""
         return self._call("GET", "/metrics")[1]
 
     def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int, rank: int = 0) -> None:
-        """Subscribe the index of `model` to one stream, as a rank of a worker of its own."""
+        """Subscribe the index of `model` to one stream, which is one rank of a separate worker."""
         body: dict[str, Any] = {
             "instance_id": self._workers.setdefault(model, len(self._workers) + 1),
             "endpoint": endpoint,
@@ -95,7 +96,7 @@ class DynamoIndexer:
         assert status == 201, answer
 
     def blocks(self, model: str) -> frozenset[Held]:
-        """Every block that the index of `model` holds (the radix tree's edges, unrolled)."""
+        """Return every block in the index of `model`, from the edges of its radix tree."""
         status, answer = self._call("GET", "/dump")
         assert status == 200, answer
         held = []
@@ -116,13 +117,13 @@ class DynamoIndexer:
         return frozenset(held)
 
     def matched(self, model: str, tokens: list[int]) -> int:
-        """How many leading tokens of a request the index finds, in whichever tier."""
+        """Return the number of leading tokens of a request that the index finds in any tier."""
         status, answer = self._call("POST", "/query", {"model_name": model, "token_ids": tokens})
         assert status == 200, answer
         return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
     def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 60) -> None:
-        """Wait until a request for these tokens is found whole: what was published before them has been applied."""
+        """Wait until the index finds all these tokens. Then it has applied every batch published before them."""
         wait_for(
             lambda: self.matched(model, tokens) == len(tokens),
             f"index {model!r} finds {tokens[:1]}… (log: {self._log_path})",

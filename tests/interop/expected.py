@@ -1,6 +1,7 @@
-"""What each router believes in each case, directly at an engine and through kvbus: one line for each router and side.
+"""The expected result of each router in each case, directly at an engine and through kvbus.
 
-A case that is not named is exact. The numbers behind the words are in docs/INTEROP.md.
+There is one entry for each router and side. A case that is not named is exact. The measured numbers are in
+docs/INTEROP.md.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Belief(Enum):
     CHANCE = "exact or not, by chance"
 
     def agrees(self, found: Score, live: int) -> bool:
-        """Whether this is what was found."""
+        """Return whether the measured score is as expected. ``live`` is the engine's number of blocks."""
         if self is Belief.EXACT:
             return found == Score(missing=0, dead=0)
         if self is Belief.NOTHING:
@@ -35,7 +36,7 @@ Beliefs = dict[str, Belief]
 
 
 def but(wrong: str = "", *, nothing: str = "", chance: str = "") -> Beliefs:
-    """Exact, but in these cases."""
+    """Return the expectations of a router that is exact in all cases except the named ones."""
     named = {Belief.WRONG: wrong, Belief.NOTHING: nothing, Belief.CHANCE: chance}
     return {case: belief for belief, cases in named.items() for case in cases.split()}
 
@@ -46,7 +47,7 @@ NEVER: Final = but(
     "missed_five engine_restarts lost_tail loss one_more rank_restarts rank_merged flow",
     nothing="late high_numbers cut router_restarts long",
 )
-"""Takes what comes, asks for nothing, and looks at no number."""
+"""Expectations for a router that applies every batch it gets, requests no replay and checks no seq."""
 
 DIRECT: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": NEVER,
@@ -75,14 +76,14 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
 THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": EXACT,
     "Dynamo 1.6.1, indexer": EXACT,
-    # a connection is one rank to these: a merged stream is not for them
+    # Each of these routers expects one rank for each connection, so it cannot read a merged stream.
     "Dynamo 1.6.1, KvRouter": but(nothing="rank_merged"),
     "vLLM router 0.1.17": but(nothing="rank_merged"),
     "vLLM router, no replay": but(nothing="rank_merged"),
-    # with a stream a rank, SMG's gateway removes the blocks of all ranks at a clear of one
+    # If each rank has its own stream, SMG's gateway removes the blocks of all ranks when one rank is cleared.
     "SMG relay 0.14.1": but("rank_restarts"),
     "SMG Rust relay 1.13.0": EXACT,
-    # it ignores AllBlocksCleared: what went while it was not connected stays
+    # AIBrix ignores AllBlocksCleared: blocks that were evicted while it was disconnected stay in its view.
     "AIBrix 0.7.0": but("missed_five bus_killed bus_killed_state"),
     "go-zeromq 0.17.0": EXACT,
     "llm-d with replay (double)": EXACT,

@@ -1,6 +1,8 @@
-"""The Go programs of ``tests/interop/gozmq`` as processes: peers on go-zeromq, the ZeroMQ of llm-d and its simulator.
+"""Run the Go programs of ``tests/interop/gozmq`` as processes: peers on go-zeromq, which llm-d and its simulator use.
 
-go-zeromq has its own ZMTP. It answers no command: a heartbeat's PING is given to the program as a message of one frame.
+go-zeromq has its own implementation of ZMTP. It answers no ZMTP command: it gives the PING of a heartbeat to the
+program as a
+message of one frame.
 """
 
 from __future__ import annotations
@@ -24,26 +26,26 @@ END: Final = b"\xff" * 8
 
 
 class GoSubscriber(Talker):
-    """A router on go-zeromq: one view of the live stream alone, and one of the answers to its replay requests."""
+    """A router on go-zeromq, with one view of the live stream and one view of the answers to its replay requests."""
 
     def __init__(self, child: Child) -> None:
         super().__init__(child)
         self.live = PlainSetRouter()
         self.replayed = PlainSetRouter()
         self.odd: list[list[str]] = []
-        """Frames, in hex, of messages that are no batch and no END."""
+        """Frames, in hex, of the messages that are neither a batch nor END."""
         self.errors: list[str] = []
-        """Why connections were lost, or not made."""
+        """Reasons why connections were lost or could not be made."""
 
     def heard(self, said: dict[str, Any]) -> None:
-        """Take in a batch, or why there is none."""
+        """Apply one line of the program's output: a batch or an error."""
         if "error" in said:
             self.errors.append(said["error"])
         if "frames" in said:
             self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
 
     async def connected(self) -> None:
-        """Wait until both of its connections are up; what it has said instead is in the error."""
+        """Wait until both connections of the program are up. The error of a failure contains the program's output."""
         with contextlib.suppress(AssertionError):
             await eventually(lambda: self.said["connected"] >= 2 or self.reading.done(), "its connections")
         if self.reading.done():
@@ -62,13 +64,13 @@ class GoSubscriber(Talker):
 
 
 class GoPublisher:
-    """An engine on go-zeromq; takes the place of an `EnginePublisher`."""
+    """An engine on go-zeromq, with the methods of an `EnginePublisher` that the tests use."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
 
     async def subscribed(self) -> None:
-        """Wait until somebody has subscribed."""
+        """Wait until a peer has subscribed."""
         assert self._child.process is not None
         assert self._child.process.stdout is not None
         async with asyncio.timeout(60):
@@ -84,7 +86,7 @@ class GoPublisher:
 
 @contextlib.asynccontextmanager
 async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIterator[GoSubscriber]:
-    """A subscriber with both of its connections up."""
+    """Run a subscriber; yield it when both of its connections are up."""
     async with _running(Child("go-subscriber", [str(home / "subscriber"), live, replay], logs, piped=True)) as child:
         router = GoSubscriber(child)
         try:
@@ -96,7 +98,7 @@ async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def publisher(home: Path, logs: Path, how: str, live: str, replay: str) -> AsyncIterator[GoPublisher]:
-    """A publisher that binds its live endpoint, or dials it."""
+    """Run a publisher that binds its live endpoint or dials it, as `how` says."""
     command = [str(home / "publisher"), how, live, replay]
     async with _running(Child(f"go-publisher-{how}", command, logs, piped=True)) as child:
         yield GoPublisher(child)

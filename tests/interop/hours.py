@@ -1,10 +1,13 @@
-"""One kvbus for an hour between publishers of published engines and routers of other projects: python -m tests.interop.hours.
+"""Run one kvbus for an hour between publishers of released engines and routers of other projects.
 
     python -m tests.interop.hours [--minutes 60] [--rate 4] [--directory DIR]
 
-Caches are full and evict. Once a round something ordinary happens: a router or an engine restarts, nothing is sent for a
-while, kvbus is restarted in order. Then there is quiet, every router has to hold what every engine does, and what kvbus takes
-of its machine is written down. Exit code 1: a router was wrong, or something grew. What was seen is DIR/hours.json.
+The caches are full and evict. In each round one ordinary thing happens: a router or an engine restarts, the engines
+pause,
+or kvbus is restarted with SIGTERM. Then the engines stop publishing, every router must hold exactly the engines'
+blocks,
+and the resource usage of kvbus is recorded. Exit code 1: a router was wrong, or a resource grew. The results are in
+DIR/hours.json.
 """
 
 from __future__ import annotations
@@ -40,11 +43,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 EXACT_WITHIN: Final = 60.0
-"""Seconds after which a router that is not right is called wrong."""
+"""Seconds after which a router whose view is not exact counts as wrong."""
 
 PAUSE: Final = 20.0
 AWAY: Final = 75.0
-"""Seconds: its blocks are cleared meanwhile, and kvbus has looked several times where it is."""
+"""Seconds that an engine stays stopped: long enough for kvbus to clear its blocks and to dial it several times."""
 
 _TROUBLE: Final = re.compile(r"error|panic|fatal|traceback|exception|warn", re.IGNORECASE)
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -52,7 +55,7 @@ _NUMBERS: Final = re.compile(r"\d[\d.:TZ-]*")
 
 
 class Hours:
-    """Everything that runs."""
+    """The engines, the kvbus and the routers of one run, and what was measured."""
 
     def __init__(self, directory: Path, rate: float) -> None:
         self._rate = rate
@@ -77,7 +80,7 @@ class Hours:
         self.failures: list[str] = []
         self.happened: Counter[str] = Counter()
         self.heard = 0
-        """Events that the client of ``/events`` got, which is there all the time."""
+        """Number of events that the client of ``/events`` received. The client is connected all the time."""
         self._complaints = 0
 
     @property
@@ -109,7 +112,7 @@ class Hours:
                 await asyncio.sleep(1)
 
     async def flow(self, seconds: float) -> None:
-        """Batches of all engines, whatever else happens."""
+        """Publish batches from all engines at the configured rate for some seconds."""
         begin = time.monotonic()
         for at in range(1, round(seconds * self._rate) + 1):
             for engine in self.engines:
@@ -119,13 +122,16 @@ class Hours:
     async def restart_bus(self) -> None:
         await self.bus.kill(orderly=True)
         await self.bus.start()
-        # whoever ignores clears keeps what has gone meanwhile
+        # A router that ignores clears keeps the blocks that were evicted while kvbus was stopped.
         for seat in self.seats:
             if "bus_killed_state" in THROUGH_KVBUS.get(seat.kind.name, {}):
                 await seat.restart()
 
     def faults(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """One of each kind that is not of kvbus, engines between routers."""
+        """Return one fault of each kind, except kvbus's own restart: each has a name and a function.
+
+        Routers and engines alternate.
+        """
         routers = [(f"{seat.kind.name} restarts", seat.restart) for seat in self.seats]
         others = [(f"{engine.name} restarts", engine.restart) for engine in self.engines]
         others += [("an engine is away", partial(self.engines[0].restart, AWAY))]
@@ -134,7 +140,7 @@ class Hours:
         return [each for pair in mixed for each in pair if each is not None]
 
     async def round(self, name: str, fault: Callable[[], Awaitable[None]], seconds: float) -> None:
-        """Traffic, something that happens, and what is believed afterwards."""
+        """Publish batches, cause one fault, and check the view of every router afterwards."""
         half = seconds / 2
         await self.flow(half)
         flowing = asyncio.ensure_future(self.flow(half)) if name != "pause" else None
@@ -175,7 +181,7 @@ class Hours:
         print(*found, sep="\n", end="\n" * bool(found), flush=True)  # noqa: T201
 
     def verdict(self) -> dict[str, Any]:
-        """Everything that was seen."""
+        """Return all results of the run."""
         growth = self.sampler.longest.growth()
         grown = [
             f"{what} grew from {each['first']:.1f} to {each['last']:.1f}"
@@ -207,13 +213,16 @@ class Hours:
 
 
 def complained(log: str) -> dict[str, int]:
-    """How often something was said that sounds like trouble, whatever the numbers in it; the most frequent."""
+    """Count the warnings and errors of a log, and return the 30 most frequent.
+
+    Lines that differ only in numbers are equal.
+    """
     lines = (_COLOURS.sub("", line) for line in log.splitlines())
     return dict(Counter(_NUMBERS.sub("#", line)[:300] for line in lines if _TROUBLE.search(line)).most_common(30))
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Routers, then what kvbus took."""
+    """Return two tables in Markdown: the results of the routers, and the resource usage of kvbus."""
     rows = ["| router | starts | exact, times | slowest, s | kinds of lines of trouble |", "|---|---|---|---|---|"]
     for name, each in found["routers"].items():
         rows.append(f"| {name} | {each['starts']} | {each['exact']} | {each['slowest']:.1f} | {len(each['says'])} |")
@@ -224,7 +233,7 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 async def run(directory: Path, minutes: float, rate: float) -> dict[str, Any]:
-    """Play for so long, kvbus restarting after a tenth of it and at the very end."""
+    """Run for some minutes, and return the results. kvbus restarts after a tenth of the time and at the end."""
     length = min(60.0, max(10.0, minutes * 60 / 40))
     hours = Hours(directory, rate)
     print(*(f"NOT HERE: {why}" for why in hours.lacking), sep="\n")  # noqa: T201

@@ -1,4 +1,4 @@
-"""The routers of the table: which they are, how each is started, and the output of kvbus it gets."""
+"""The routers of the table in docs/INTEROP.md: how each one is started, and the output of kvbus that it reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROGRAMS: Final = Path(__file__).with_name("programs")
 
 
 class Indexer(Router):
-    """Dynamo's standalone indexer; each stream is a rank of one worker."""
+    """Dynamo's standalone indexer. Each stream is one rank of the same worker."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._indexer = DynamoIndexer(directory / f"{name}.log")
@@ -46,7 +46,7 @@ class Indexer(Router):
 
 
 class GoZeromq(Router):
-    """A subscriber on llm-d's ZeroMQ, without llm-d: one process for each stream."""
+    """A subscriber on go-zeromq, the ZeroMQ library of llm-d, without llm-d: one process for each stream."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
@@ -70,7 +70,10 @@ class GoZeromq(Router):
 
 
 class Double(Router, abc.ABC):
-    """A double in this process, which is read from all the time: a SUB that nobody reads does not subscribe again."""
+    """A router's double in this process.
+
+    It reads all the time, because a SUB that nobody reads does not subscribe again.
+    """
 
     def __init__(self, _directory: Path, _name: str) -> None:
         self._found: set[int] = set()
@@ -108,7 +111,7 @@ class Double(Router, abc.ABC):
 
 
 class Silent(Double):
-    """Reads live and never asks."""
+    """A double that reads the live stream and never requests a replay."""
 
     double: type[NeverAsks] = NeverAsks
 
@@ -123,13 +126,13 @@ class Silent(Double):
 
 
 class ByPod(Silent):
-    """Reads live, and clears all ranks at once."""
+    """A double that reads the live stream and clears all ranks when one rank is cleared."""
 
     double = ClearsByPod
 
 
 class Llmd(Double):
-    """llm-d's router with replay on, one for each stream."""
+    """A double of llm-d's router with replay enabled: one reader for each stream."""
 
     def _open(self, streams: Sequence[Stream]) -> None:
         self._readers = [LlmdWithReplay(stream.live, stream.replay) for stream in streams]
@@ -143,7 +146,7 @@ class Llmd(Double):
 
 
 class Ping(Double):
-    """Knows no commands, one for each stream."""
+    """A double that understands no ZMTP command: one reader for each stream."""
 
     def _open(self, streams: Sequence[Stream]) -> None:
         self._readers = [PingAsMessage(stream.live) for stream in streams]
@@ -157,12 +160,14 @@ class Ping(Double):
 
 
 def installed(name: str) -> Callable[[], str | None]:
-    """What says whether a router that `.ci/routers.sh` installs is there."""
+    """Return a function that says why a router of `.ci/routers.sh` cannot run here, or returns None if it can."""
     return _there(ROUTERS_ENV, name, "routers, as .ci/routers.sh DIR installs them")
 
 
 def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
-    """What says whether something is where a variable says."""
+    """Return a function that says why a file is missing from the directory in a variable, or returns None if it is
+    there.
+    """
 
     def lacking() -> str | None:
         found = os.environ.get(variable)
@@ -182,14 +187,14 @@ def _program(
 ) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
         command = [str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments]
-        # a killed program leaves files
+        # A killed program leaves temporary files, so they go to the test's directory.
         return Program(command, directory, name, first, {"TMPDIR": str(directory), **env()})
 
     return make
 
 
 def vllm_router(directory: Path, name: str, *, kind: type[VllmRouter] = VllmRouter, **more: Any) -> VllmRouter:
-    """The vLLM router that is installed."""
+    """Return the installed vLLM router."""
     program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
     return kind(program, directory, name, **more)
 
@@ -205,7 +210,7 @@ def _kv_router(directory: Path, name: str) -> Router:
 
 
 def _pod_address() -> tuple[str, int, int]:
-    """A loopback address that nobody else has, with the ports that are always the same."""
+    """Return a loopback address that no other test uses, and the usual ports of a pod."""
     unique = free_port()
     return f"127.77.{unique >> 8}.{unique & 0xFF}", 5557, 5558
 
@@ -219,7 +224,7 @@ def _aibrix_env() -> dict[str, str]:
 
 
 def smg_relay(*options: str) -> Callable[[Path, str], Router]:
-    """Return what starts SMG's relay."""
+    """Return a function that creates SMG's relay with these command-line options."""
     return _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py"), *options)
 
 
@@ -268,4 +273,4 @@ KINDS: Final = (
     Kind("clears by pod (double)", ByPod, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
     Kind("PING as a message (double)", Ping, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
 )
-"""The routers, in the order of the table."""
+"""The routers, in the order of the table's columns."""

@@ -111,7 +111,7 @@ class Program:
 
 
 class Mocker(Program):
-    """`dynamo.mocker`: a simulated vLLM with a cache of its own, whose events are on ports like vLLM's."""
+    """`dynamo.mocker`: a simulated vLLM with its own cache, which publishes its events at ports like vLLM's."""
 
     def __init__(self, directory: Path, discovery: Path, host: str, model: Path) -> None:
         events, replay = free_port(), free_port()
@@ -136,7 +136,10 @@ class Mocker(Program):
 
     @property
     def workers(self) -> list[int]:
-        """The worker ids under which the mocker has a model card. A killed mocker keeps its card for ten seconds."""
+        """The ids of the workers for which the mocker has a model card.
+
+        A killed mocker keeps its card for ten seconds.
+        """
         return [each for each, host in self._cards() if host == self.host]
 
     def _cards(self) -> list[tuple[int, str]]:
@@ -205,7 +208,7 @@ class Frontend(Program):
         super().__init__("dynamo.frontend", directory, discovery, "127.0.0.1", options)
 
     def ask(self, words: Sequence[str], worker: int | None = None) -> Answer:
-        """Complete a prompt at ``worker``; None: at the worker that the router chooses."""
+        """Complete a prompt at ``worker``. If it is None, the router chooses the worker."""
         status, answer = self._call(" ".join(words), {} if worker is None else {"backend_instance_id": worker})
         assert status == 200, answer
         about = json.loads(answer)

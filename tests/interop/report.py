@@ -1,4 +1,4 @@
-"""The table of docs/INTEROP.md: every router in every case, directly and through kvbus."""
+"""Format the table of docs/INTEROP.md: the result of every router in every case, directly and through kvbus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END: Final = "<!-- written by `make interop` until here -->"
 
 
 class Cell(NamedTuple):
-    """What one router believed at the end of one case."""
+    """The result of one router in one case."""
 
     live: int
     direct: Score
@@ -27,11 +27,11 @@ class Cell(NamedTuple):
 
 
 Cells = dict[tuple[str, str], Cell]
-"""By the names of router and case."""
+"""Results by the names of the router and the case."""
 
 
 def written(cells: Cells, lacking: Mapping[str, str]) -> str:
-    """Both tables, and what was missing."""
+    """Return the tables for kvbus and for the direct connection, and a list of the routers that could not run."""
     routers = [kind.name for kind in KINDS if kind.name not in lacking]
     parts = ["Missing / dead blocks of each router through kvbus:", _table(cells, routers, "behind")]
     parts += [
@@ -43,7 +43,7 @@ def written(cells: Cells, lacking: Mapping[str, str]) -> str:
 
 
 def replaced(document: str, text: str) -> str:
-    """The document with another text between the two comments."""
+    """Return the document with another text between the two marker comments."""
     head, begin, rest = document.partition(BEGIN)
     _, end, tail = rest.partition(END)
     assert begin, f"no line {BEGIN!r}"

@@ -1,7 +1,8 @@
-"""A router under test, whoever wrote it: started on streams, asked which blocks it holds, stopped.
+"""The interface of a router under test, with functions to start it on streams, to ask for its blocks, and to stop it.
 
-Routers that are programs of other projects run as processes, and are asked by lines of JSON on their standard input and
-output: the streams first, then the blocks to look for.
+Routers of other projects run as processes that read lines of JSON and answer with lines of JSON. The first line names
+the
+streams. Each further line names the blocks to look for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PATIENCE: Final = 60.0
 
 @dataclass(frozen=True)
 class Stream:
-    """Where one stream of batches is, and its replay."""
+    """The ports of one stream of batches and of its replay."""
 
     host: str
     live_port: int
@@ -42,40 +43,40 @@ class Stream:
 
 
 def anywhere() -> tuple[str, int, int]:
-    """Any ports of loopback."""
+    """Return the loopback address and two free ports: one for the live stream, one for the replay."""
     live, replay = free_ports(2)
     return "127.0.0.1", live, replay
 
 
 class Router(abc.ABC):
-    """One router, in whichever process."""
+    """A router under test, in this process or in another process."""
 
     @abc.abstractmethod
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Begin with nothing."""
+        """Start with an empty view, and read these streams."""
 
     @abc.abstractmethod
     async def held(self, known: Known) -> set[int]:
-        """Which of these blocks it believes are in some engine."""
+        """Return which of these blocks the router attributes to an engine."""
 
     @abc.abstractmethod
     async def stop(self) -> None:
-        """End, and forget everything."""
+        """Stop the router. It forgets its view."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One router of the table.
+    """A kind of router: one column of the table.
 
     Attributes:
-        name: in the table.
-        make: one of it; its logs go to the directory.
-        lacking: what keeps it from running here, or None.
-        output: of kvbus, for it.
-        topic: that an engine has to publish under for it.
-        listens: host and ports, live and replay, that one of it can be pointed at.
-        by_position: it reads no other events than arrays.
-        short: it runs in the ordinary suite.
+        name: name of the router in the table.
+        make: function that creates such a router, with its logs in the given directory.
+        lacking: function that says why the router cannot run here; it returns None if the router can run.
+        output: settings of kvbus's output for this router.
+        topic: topic under which an engine must publish for this router.
+        listens: function that returns a host, a live port and a replay port from which this router can read.
+        by_position: whether the router reads only events that are arrays.
+        short: whether the router runs in the ordinary test suite.
     """
 
     name: str
@@ -89,7 +90,7 @@ class Kind:
 
 
 class Program(Router):
-    """A router in a process of its own that answers a line of JSON with a line of JSON.
+    """A router in its own process that answers each line of JSON with a line of JSON.
 
     Args:
         command: the command that starts the router.

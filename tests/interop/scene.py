@@ -1,7 +1,8 @@
-"""One engine, one kvbus, and two of the same router: one directly at the engine, one behind kvbus.
+"""One engine, one kvbus, and two routers of the same kind: one reads the engine directly, the other reads kvbus.
 
-Every connection of a router goes through a link that can be cut. What happens, happens to both of them at once, so that
-the two are compared under the same traffic.
+Every connection of a router goes through a link that can be cut. Each event of a case happens to both routers at the
+same
+time, so that they are compared under the same traffic.
 """
 
 from __future__ import annotations
@@ -27,19 +28,25 @@ if TYPE_CHECKING:
     from .routers import Kind, Router
 
 BYTES: Final = 120
-"""Of a block on the wire, about."""
+"""Approximate size of a block on the wire, in bytes."""
 
 QUIET: Final = 2.0
-"""Seconds in which a view that is wrong does not change any more before it is called wrong."""
+"""Seconds for which a wrong view must stay unchanged before it counts as wrong, where a wrong view is expected."""
 
 PATIENT: Final = 15.0
-"""The same, where nothing wrong is expected: whoever waits that long has a machine that is busy, or has found something."""
+"""Seconds for which a wrong view must stay unchanged before it counts as wrong, where an exact view is expected.
+
+A test waits this long only if the machine is busy or the test has found a defect.
+"""
 
 RECONNECTED: Final = 20.0
-"""Seconds after which a router that has not come back is left where it is."""
+"""Seconds for which a case waits until a disconnected router is back.
+
+After that the case continues without the router.
+"""
 
 REPLAY: Final = 4
-"""Ports between a live stream and its replay."""
+"""Difference between the port numbers of a live stream and of its replay."""
 
 Layout = Literal["per_source", "merged", "per_topic"]
 
@@ -52,19 +59,19 @@ class Rank:
         live, replay = (f"tcp://127.0.0.1:{first + number}" for first in (port, port + REPLAY))
         self.publisher = EnginePublisher(live, replay, topic=kind.topic.encode(), bind=True)
         self.subscriptions = 0
-        """That there must have been in this epoch."""
+        """Number of subscriptions that the rank must have received in this epoch."""
         self._number = number
         self._epochs = 1
 
     def restart(self) -> None:
-        """Die, and come back with nothing in the cache and the numbers from 0."""
+        """Restart the rank with an empty cache, a new epoch and seqs from 0."""
         self._epochs += 1
         self.publisher.restart()
         self.cache.restart(seed=1000 * self._epochs + self._number)
 
 
 class Side:
-    """A router, or two, and the links to what is on the other end."""
+    """One or two routers, and the links to the program that they read: the engine, or kvbus."""
 
     def __init__(self, kind: Kind, directory: Path, name: str, links: list[tuple[Link, Link]]) -> None:
         self.name = name
@@ -107,7 +114,7 @@ class Side:
 
 
 class Scene:
-    """What a case is made of."""
+    """The engine's ranks, the kvbus and the routers of a case."""
 
     def __init__(self, ranks: list[Rank], bus: Kvbus, direct: Side, behind: Side) -> None:
         self.ranks = ranks
@@ -118,16 +125,16 @@ class Scene:
 
     @property
     def live(self) -> Known:
-        """What the engine holds."""
+        """The blocks that the engine holds."""
         return {block: entry for rank in self.ranks for block, entry in rank.cache.live.items()}
 
     @property
     def known(self) -> Known:
-        """What it ever held."""
+        """The blocks that the engine holds or held."""
         return {block: entry for rank in self.ranks for block, entry in rank.cache.known.items()}
 
     async def publish(self, count: int, *, lost: float = 0.0, rate: float | None = None) -> None:
-        """So many batches of each rank, each lost on its way with some probability."""
+        """Publish ``count`` batches from each rank. Each is lost on the live stream with the probability ``lost``."""
         begin = time.monotonic()
         for at in range(count):
             for rank in self.ranks:
@@ -138,7 +145,7 @@ class Scene:
                 await asyncio.sleep(0.02)  # nobody is drowned
 
     async def bus_has_all(self) -> None:
-        """Wait until kvbus has taken in everything that was published."""
+        """Wait until kvbus has read every published batch."""
         for at, rank in enumerate(self.ranks):
             await _until(
                 lambda at=at, rank=rank: self.bus.last_seq(at) == rank.publisher.next_seq - 1,  # type: ignore[misc]
@@ -146,20 +153,20 @@ class Scene:
             )
 
     async def join(self) -> None:
-        """One more router on each side."""
+        """Start a further router on each side, and wait until it has subscribed."""
         await asyncio.gather(*(side.join() for side in self.sides))
         self._again()
         await self.subscribed()
 
     async def restart_routers(self, between: Callable[[], Awaitable[None]]) -> None:
-        """Both end, something happens, both begin with nothing."""
+        """Stop the oldest router of each side, call ``between``, and start a new router on each side."""
         await asyncio.gather(*(side.leave() for side in self.sides))
         await self._unsubscribed()
         await between()
         await self.join()
 
     async def flap(self, between: Callable[[], Awaitable[None]]) -> None:
-        """Lose every connection of every router, and let them be made again after something has happened."""
+        """Cut every connection of every router, call ``between``, and let the routers connect again."""
         await asyncio.gather(*(side.cut() for side in self.sides))
         await self._unsubscribed()
         await between()
@@ -169,7 +176,9 @@ class Scene:
         await self.subscribed()
 
     async def join_and_be_cut(self) -> None:
-        """Routers join, and lose the live connection halfway in the state that they are sent, if they are sent any."""
+        """Start a router on each side, and cut its live connection in the middle of the state, if it is sent a
+        state.
+        """
         lives = [link for side in self.sides for link in side.lives]
         for link in lives:
             link.cut_after(len(self.live) // len(self.ranks) * BYTES // 2)
@@ -183,7 +192,7 @@ class Scene:
         await self.subscribed()
 
     async def restart_engine(self, number: int = 0) -> None:
-        """One rank begins again; routers and kvbus find it."""
+        """Restart one rank, and wait until the routers and kvbus have subscribed to it again."""
         await self.bus_has_all()
         rank = self.ranks[number]
         rank.restart()
@@ -191,7 +200,7 @@ class Scene:
         await _wait_for_subscriptions(rank)
 
     async def kill_bus(self, between: Callable[[], Awaitable[None]]) -> None:
-        """SIGKILL, something happens, and the same again."""
+        """Kill kvbus with SIGKILL, call ``between``, and start kvbus with the same command line."""
         self.bus.kill()
         await between()
         self.bus.start_again()
@@ -199,21 +208,24 @@ class Scene:
         await self.subscribed()
 
     async def subscribed(self) -> None:
-        """Wait until every router is subscribed, on both sides."""
+        """Wait until every router on both sides has subscribed."""
         await asyncio.gather(*(_wait_for_subscriptions(rank) for rank in self.ranks), self._behind_is_subscribed())
 
     async def settle(self) -> None:
-        """Wait until everybody is right, or is not going to be."""
+        """Wait until every view is exact, or has stayed wrong for `PATIENT` seconds."""
         await self.scores(PATIENT, PATIENT)
 
     async def scores(self, *quiet: float) -> tuple[Score, Score]:
-        """Directly and through kvbus, once nothing has changed for so long on that side."""
+        """Return the scores of both sides, directly and through kvbus.
+
+        A wrong score counts when it has not changed for the given number of seconds. There is one number for each side.
+        """
         sides = zip(self.sides, quiet, strict=True)
         direct, behind = await asyncio.gather(*(self._settled(side, seconds) for side, seconds in sides))
         return direct, behind
 
     def _again(self) -> None:
-        """A subscription more to each rank."""
+        """Expect one more subscription at each rank."""
         for rank in self.ranks:
             rank.subscriptions += 1
 
@@ -266,7 +278,7 @@ async def running(
     layout: Layout = "per_source",
     **config: Any,
 ) -> AsyncIterator[Scene]:
-    """Everything but the routers, which join when the case says so."""
+    """Run the engine and kvbus, and yield the scene. The case itself starts the routers."""
     async with contextlib.AsyncExitStack() as stack:
         own, ports = ports_in_a_row(8), ports_in_a_row(8)
         engine = [Rank(number, own, kind, **(cache or {})) for number in range(ranks)]

@@ -1,4 +1,4 @@
-"""Who is there for an hour (:mod:`.hours`): publishers of published engines, and routers of other projects at outputs of kvbus."""
+"""The peers of the hour-long run (:mod:`.hours`): publishers of released engines, and routers at outputs of kvbus."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 DAY: Final = 86_400
 JOURNAL: Final = 500
-"""Batches: full after some minutes, so that most of the time something falls out of it."""
+"""Size of a journal in batches. It is full after some minutes, so that batches fall out of it for most of the run."""
 
 CACHE: Final = {"capacity": 150, "batches": 50, "recent": 300}
 
 
 class Peer(Router):
-    """A SUB on another ZeroMQ library, which keeps a set."""
+    """A SUB on another ZeroMQ library, whose blocks are kept as a plain set."""
 
     def __init__(self, name: str, directory: Path, _log: str) -> None:
         self._running = there(library(name, directory, DAY)).subscriber
@@ -67,7 +67,7 @@ ROUTERS: Final[tuple[tuple[Kind, Layout], ...]] = (
 
 
 class Engine:
-    """The publisher of one engine, a process, and the cache that it speaks of."""
+    """The process with the publisher of one engine, and the cache whose events it publishes."""
 
     def __init__(self, name: str, rank: int, first: int, directory: Path) -> None:
         self.name = name
@@ -79,12 +79,12 @@ class Engine:
         self.cache = Cache(seed=rank, rank=rank, by_position=name == "vllm-0.11.1", **CACHE)
 
     def publish(self) -> None:
-        """One batch; nothing while it is away."""
+        """Publish one batch; do nothing while the process is stopped."""
         if self.child.running:
             there(there(self.child.process).stdin).write(base64.b64encode(self.cache.batch()) + b"\n")
 
     async def restart(self, away: float = 0.0) -> None:
-        """Be killed, stay away for so many seconds, and come back with nothing in the cache and the numbers from 0."""
+        """Kill the engine, wait ``away`` seconds, and start it with an empty cache and seqs from 0."""
         await self.child.kill()
         await asyncio.sleep(away)
         self.cache.restart(seed=1000 * self.child.starts + self._rank)
@@ -93,10 +93,10 @@ class Engine:
 
 @dataclass
 class Seat:
-    """A router, its output of kvbus, and how it went.
+    """A router, its output of kvbus, and its results.
 
     Attributes:
-        slowest: seconds that it took at most to be right, once there was quiet.
+        slowest: maximum number of seconds that the router needed to be exact after the last batch.
     """
 
     kind: Kind
@@ -110,7 +110,11 @@ class Seat:
 
     @classmethod
     def at_free_ports(cls, kind: Kind, layout: Layout, sources: int, directory: Path) -> Self:
-        """Where a router of this kind can be pointed at as many streams as that layout makes of so many sources."""
+        """Return a seat for a router of this kind, at free ports.
+
+        The seat has one stream for each source if the layout is ``per_source``, and one stream for all sources
+        otherwise.
+        """
         host, live, replay = kind.listens()
         count = 1
         if layout == "per_source":
@@ -133,7 +137,7 @@ class Seat:
         return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob(f"{self.slug}-*.log")))
 
     async def restart(self) -> None:
-        """End the router, if there is one, and begin with one that knows nothing."""
+        """Stop the router, if there is one, and start a new router with an empty view."""
         if self.router is not None:
             await self.router.stop()
         self.starts += 1

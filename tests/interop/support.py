@@ -1,4 +1,4 @@
-"""Captures with their truth, sentinels, free ports and bounded subprocesses for the interop tests."""
+"""Help for the interop tests: captures with the engine's true blocks, sentinels, free ports and subprocesses."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 SENTINEL: Final = 0x5E47_1E10_0000_0000
-"""Sentinel blocks' hashes start here; no capture has one near it."""
+"""The first hash of sentinel blocks. No capture has a hash near it."""
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, five seconds, SIGKILL."""
+    """Send SIGTERM to a process, and SIGKILL if it has not ended after 60 seconds."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -53,7 +53,7 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
-    """Wait until `count` SUB sockets are subscribed to the engine's present life."""
+    """Wait until `count` SUB sockets have subscribed since the engine's last restart."""
     asyncio.run(engine.wait_for_subscriber(60, count=count))
 
 
@@ -61,7 +61,7 @@ def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
 class Sentinel:
     """A batch with one root block that no capture contains.
 
-    Once an index finds its tokens, everything published before it has been applied.
+    Once an index finds the block's tokens, it has applied every batch published before.
     """
 
     tokens: list[int]
@@ -69,7 +69,10 @@ class Sentinel:
 
     @classmethod
     def make(cls, number: int, block_size: int, *, hashes: type = int) -> Self:
-        """Number it; `hashes` is the kind of the stream's own (Dynamo decodes no bytes, kvbus no mixture)."""
+        """Return the sentinel with this number. `hashes` is the type of the hashes in the stream.
+
+        Dynamo reads no hashes of type bytes, and kvbus reads no stream with both types.
+        """
         block_hash = SENTINEL + number
         tokens = [4_000_000_000 + number] * block_size
         event = {
@@ -86,23 +89,25 @@ class Sentinel:
 
 
 def is_sentinel(block_hash: int) -> bool:
-    """Tell by the hash, where the index keeps the stream's own."""
+    """Return whether a hash is a sentinel's. This works only for an index that keeps the hashes of the stream."""
     return SENTINEL <= block_hash < SENTINEL + 1000
 
 
 @dataclass(frozen=True)
 class TrueBlock:
-    """One block of the engine's own cached-block set."""
+    """One block of the engine's own record of its cached blocks."""
 
     hash: int | str | None
     medium: str | None
     path: tuple[int, ...]
-    """The tokens of the whole prefix, this block's included; empty where an integer hash names the block."""
+    """The tokens of the prompt up to the end of this block. Empty if the block has an integer hash."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """Recorded traffic (one list of payloads for each life of the engine) and the truth at its end."""
+    """Recorded traffic, with one list of payloads for each epoch of the engine, and the engine's true blocks at its
+    end.
+    """
 
     name: str
     topic: bytes
@@ -112,12 +117,15 @@ class Capture:
 
     @property
     def by_hash(self) -> bool:
-        """Whether an index can be compared by hash; else kvbus derives one, and a request's tokens must do."""
+        """Whether an index can be compared by hash.
+
+        If not, kvbus derives hashes, and the index must be compared by tokens.
+        """
         return all(isinstance(block.hash, int) for block in self.truth)
 
     @property
     def hashes(self) -> type:
-        """The kind of hash in the stream."""
+        """The type of the hashes in the stream."""
         return bytes if isinstance(self.truth[0].hash, str) else int
 
     @classmethod
@@ -144,7 +152,7 @@ class Capture:
 
 
 def _first_block_size(payloads: Iterable[bytes]) -> int:
-    """Tokens per block of the first store, for captures whose truth does not say."""
+    """Return the block size of the first store, for captures whose record of true blocks does not contain it."""
     events = (event for payload in payloads for event in msgspec.msgpack.decode(payload)[1])
     return next(int(event["block_size"]) for event in events if event["type"] == "BlockStored")
 
@@ -165,7 +173,10 @@ def _paths(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """Truth that names a block by sha256 of its whole prefix: try each block behind each known prefix."""
+    """Return the path of each block, if each true block is named by the SHA-256 of its complete prefix.
+
+    Each block is tried after each known prefix.
+    """
 
     def digest(path: tuple[int, ...]) -> str:
         return hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in path)).hexdigest()
@@ -183,7 +194,7 @@ def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 class Kvbus(KvbusProcess):
-    """``kvbus run`` between one engine and any number of routers; ended by its pid when the block ends."""
+    """The process ``kvbus run`` between one engine and its routers. It ends when the ``with`` block ends."""
 
     def __init__(
         self,
@@ -227,12 +238,12 @@ class Kvbus(KvbusProcess):
         self.close()
 
     def kill_and_start_again(self) -> None:
-        """SIGKILL, then the same command line."""
+        """Kill kvbus with SIGKILL, and start it with the same command line."""
         self.kill()
         self.start_again()
 
     def start_again(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start kvbus, and wait until it is ready."""
         self.start()
         try:
             wait_for(self.ready, f"kvbus is ready (log: {self.log})")
@@ -241,6 +252,6 @@ class Kvbus(KvbusProcess):
             raise
 
     def last_seq(self, source: int = 0) -> int | None:
-        """The last sequence number taken in from the engine."""
+        """Return the seq of the last batch that kvbus has read from a source."""
         seq: int | None = self.sources()[source]["last_seq"]
         return seq

@@ -1,4 +1,4 @@
-"""What a kvbus takes of its machine, sampled again and again, and whether that grows."""
+"""Sample the resource usage of a kvbus process again and again, to see whether it grows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Looks at a kvbus, and knows what it saw the last time.
+    """A sampler of a kvbus's resource usage, which remembers its last sample.
 
     Args:
-        state: its ``state_dir``.
+        state: the ``state_dir`` of the kvbus.
     """
 
     def __init__(self, bus: BusProcess, state: Path) -> None:
         self.lives: dict[int, Samples] = defaultdict(Samples)
         self.names: set[str] = set()
-        """Of all series that were ever there."""
+        """Names of all metric series that were ever seen."""
         self.new: list[tuple[float, str]] = []
-        """Of those that came later than the first sample, with the seconds."""
+        """Metric series that were first seen after the first sample, with the seconds since the start."""
         self._bus = bus
         self._state = state
         self._begin = time.monotonic()
@@ -35,16 +35,19 @@ class Sampler:
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the sampler was created."""
         return time.monotonic() - self._begin
 
     @property
     def longest(self) -> Samples:
-        """The life with the most samples."""
+        """The samples of the kvbus process with the most samples."""
         return max(self.lives.values(), key=lambda samples: len(samples.at), default=Samples())
 
     def sample(self, text: str) -> tuple[Metrics, dict[str, float]]:
-        """What ``/metrics`` says, and what it takes; nothing of that at the first look at a new process."""
+        """Return the metrics of a ``/metrics`` page, and the process's resource usage since the last sample.
+
+        The usage is empty at the first sample of a new process.
+        """
         child, now = self._bus.child, self.now
         metrics, series = parse_metrics(text), [line for line in text.splitlines() if not line.startswith("#")]
         names = {line.rpartition(" ")[0] for line in series}

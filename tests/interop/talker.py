@@ -1,4 +1,4 @@
-"""A program of another language that prints a JSON object in a line for each thing that happens to it."""
+"""The output of a program in another language that prints one JSON object in a line for each event."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Talker:
-    """What a running program has said so far.
+    """The events that a running program has printed.
 
     Attributes:
-        child: its process, with a pipe.
-        said: how often it has said what.
+        child: the program's process, whose output is a pipe.
+        said: number of events of each kind.
     """
 
     def __init__(self, child: Child) -> None:
@@ -33,10 +33,10 @@ class Talker:
             self.heard(said)
 
     def heard(self, said: dict[str, Any]) -> None:
-        """Take in what it says."""
+        """Apply one event that the program has printed."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading the program's output."""
         self.reading.cancel()
         await asyncio.gather(self.reading, return_exceptions=True)

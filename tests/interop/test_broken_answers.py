@@ -1,7 +1,11 @@
-"""The vLLM router gives a replay up after 5 s without a message, and never asks again: it has to be exact all the same.
+"""The vLLM router gives up a replay after 5 s without a message, and never requests it again.
 
-The ordinary suite stalls the replay's link in the middle of the answer. With a million blocks the router is slow enough by itself:
-``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest tests/interop/test_broken_answers.py --log-cli-level=INFO``
+It must still become exact.
+
+The ordinary suite stalls the link of the replay in the middle of the answer. With a million blocks the router itself is
+slow
+enough: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest tests/interop/test_broken_answers.py
+--log-cli-level=INFO``
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ log = logging.getLogger(__name__)
 BLOCKS: Final = int(os.environ.get("TEST_INTEROP_BLOCKS", "30000"))
 SLOWED: Final = BLOCKS < 500_000
 CHAIN: Final = 5
-"""Blocks of one store."""
+"""Number of blocks in one store."""
 GONE: Final = 'kvbus_replay_requests_total{outcome="gone",output="routers"}'
 TIMED_OUT: Final = "timed out"
 SENT: Final = 'kvbus_replay_batches_total{output="routers"}'
 LOOKED_AT: Final = 300
-"""Chains that the router is asked for, evenly spread over all of them."""
+"""Number of chains, evenly spread over all chains, that are looked up in the router."""
 
 
 def chain(number: int) -> Known:

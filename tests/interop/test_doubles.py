@@ -1,4 +1,4 @@
-"""The doubles of routers keep the rules that they were made for."""
+"""Tests for the doubles of routers: each follows the rules of the router that it replaces."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Recorded engine traffic into the real Dynamo indexer, directly and through kvbus, side by side.
+"""Send recorded traffic of engines to the real Dynamo indexer, directly and through kvbus.
 
-The expected numbers are the table of docs/INTEROP.md: a row that is not what is measured fails.
+The expected numbers are the table of docs/INTEROP.md: a row that differs from the measured numbers fails the test.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def table() -> dict[str, Row]:
-    """Return the rows of docs/INTEROP.md that begin with a capture's name, by this name."""
+    """Return the rows of the table in docs/INTEROP.md, by the name of their capture."""
     row = re.compile(r"^\| `(\w+)` \|" + r" (\d+) \|" * 5, re.MULTILINE)
     found = {}
     for name, *cells in row.findall(DOCUMENT.read_text()):
@@ -93,7 +93,7 @@ def engine() -> Iterator[EnginePublisher]:
 
 
 UNSCORED: Final = frozenset({"vllm033_bytes"})
-"""Captures with byte hashes and without tokens, so the indexer cannot be asked for their blocks."""
+"""Captures with hashes of type bytes and without tokens, whose blocks cannot be looked up in the indexer."""
 
 
 def test_the_table_has_every_capture() -> None:
@@ -133,7 +133,8 @@ def test_a_capture_direct_and_through_kvbus(
         through_kvbus = without_sentinels(indexer.blocks("kvbus"))
         kvbus_score = score(capture, indexer, "kvbus", marks)
         if len(capture.lives) > 1:
-            # Dynamo drops a second life in silence until its numbers pass the first one's: only there it hears again
+            # Dynamo silently drops the batches of a restarted engine until their seqs pass the seqs before the restart.
+            # Directly at the engine, it reads none of them before that.
             indexer.wait_until_finds("direct", mark(99, seq=first_life))
         direct = without_sentinels(indexer.blocks("direct"))
 

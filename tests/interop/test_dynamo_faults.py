@@ -1,4 +1,4 @@
-"""Faults between an engine and the real Dynamo indexer: what happens directly, and that kvbus repairs it."""
+"""Faults between an engine and the real Dynamo indexer: their effect without kvbus, and the repair by kvbus."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.dynamo
 
 CAPTURE: Final = Capture.load("syn_vllm023_positional")
-"""A stream that Dynamo ingests exactly when nothing goes wrong."""
+"""A capture that Dynamo reads exactly if no fault happens."""
 TRUTH: Final = frozenset(block.hash for block in CAPTURE.truth)
 HALF: Final = len(CAPTURE.lives[0]) // 2
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "INTEROP.md"
 
 
 def test_the_table_has_every_fault() -> None:
-    """Each row of docs/INTEROP.md names the test that keeps it true."""
+    """Each row of the table in docs/INTEROP.md names the test that checks it."""
     faults = DOCUMENT.read_text().partition("\n### Faults\n")[2].partition("\n### ")[0]
     rows = re.findall(r"^\|.* `(test_\w+)` \|$", faults, re.MULTILINE)
     here = {name for name, value in globals().items() if name.startswith("test_") and callable(value)}
@@ -54,7 +54,7 @@ def hashes(indexer: DynamoIndexer, model: str) -> frozenset[int]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest) -> Iterator[EnginePublisher]:
-    """An engine with vLLM's replay buffer of 10,000 batches, or with as many as the test asks for."""
+    """A running engine with a replay buffer of 10,000 batches, like vLLM's, or of the size that the test requests."""
     publisher = EnginePublisher(
         "tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, buffer_steps=getattr(request, "param", 10_000)
     )
@@ -65,7 +65,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[EnginePublisher]:
 
 @pytest.fixture
 def kvbus(request: pytest.FixtureRequest, engine: EnginePublisher, tmp_path: Path) -> Iterator[Kvbus]:
-    """A bus that is there from the start; a test may ask for settings of its own."""
+    """A kvbus that runs before the engine publishes. A test may change its settings."""
     settings = {"probe_interval": 0.5, **getattr(request, "param", {})}
     if settings.pop("keeps_state", False):
         settings["state_dir"] = str(tmp_path / "state")
@@ -83,7 +83,10 @@ def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> N
     "kvbus", [{"first_seq": 2_000_000, "output": {"on_subscribe": "nothing", "journal_batches": 20}}], indirect=True
 )
 def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """No state by its subscription: its replay from 0 begins at the state's own seqs, and no empty batch comes before."""
+    """The indexer's subscription brings it no state.
+
+    Its replay from 0 begins at the seqs of the state, after no empty batches.
+    """
     publish(engine, slice(HALF))
     wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
@@ -96,7 +99,7 @@ def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublis
 
 
 def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """The second life has the same prompts under other hashes (vLLM without PYTHONHASHSEED): Dynamo keeps the first ones."""
+    """A restarted vLLM without PYTHONHASHSEED gives the same prompts other hashes, but Dynamo keeps the old hashes."""
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     publish(engine)
     indexer.wait_until_finds("kvbus", publish_sentinel(engine))
@@ -106,12 +109,12 @@ def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: En
     for _, payload in CAPTURE.lives[0]:
         engine.publish(renamed(payload))
     indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
-    # no block of the second life is known by its name: none of them can be removed, or be a parent
+    # Dynamo knows no block by its new hash, so no block can be removed or be a parent.
     assert not hashes(indexer, "kvbus") & {block ^ 1 for block in TRUTH if isinstance(block, int)}
 
 
 def renamed(payload: bytes) -> bytes:
-    """The batch with other hashes for the same blocks."""
+    """Return the batch with other hashes for the same blocks."""
     ts, events, rank = msgspec.msgpack.decode(payload)
     for event in events:
         if event[0] != "AllBlocksCleared":
@@ -132,7 +135,7 @@ def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublis
     marks = [publish_sentinel(engine, number) for number in range(20)]
     indexer.wait_until_finds("kvbus", marks[-1], 60)
     assert hashes(indexer, "kvbus") == TRUTH
-    # directly the listener waits for END and hears nothing any more: batches after the replay never arrive
+    # Directly at the engine, the indexer waits for END for ever, so batches after the replay never reach its index.
     mark = publish_sentinel(engine, 20)
     indexer.wait_until_finds("kvbus", mark)
     assert indexer.matched("direct", mark) == 0

@@ -1,7 +1,7 @@
-"""Dynamo's frontend routes the requests of HTTP clients to two mockers, and knows of their caches by kvbus alone.
+"""Dynamo's frontend routes HTTP requests to two mockers, and learns the content of their caches only from kvbus.
 
-Each answer says what the engine had in its cache and what the router believed: the two have to be one number, and a request
-goes to the worker that has its prefix.
+Each answer contains the number of blocks that the engine had in its cache, and the number that the router expected. The
+numbers must be equal, and a request must go to the worker that has its prefix.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.dynamo
 
 PREFIX = 8
-"""Blocks that the prompts of one session have in common."""
+"""Number of blocks that the prompts of one session have in common."""
 
 
 @dataclass
 class Session:
-    """Prompts with a common beginning, whose last half block is always another."""
+    """Prompts with a common beginning. The last half block of each prompt is different."""
 
     number: int
     asked: int = 0
@@ -47,7 +47,7 @@ class Session:
 
 @dataclass
 class Plane:
-    """Two mockers, a kvbus beside each, and frontends."""
+    """Two mockers, one kvbus beside each mocker, and a frontend."""
 
     directory: Path
     frontend: Frontend
@@ -55,11 +55,11 @@ class Plane:
     buses: list[Kvbus]
     workers: list[int]
     held: dict[int, list[Session]] = field(default_factory=dict)
-    """Which worker has which sessions in its cache; a worker is known by its place."""
+    """The sessions that each worker has in its cache, by the worker's position in ``workers``."""
     made: int = 0
 
     def place(self, at: int, count: int = 1) -> None:
-        """Have one worker serve prompts of new sessions."""
+        """Send the first prompts of new sessions to one worker."""
         for _ in range(count):
             session = Session(self.made)
             self.made += 1
@@ -67,7 +67,7 @@ class Plane:
             self.held.setdefault(at, []).append(session)
 
     def settle(self, *places: int) -> None:
-        """Wait until the router has heard what these workers have last done."""
+        """Wait until the router knows the newest sessions of these workers."""
         for at in places:
             session = self.held[at][-1]
             wait_for(partial(self._knows, session, at), f"session {session} of worker {at} known; {self.directory}", 60)
@@ -76,27 +76,31 @@ class Plane:
         return self.frontend.ask(session.prompt(), self.workers[at]) == Answer(self.workers[at], PREFIX, PREFIX)
 
     def routes_by_the_truth(self) -> None:
-        """Ask every session without saying for whom it is."""
+        """Request every session without naming a worker, and check that the worker with its prefix serves it."""
         answers = {
             (at, each.number): self.frontend.ask(each.prompt()) for at, all_ in self.held.items() for each in all_
         }
         assert answers == {(at, number): Answer(self.workers[at], PREFIX, PREFIX) for at, number in answers}
 
     def evict(self, at: int) -> list[Session]:
-        """Have one worker serve more than its cache holds; the sessions that it has no block of any more."""
+        """Send one worker more sessions than its cache holds, and return the sessions that it has evicted
+        completely.
+        """
         gone = self.held.pop(at)
         self.place(at, 40)  # 360 blocks and more, of 300
         self.held[at] = self.held[at][-5:]
         return gone
 
     def knows_nothing_of(self, sessions: list[Session], at: int) -> None:
-        """Ask for sessions that are gone, at a worker that has nothing of them."""
+        """Send prompts of evicted sessions to a worker without their blocks, and check that the router expects no
+        block there.
+        """
         answers = [self.frontend.ask(each.prompt(), self.workers[at]) for each in sessions]
         assert answers == [Answer(self.workers[at], 0, 0) for _ in sessions]
 
     @contextlib.contextmanager
     def another_frontend(self) -> Iterator[None]:
-        """Go on with a frontend that has heard nothing yet."""
+        """Continue with a new frontend that has read no events yet."""
         first = self.frontend
         with Frontend(self.directory, self.directory / "ours") as late:
             wait_for(lambda: late.serves(self.workers), f"the frontend serves; log: {late.log}", 60)
@@ -119,7 +123,9 @@ def installed() -> None:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    """A frontend that has seen each of two workers serve three sessions, and heard nothing of it; then kvbus begins."""
+    """Two workers that have served three sessions each, and a frontend that has read none of their events; then
+    kvbus starts.
+    """
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     model = write_model(tmp_path / "model")
     with contextlib.ExitStack() as stack:
@@ -132,7 +138,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         made = Plane(tmp_path, frontend, mockers, [], workers)
         for at, worker in enumerate(workers):
             made.place(at, 3)
-            # nobody but kvbus speaks of the caches: the engine has the prefix, and the router does not know
+            # Only kvbus announces the caches: without it the engine has the prefix, and the router does not know.
             assert frontend.ask(made.held[at][0].prompt(), worker) == Answer(worker, PREFIX, 0)
         for each in mockers:
             directory = tmp_path / f"kvbus-{each.host}"

@@ -1,4 +1,4 @@
-"""Dynamo's own KvRouter on an output of `type: dynamo`: what it holds is the truth, whatever fails on the way."""
+"""Tests for Dynamo's own KvRouter at an output of `type: dynamo`: its index stays exact, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SIZE = 16
 
 
 class Frontend:
-    """`programs/frontend.py`; ended by its process when the block ends."""
+    """The process `programs/frontend.py`. It ends when the ``with`` block ends."""
 
     def __init__(self, directory: Path, env: dict[str, str] | None = None, **first: Any) -> None:
         self._log = directory / "frontend.log"
@@ -72,7 +72,7 @@ class Frontend:
         return json.loads(line)
 
     def holds(self, *blocks: tuple[int, int]) -> None:
-        """Wait until the router has these blocks of these ranks, and no others."""
+        """Wait until the router holds exactly these blocks. Each block is a pair of rank and hash."""
         expected = sorted(blocks)
         wait_for(lambda: self.blocks == expected, f"{expected}, and it has {self.blocks}; log: {self._log}")
 
@@ -87,7 +87,7 @@ class Frontend:
 
 
 class Cable:
-    """Between kvbus at 127.0.0.1 and those who dial the same port at 127.0.0.2; it can be cut."""
+    """A link between kvbus at 127.0.0.1 and the peers that dial the same port at 127.0.0.2. It can be cut."""
 
     def __init__(self, endpoint: str, rank: int = 0) -> None:
         port = parse_endpoint(endpoint).port + rank
@@ -107,11 +107,11 @@ class Cable:
         self._loop.close()
 
     def cut(self) -> None:
-        """End what is connected, and let nobody in."""
+        """Close all connections, and refuse new connections."""
         self._do(self._link.refuse())
 
     def mend(self) -> None:
-        """Let everybody in."""
+        """Accept new connections."""
         self._do(self._link.listen())
 
     def _do(self, what: Any) -> None:
@@ -132,7 +132,7 @@ def frontend(tmp_path: Path) -> Iterator[Frontend]:
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[str]:
-    """The address of an etcd of its own, or a skip that says that there is none."""
+    """The address of an etcd that runs for this test. Skip the test if etcd is not installed."""
     program = shutil.which("etcd")
     if program is None:
         pytest.skip("there is no etcd (Debian: etcd-server)")
@@ -157,7 +157,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def engines() -> Iterator[list[EnginePublisher]]:
-    """Both ranks of an engine."""
+    """The publishers of both ranks of an engine."""
     first = ports_in_a_row(2 * RANKS)
     made = [
         EnginePublisher(f"tcp://127.0.0.1:{first + rank}", f"tcp://127.0.0.1:{first + RANKS + rank}", bind=True)
@@ -195,7 +195,7 @@ def bus(engines: list[EnginePublisher], directory: Path, plane: dict[str, Any], 
 
 
 def fill(engines: list[EnginePublisher]) -> list[tuple[int, int]]:
-    """Two prompts with a common block on each rank; what there is then."""
+    """Publish two prompts with a common block on each rank, and return the live blocks as pairs of rank and hash."""
     for rank, engine in enumerate(engines):
         first = 100 * rank
         engine.publish(payload(store([first + 1, first + 2]), rank=rank))
@@ -275,7 +275,7 @@ def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten
 def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
-    """The router knows the publisher by then, and the ids that it has had."""
+    """When the connection comes back, the router already knows the publisher and the event ids that it has read."""
     plane = {"discovery": f"file://{tmp_path}/discovery", "advertise": "127.0.0.2"}
     with bus(engines, tmp_path, plane) as kvbus, Cable(kvbus.endpoint) as first, Cable(kvbus.endpoint, 1) as second:
         truth = fill(engines)
@@ -295,7 +295,9 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
 def test_an_engine_that_is_another_rank_than_its_place_says(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
-    """One of several that a load balancer in front of them knows by their ranks."""
+    """The source's position says rank 0, but the batches name rank 1, as behind a load balancer that distinguishes
+    ranks.
+    """
     frontend("register")
     frontend("router")
     with bus(engines[:1], tmp_path, {"discovery": f"file://{tmp_path}/discovery"}):

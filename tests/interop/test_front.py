@@ -1,6 +1,7 @@
-"""The unmodified vLLM router with kvbus's gRPC front as its worker: one pod with an engine, kvbus and vLLM's front end.
+"""Tests for the unmodified vLLM router with kvbus's gRPC front as its worker.
 
-The engine's API names the engine's own endpoints, as it does without kvbus.
+One pod contains an engine, kvbus and vLLM's front end. The engine's API names the engine's own endpoints, as without
+kvbus.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.mark.slow
 @pytest.mark.parametrize("replays", [True, False])
 async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bool, tmp_path: Path) -> None:
-    """It joins late; batches are lost on their way; the engine restarts. What it serves goes through the front."""
+    """The router joins late, batches are lost on the live stream, and the engine restarts.
+
+    All requests go through the front.
+    """
     if lacking := VLLM_ROUTER() or vllm_frontend.lacking():
         pytest.skip(lacking)
     port = free_port()
@@ -72,7 +76,9 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bo
 
 @pytest.mark.slow
 async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
-    """Its answers, its refusals, a generation, and what becomes of one whose client goes."""
+    """Compared with vLLM: answers, refusals and a generation. vLLM also aborts the generation of a client that
+    disconnects.
+    """
     if lacking := vllm_frontend.lacking():
         pytest.skip(lacking)
     http, engine, front = free_ports(3)

@@ -1,4 +1,4 @@
-"""kvbus between peers on go-zeromq, for longer than the connections of a socket that sends heartbeats would last."""
+"""kvbus between peers on go-zeromq, for longer than their connections would survive if kvbus sent them heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAUSE: Final = 0.05
 """Seconds between two batches of an engine."""
 
 TALKS: Final = 3.0
-"""Seconds at the beginning and at the end in which the quiet engine publishes."""
+"""Seconds at the beginning and at the end of the test in which the quiet engine publishes."""
 
 ANY: Final = "tcp://127.0.0.1:*"
 
@@ -44,7 +44,10 @@ def compared(view: PlainSetRouter, truth: set[Key]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
-    """An engine on libzmq with a router on go-zeromq; two engines on go-zeromq, one that binds and one that dials in."""
+    """An engine on libzmq has a router on go-zeromq.
+
+    Of two engines on go-zeromq, one binds and the other dials kvbus.
+    """
     out, bound, dialled = ports_in_a_row(8), ports_in_a_row(2), ports_in_a_row(2)
     output = {"endpoint": at(out), "replay_endpoint": at(out + 4), "profile": "llm-d", "topic": "kv@{source}@m"}
     async with contextlib.AsyncExitStack() as stack:
@@ -75,7 +78,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         begin = loop.time()
         while (second := loop.time() - begin) < SECONDS:
             for engine in engines:
-                # one says nothing for most of the time: whoever publishes is never suspected
+                # One engine is silent for most of the time, because kvbus never probes the connection of an engine that publishes.
                 if engine.publisher is not binds or not TALKS < second < SECONDS - TALKS:
                     await engine.publish(1)
             for reader in readers:
@@ -107,6 +110,6 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         assert router.said["connected"] == 2
         assert log.count(": connected") == bus.metric(subscribers) == len(sources)
         for source in sources:
-            # none is lost; missing for a moment may be what a replay's answer has before the other socket brings it
+            # No batch is lost. A batch counts as missing for a moment if the replay's answer brings it before the live socket does.
             for name in ("lost_batches", "restarts"):
                 assert bus.metric(f'kvbus_source_{name}_total{{source="{source["name"]}"}}') == 0

@@ -1,4 +1,4 @@
-"""kvbus's own ZMTP with peers on go-zeromq, which answer no command and greet as ZMTP 3.0."""
+"""Tests for kvbus's own ZMTP with peers on go-zeromq, which answer no ZMTP command and greet as ZMTP 3.0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.ports import ports_in_a_row
 from .go_peers import publisher
 
 PATIENT = Settings(handshake_timeout=60.0)
-"""However long the machine stands still, no connection is lost, and none made twice."""
+"""Settings with a long handshake timeout, so that no connection is lost or made twice on a busy machine."""
 
 
 @pytest.mark.gozmq

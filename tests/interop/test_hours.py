@@ -1,4 +1,4 @@
-"""What an hour is judged by: it sees what grows, and a router that is wrong."""
+"""Tests for the judgement of the hour-long run: it detects growth and a router that is wrong."""
 
 from __future__ import annotations
 

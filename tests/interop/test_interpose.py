@@ -1,7 +1,7 @@
-"""Real routers at the very address that the engine dials: kvbus is there, and tells them apart.
+"""Real routers at the very address that the engine dials. kvbus listens there, and distinguishes engine and routers.
 
-Dynamo's KvEventPublisher is what dynamo.vllm and dynamo.sglang have in each worker; the vLLM router takes addresses
-as flags. Both are given the engine's own endpoint here.
+dynamo.vllm and dynamo.sglang have Dynamo's KvEventPublisher in each worker. The vLLM router gets addresses as flags. In
+these tests each gets the engine's own endpoint.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SMG: Final = tuple(
     Kind(f"SMG {name}, no replay", smg_relay("--no-replay", *options), installed("smg/bin/smg"), {"profile": "smg"})
     for name, options in {"relay 0.14.1": (), "Rust relay 1.13.0": ("--rust",)}.items()
 )
-"""SMG's relays as `docs/routers/smg.md` has them."""
+"""SMG's relays as `docs/routers/smg.md` runs them."""
 
 
 async def exact(router: Router, cache: Cache, what: str) -> None:
-    """Wait until the router believes what is true."""
+    """Wait until the router holds exactly the blocks of the cache."""
     end = asyncio.get_running_loop().time() + PATIENCE
     while (found := score(await router.held(cache.known), cache.live)) != Score(0, 0):
         assert asyncio.get_running_loop().time() < end, f"{what}: missing {found.missing}, dead {found.dead}"
@@ -49,7 +49,7 @@ async def exact(router: Router, cache: Cache, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.name in NAMES), *SMG], ids=lambda kind: kind.name)
 async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
-    """It joins late; the engine goes on, and restarts; both sides lose their connections."""
+    """The router joins late, the engine publishes more and restarts, and both sides lose their connections."""
     if lacking := kind.lacking():
         pytest.skip(lacking)
     output = {"profile": "dynamo"} if kind.name.startswith("Dynamo") else dict(kind.output)

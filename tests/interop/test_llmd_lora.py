@@ -1,4 +1,6 @@
-"""llm-d's index takes every text among the extra keys for an image. The adapter's name is one in vLLM's events."""
+"""llm-d's index mistakes every text among a block's extra keys for an image. vLLM's extra keys contain the
+adapter's name.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ADAPTER = "adapter"
 FIRST, SECOND, LAST = (number << 60 for number in (1, 2, 3))
-"""Names of blocks. llm-d reads no integers that msgpack writes in a byte."""
+"""Hashes of blocks. llm-d cannot read an integer that msgpack encodes in one byte, so they are large."""
 KNOWN = {
     FIRST: Block(None, tuple(range(BLOCK_SIZE))),
     SECOND: Block(FIRST, tuple(range(BLOCK_SIZE, 2 * BLOCK_SIZE))),
@@ -31,7 +33,7 @@ KNOWN = {
 
 
 def stored(keys: list[list[str] | None]) -> BlockStored:
-    """Two blocks of an adapter."""
+    """Return the store of two blocks of a LoRA adapter."""
     tokens = encode_value(list(range(2 * BLOCK_SIZE)))
     return BlockStored(
         block_hashes=(FIRST, SECOND),
@@ -47,7 +49,7 @@ def stored(keys: list[list[str] | None]) -> BlockStored:
 
 @pytest.mark.parametrize(("profile", "found"), [("vllm", set()), ("llm-d", {FIRST, SECOND})])
 async def test_requests_of_an_adapter_find_its_blocks(tmp_path: Path, profile: str, found: set[int]) -> None:
-    """With vLLM's own events they find nothing: that is what kvbus leaves the name out for."""
+    """With vLLM's unchanged events llm-d finds no block, so kvbus removes the adapter's name from the extra keys."""
     if reason := installed("llmd")():
         pytest.skip(reason)
     stream = Stream("127.0.0.1", free_port(), 0)

@@ -1,4 +1,7 @@
-"""Real routers on ``layout: per_topic``: three ranks on one endpoint, for who keeps a seq for each topic or reads one."""
+"""Tests for real routers at an output with ``layout: per_topic``: three ranks share one endpoint, with one topic each.
+
+One router keeps a seq for each topic. The other router reads only one topic.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ MODEL: Final = LLMD_TOPIC.rpartition("@")[2]
 
 
 def _one_stream_a_topic(streams: Sequence[Stream]) -> dict[str, Any]:
-    """Directly a stream is an endpoint, through kvbus a topic."""
+    """Return the router's streams.
+
+    Directly, each endpoint is one stream; through kvbus, each topic of one endpoint is one.
+    """
     named = named_streams(streams)
     if len(streams) == 1:
         (one,) = named["streams"]

@@ -1,4 +1,7 @@
-"""Every router of the table in a few cases, directly at an engine and through kvbus. All cases: make interop."""
+"""Every router of the table in a few cases, directly at an engine and through kvbus.
+
+``make interop`` runs all cases.
+"""
 
 from __future__ import annotations
 

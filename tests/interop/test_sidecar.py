@@ -1,6 +1,8 @@
-"""Dynamo's own workers beside engines ask the gRPC front for events, and its KvRouter has them of them.
+"""Dynamo's sidecar workers ask kvbus's gRPC front for the engine's events, and pass the events to Dynamo's KvRouter.
 
-vLLM's API is that of its own front end. SGLang's and TensorRT-LLM's are doubles that say what a worker needs to start.
+The API of vLLM is its real front end. The APIs of SGLang and TensorRT-LLM are doubles that answer what a worker needs
+to
+start.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ HERE = {
     "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
 }
 LONG = 8192
-"""Tokens that the model takes."""
+"""Maximum number of tokens that the model accepts."""
 
 
 def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """What SGLang's gRPC API answers, by method."""
+    """Return the answers of SGLang's gRPC API, by method."""
     live, replay = (int(each.rpartition(":")[2]) for each in (bus.engine, bus.engine_replay))
     events = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": live, "replay_endpoint_port_base": replay}
     info = {
@@ -67,7 +69,7 @@ def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
 
 
 def trtllm(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """What TensorRT-LLM's gRPC API answers, by method of OpenEngine."""
+    """Return the answers of TensorRT-LLM's gRPC API (OpenEngine), by method."""
     port = int(bus.engine.rpartition(":")[2])
     endpoint = message(f1=b"127.0.0.1", f2=port, f3=b"tcp")
     source = message(f1=b"zmq", f2=endpoint, f4=bus.engine_replay.encode(), f5=0, f6=b"msgpack", f7=1)
@@ -87,7 +89,7 @@ ANSWERS = {"sglang": sglang, "trtllm": trtllm}
 
 @contextlib.asynccontextmanager
 async def engine_api(engine: str, bus: Bus, directory: Path, http: int, port: int) -> AsyncIterator[list[str]]:
-    """Serve an engine's gRPC API; yield what its worker is told of the model."""
+    """Serve an engine's gRPC API, and yield the options that tell its worker the model."""
     if engine == "vllm":
         async with VllmFrontend(directory, http, port, [(bus.engine, bus.engine_replay)]):
             yield []
@@ -103,7 +105,7 @@ async def engine_api(engine: str, bus: Bus, directory: Path, http: int, port: in
 
 
 def lacking(engine: str) -> str:
-    """Say why it cannot be run here; empty if it can."""
+    """Return why the engine's worker cannot run here; an empty string if it can."""
     python = os.environ.get(PYTHON_ENV)
     if not python:
         return f"{PYTHON_ENV} names no Python with ai-dynamo-runtime (.ci/run sets it)"
@@ -118,7 +120,7 @@ def lacking(engine: str) -> str:
 
 @contextlib.asynccontextmanager
 async def sidecar(directory: Path, asks: int, engine: str, *more: str) -> AsyncIterator[None]:
-    """Run it with the gRPC API at a port of loopback."""
+    """Run the worker of an engine with the gRPC API at a loopback port."""
     env = {**os.environ, **PLANES, **HERE, "DYN_FILE_KV": str(directory / "discovery")}
     with (directory / "sidecar.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
@@ -142,7 +144,7 @@ async def sidecar(directory: Path, asks: int, engine: str, *more: str) -> AsyncI
 
 @pytest.mark.parametrize("beside", ["vllm", "sglang", "trtllm"])
 async def test_the_router_has_what_the_engine_has(tmp_path: Path, beside: str) -> None:
-    """The worker comes late; batches are lost; the engine restarts."""
+    """The worker starts late, batches are lost on the live stream, and the engine restarts."""
     if reason := lacking(beside):
         pytest.skip(reason)
     http_port, engine_port, front_port = free_ports(3)

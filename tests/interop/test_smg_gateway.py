@@ -1,4 +1,4 @@
-"""SMG's released gateway and relay behind a merged stream: the gateway numbers each rank by itself."""
+"""SMG's released gateway and relay behind a merged stream. The gateway numbers the batches of each rank itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RANKS = 2
 
 
 class Gateway:
-    """What the gateway says of itself."""
+    """The gateway's log and metrics."""
 
     def __init__(self, log: Path, metrics: int) -> None:
         self._log = log
@@ -44,12 +44,12 @@ class Gateway:
 
     @property
     def gaps(self) -> int:
-        """How often a seq was missing for it."""
+        """The number of gaps between seqs that the gateway has logged."""
         return self._log.read_text().count("Sequence gap")
 
     @property
     def blocks(self) -> int:
-        """The blocks in its index; -1 before it has one."""
+        """Return the number of blocks in the gateway's index; -1 before it has an index."""
         try:
             with urllib.request.urlopen(self._url, timeout=5) as answer:  # noqa: S310 - on loopback
                 lines = answer.read().decode().splitlines()
@@ -60,7 +60,7 @@ class Gateway:
 
 @contextlib.contextmanager
 def gateway(directory: Path, live: str) -> Iterator[Gateway]:
-    """Run the relay at kvbus and the gateway at the relay."""
+    """Run SMG's relay, which reads kvbus, and SMG's gateway, which reads the relay."""
     home = os.environ.get("TEST_ROUTERS_HOME")
     python = Path(home or "/nonexistent") / "smg" / "bin" / "python"
     if not python.exists():
@@ -86,7 +86,7 @@ def gateway(directory: Path, live: str) -> Iterator[Gateway]:
 
 
 async def test_it_has_the_blocks_of_both_ranks_and_misses_no_seq(tmp_path: Path) -> None:
-    """The gateway comes late; both ranks go on; one rank restarts."""
+    """The gateway joins late, both ranks publish more, and one rank restarts."""
     live, replay = ports_in_a_row(RANKS), ports_in_a_row(RANKS)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(RANKS)]
     source = {"endpoint": places[0][0], "replay_endpoint": places[0][1], "data_parallel_size": RANKS}

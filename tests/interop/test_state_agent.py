@@ -1,4 +1,7 @@
-"""Dynamo's state agent beside kvbus: it reads a topic for each rank on one PUB, and its KvRouter reads the agent."""
+"""Tests for Dynamo's state agent at kvbus.
+
+It reads one topic for each rank from one PUB, and the KvRouter reads the agent.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint
 
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int) -> None:
-    """The agent comes late; batches are lost; a rank restarts. Two ranks share one PUB, with a topic each."""
+    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB."""
     live, replay = ports_in_a_row(ranks), ports_in_a_row(ranks)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(ranks)]
     source = {"endpoint": places[0][0], "replay_endpoint": places[0][1], "data_parallel_size": ranks}

@@ -1,6 +1,7 @@
-"""The upgrade by hand that docs/OPERATIONS.md describes: the page's commands in a checkout, while a router reads.
+"""The manual upgrade that docs/OPERATIONS.md describes: the page's commands run in a checkout while a router reads.
 
-TEST_UPGRADE_FROM names the older commit, for example HEAD~1. The commands install packages, so they need an index of packages.
+TEST_UPGRADE_FROM names the older commit, for example HEAD~1. The commands install packages, so they need a package
+index.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 RATE: Final = 30
-"""Batches of the engine a second."""
+"""Batches that the engine publishes in a second."""
 ROUTERS: Final = ("llm-d-kv-cache 0.9.0", "Dynamo 1.6.1, indexer", "vLLM router 0.1.17")
 
 
 class Installed(Kvbus):
-    """`kvbus run` of the environment in a checkout."""
+    """The process `kvbus run` of the virtual environment in a checkout."""
 
     checkout: Path
 
@@ -53,7 +54,7 @@ class Installed(Kvbus):
 
 
 class Subscriber:
-    """A SUB socket that notes each batch: when it came, its seq, and whether it clears."""
+    """A SUB socket that records each batch: its time, its seq, and whether it clears."""
 
     def __init__(self, endpoint: str) -> None:
         self.batches: list[tuple[float, int, bool]] = []
@@ -73,9 +74,11 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def since(self, first: int) -> tuple[list[tuple[int, int, bool]], int, float]:
-        """Return the jumps of the seqs, the count of clears, and the longest silence, from the batch at a position on.
+        """Return the jumps of the seqs, the number of clears, and the longest silence in seconds, from the batch at
+        ``first`` on.
 
-        A jump has the seqs before and after it, and whether the batch after it clears, as the first batch of a state does.
+        A jump is a tuple of the seqs before and after it, and whether the batch after it clears, as the first batch of
+        a state does.
         """
         seen = self.batches[first:]
         pairs = list(itertools.pairwise(seen))
@@ -89,7 +92,7 @@ def git(*words: str, where: Path = ROOT) -> str:
 
 
 async def shell(command: str, where: Path) -> None:
-    """Run a line of a page in a directory, with nothing of this Python's environment."""
+    """Run a shell command of a page in a directory, without the variables of this Python's virtual environment."""
     env = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     process = await asyncio.create_subprocess_shell(
         command, cwd=where, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -99,13 +102,13 @@ async def shell(command: str, where: Path) -> None:
 
 
 def commands(page: Path, beginning: str) -> list[str]:
-    """Return the lines of the code block of a page that begins with a command."""
+    """Return the lines of a page's code block that begins with this command."""
     (block,) = re.findall(rf"```\n *({re.escape(beginning)}.*?)```", page.read_text(), re.DOTALL)
     return [line.strip() for line in block.strip().splitlines()]
 
 
 def is_installed(checkout: Path) -> bool:
-    """Return whether the environment has the modules of the checkout's commit."""
+    """Return whether the environment contains the modules of the checkout's commit."""
     (package,) = checkout.glob(".venv/lib/python*/site-packages/kvbus")
     names = [path for path in git("ls-files", "kvbus", where=checkout).splitlines() if path.endswith(".py")]
     return not any(filecmp.cmpfiles(checkout, package.parent, names, shallow=False)[1:])
@@ -113,7 +116,7 @@ def is_installed(checkout: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone at the older commit, installed as its README says; its origin has the newer one."""
+    """A clone at the older commit, installed as its README says. Its origin also has the newer commit."""
     if OLDER is None:
         pytest.skip("TEST_UPGRADE_FROM names no commit: TEST_UPGRADE_FROM=HEAD~1, as .ci/run does")
     older = git("rev-parse", OLDER)
@@ -142,7 +145,7 @@ class Upgrade:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start everything."""
+        """Run the engine, kvbus, the router and the subscriber."""
         ports = [int(each.rpartition(":")[2]) for each in (self.bus.endpoint, self.bus.replay_endpoint)]
         async with self.rank.publisher:
             with self.bus:
@@ -159,7 +162,7 @@ class Upgrade:
 
     @contextlib.asynccontextmanager
     async def publishing(self) -> AsyncIterator[None]:
-        """Let the engine publish, and afterwards wait until the router holds exactly the engine's blocks."""
+        """Let the engine publish. At the end, wait until the router holds exactly the engine's blocks."""
         ending = asyncio.Event()
 
         async def publish() -> None:
@@ -178,12 +181,16 @@ class Upgrade:
                 await asyncio.sleep(0.1)
 
     async def relayed(self, count: int) -> None:
-        """Wait for more batches."""
+        """Wait until kvbus has relayed ``count`` more batches."""
         wanted = len(self.subscriber.batches) + count
         await eventually(lambda: len(self.subscriber.batches) >= wanted, "kvbus relays")
 
     async def follow(self, lines: list[str], commit: str) -> str:
-        """Follow the commands of the page, the last one by SIGTERM and the same command; return how long each part took."""
+        """Run the page's commands, and return the duration of each part.
+
+        The last command restarts a systemd service. The test sends SIGTERM and starts kvbus with the same command line
+        instead.
+        """
         first, begin = len(self.subscriber.batches) - 1, time.monotonic()
         *installation, restart = lines
         assert restart.startswith("systemctl restart kvbus")

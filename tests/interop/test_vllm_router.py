@@ -1,4 +1,4 @@
-"""The unmodified vLLM router behind kvbus, started by the command that docs/routers/vllm-router.md gives."""
+"""Tests for the unmodified vLLM router behind kvbus, started by the command in docs/routers/vllm-router.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WithoutFlags(VllmRouter):
-    """The router asks its worker where the events are, and the worker answers as a real `vllm serve`."""
+    """A vLLM router that asks its worker for the event endpoints. The worker answers as a real `vllm serve` does."""
 
     def _flags(self, _streams: Sequence[Stream]) -> list[str]:
         return ["--policy", "kv_aware", "--worker-urls", self.worker]
@@ -30,7 +30,10 @@ class WithoutFlags(VllmRouter):
 
 @pytest.mark.slow
 async def test_the_documented_flags_credit_every_cached_prefix(tmp_path: Path) -> None:
-    """The router's worker has no `/get_server_info`, as a real `vllm serve`. Without the flags nothing is credited."""
+    """The router's worker has no `/get_server_info`, like a real `vllm serve`.
+
+    Without the flags the router credits no prefix.
+    """
     if lacking := VLLM_ROUTER():
         pytest.skip(lacking)
     async with running_bus(output={"profile": "vllm-router"}) as bus, contextlib.AsyncExitStack() as stack:

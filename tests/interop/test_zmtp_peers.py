@@ -1,4 +1,4 @@
-"""kvbus's own ZMTP with peers on JeroMQ and on Rust's ``zeromq``: a real bus, an engine on libzmq, foreign processes."""
+"""Tests for kvbus's own ZMTP with processes on JeroMQ and on Rust's ``zeromq``. The engine uses libzmq."""
 
 from __future__ import annotations
 
@@ -36,10 +36,13 @@ log = logging.getLogger(__name__)
 SILENCE: Final = float(os.environ.get(SECONDS_ENV, "4"))
 STALL: Final = float(os.environ.get("TEST_INTEROP_STALL", min(SILENCE, 20.0)))
 PACE: Final = 0.05
-"""Seconds between two batches of which somebody who does not read hears nothing."""
+"""Seconds between two batches while a peer does not read."""
 
 HEARTBEAT: Final = "heartbeat=300"
-"""Milliseconds between two PINGs; JeroMQ waits three seconds for the answer, however busy the machine is."""
+"""Option that sets the milliseconds between two PINGs.
+
+JeroMQ waits three seconds for the answer, even on a busy machine.
+"""
 
 TOPIC: Final = "kv@engine@m"
 
@@ -48,7 +51,7 @@ pytestmark = [pytest.mark.zmtp_peers, pytest.mark.timeout(SILENCE + STALL + 300)
 
 @asynccontextmanager
 async def circuit(*, batches: int = 200, blocks: int = 600, **settings: Any) -> AsyncIterator[tuple[Bus, Engine]]:
-    """A bus and an engine that has published so many batches."""
+    """Run a bus and an engine that has published ``batches`` batches."""
     output = {"topic": "kv@{source}@m", **settings.pop("output", {})}
     async with (
         running_bus(output=output, **settings) as bus,
@@ -61,14 +64,14 @@ async def circuit(*, batches: int = 200, blocks: int = 600, **settings: Any) -> 
 
 
 async def relay(bus: Bus, engine: Engine, count: int) -> None:
-    """Publish, no faster than the bus takes it."""
+    """Publish ``count`` batches, no faster than the bus reads them."""
     for _ in range(0, count, 50):
         await engine.publish(min(count, 50))
         await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "what was published")
 
 
 async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) -> None:
-    """Each holds what the engine holds, and has been given every batch there is."""
+    """Wait until each peer holds the engine's blocks and has received every batch."""
     truth = engine.settle()
     await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
     stream = bus.daemon.relay.outputs[output].streams[0]
@@ -81,18 +84,20 @@ async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) 
 
 
 def dense(peer: ForeignPeer) -> bool:
-    """Whether each batch's number follows the one before."""
+    """Return whether the seq of each batch follows the seq of the batch before."""
     seqs = peer.seqs
     return seqs == list(range(seqs[0], seqs[0] + len(seqs)))
 
 
 def curve(client: Pair, server: Pair) -> str:
-    """JeroMQ's keys as a CURVE client."""
+    """Return the option with JeroMQ's keys as a CURVE client."""
     return f"curve={server.public.decode()},{client.public.decode()},{client.secret.decode()}"
 
 
 def refusals(stats: OutputStats) -> set[str]:
-    """Why handshakes were refused; without those that JeroMQ never begins."""
+    """Return the reasons of refused handshakes, without those of connections on which JeroMQ never starts the
+    handshake.
+    """
     return {reason for reason, count in stats.refused.items() if count} - {"left", "broken", "handshake_timeout"}
 
 
@@ -105,7 +110,7 @@ async def subscribers(bus: Bus, count: int) -> None:
 
 
 async def test_the_state_and_then_every_batch(library: Library) -> None:
-    """Beside a SUB of libzmq, which is given the same bytes; one that is late; one for another topic, given nothing."""
+    """A SUB of libzmq gets the same bytes. One peer joins late; a peer with another topic gets nothing."""
     async with AsyncExitStack() as stack:
         bus, engine = await stack.enter_async_context(circuit(batches=2000, blocks=5000))
         first = await stack.enter_async_context(library.subscriber(bus.out, TOPIC))
@@ -143,7 +148,7 @@ async def test_the_state_and_then_every_batch(library: Library) -> None:
 
 @pytest.mark.parametrize("how", ["connect", "bind"])
 async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None:
-    """After the network has closed its connection, and after kvbus has restarted."""
+    """The peer reconnects after the network has closed its connection, and after kvbus has restarted."""
     bound, between, *others = free_ports(5)
     there, way, source, replay, answers = (f"tcp://127.0.0.1:{port}" for port in (bound, between, *others))
     link = Link("router", between, bound)
@@ -158,7 +163,7 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
         library.subscriber(there if how == "bind" else way, how=how) as peer,
     ):
         engine = Engine(publisher)
-        # the link is open only while kvbus runs: Rust's zeromq does not dial again after a handshake that breaks off
+        # The link is open only while kvbus runs, because Rust's zeromq does not dial again after a broken handshake.
         async with running_bus(**settings) as bus, link:
             await subscribers(bus, 1)
             await relay(bus, engine, 200)
@@ -179,7 +184,10 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> None:
-    """One that connects, one that is dialled, a requester; on JeroMQ also with its own heartbeats, in clear and with keys."""
+    """Peers: one connects, one is dialled, and one requests a replay.
+
+    JeroMQ also sends heartbeats, with and without CURVE.
+    """
     keys = Keyring(tmp_path)
     ends = [f"tcp://127.0.0.1:{free_port()}" for _ in range(4)]
     outputs: list[dict[str, Any]] = [
@@ -253,7 +261,7 @@ def answer(
     count: int | None = None,
     make_context: Callable[[], zmq.Context[zmq.Socket[bytes]]] = zmq.Context,
 ) -> list[list[bytes]]:
-    """What libzmq's DEALER is answered: so many messages, or all up to END."""
+    """Return the answer to a request of libzmq's DEALER: ``count`` messages, or all messages up to END."""
     with make_context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(endpoint)
         dealer.send_multipart(frames)
@@ -329,7 +337,7 @@ async def test_a_key_on_the_list(library: Library, tmp_path: Path) -> None:
 @with_keys
 @pytest.mark.slow
 async def test_keys_that_do_not_fit(library: Library, tmp_path: Path) -> None:
-    """They are refused and counted, and a key that is added to the list later gets in without a restart."""
+    """Wrong keys are refused and counted. A key that is later added to the list is accepted without a restart."""
     keys = Keyring(tmp_path)
     stranger, wrong = curve(keys.stranger, keys.bus), curve(keys.router, keys.engine)
     async with (

@@ -1,7 +1,7 @@
-"""vLLM's own Rust front end, out of its wheel, with an engine core of ours behind it that computes nothing.
+"""vLLM's real Rust front end, from its wheel, with a test's engine core behind it that computes nothing.
 
-Its gRPC and HTTP APIs are vLLM's. The core says what vLLM's says when it has started
-(`EngineCoreReadyResponse`, vllm/v1/engine), and answers each request with some tokens.
+Its gRPC and HTTP APIs are vLLM's. The core sends the start message of vLLM's core (`EngineCoreReadyResponse`,
+vllm/v1/engine), and answers each request with some tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENGINES_ENV: Final = "TEST_ENGINES_HOME"
 RELEASE: Final = "vllm-0.33.0"
 TOKENS: Final = 8
-"""What it generates: so many of the same, each by itself."""
+"""Number of tokens that each request generates. They are equal, and each is sent in its own message."""
 MODEL: Final = {
     "config.json": {
         "architectures": ["LlamaForCausalLM"],
@@ -43,14 +43,14 @@ _LENGTH: Final = 1
 
 
 def lacking() -> str:
-    """Why it cannot be run here; empty if it can."""
+    """Return why the front end cannot run here; an empty string if it can."""
     if platform.machine() != "x86_64":
         return "vLLM's front end was taken out of a wheel for x86-64"
     return "" if _program().exists() else f"{ENGINES_ENV} names no {RELEASE}/vllm/vllm-rs (.ci/run sets it)"
 
 
 def write_model(directory: Path) -> str:
-    """Write what is needed of a model, and return its name."""
+    """Write the model files that the front end needs, and return the model's name."""
     directory.mkdir()
     for name, content in MODEL.items():
         (directory / name).write_text(json.dumps(content))
@@ -62,12 +62,13 @@ def _program() -> Path:
 
 
 class VllmFrontend:
-    """The process, and the core.
+    """The process of the front end, and its engine core.
 
     Args:
-        directory: of its log and its model.
-        http, grpc: ports of loopback for its APIs.
-        sources: endpoint and replay endpoint of each rank, as configured; none: no events.
+        directory: directory of the log and of the model.
+        http: loopback port of the HTTP API.
+        grpc: loopback port of the gRPC API.
+        sources: endpoint and replay endpoint of each rank, as configured. If empty, the engine has no events.
     """
 
     def __init__(self, directory: Path, http: int, grpc: int, sources: Sequence[tuple[str, str | None]]) -> None:

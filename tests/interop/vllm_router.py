@@ -1,6 +1,7 @@
-"""Run the vLLM router by the command that its page gives, before a worker of ours that generates nothing.
+"""Run the vLLM router by the command in its page, before a test's worker that generates nothing.
 
-The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32 answers
+The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32
+answers
 404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it credits.
 """
 
@@ -33,14 +34,14 @@ _PAGE: Final = Path(__file__).parents[2] / "docs" / "routers" / "vllm-router.md"
 
 
 def documented_flags() -> list[tuple[str, str]]:
-    """Read the flags of the router's command from docs/routers/vllm-router.md, with their values."""
+    """Return the flags and their values of the router's command in docs/routers/vllm-router.md."""
     (command,) = re.findall(r"^```\n(vllm-router .*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     words = shlex.split(command.replace("\\\n", " "))[1:]
     return list(zip(words[::2], words[1::2], strict=True))
 
 
 class VllmRouter(Router):
-    """One router and its only worker, whose ranks are the streams.
+    """A vLLM router and its only worker. Each stream is one rank of the worker.
 
     Args:
         program: path of the router's command.
@@ -74,7 +75,7 @@ class VllmRouter(Router):
     async def held(self, known: Known) -> set[int]:
         found: set[int] = set()
         for path, tokens in _paths(known):
-            # one token more than the blocks have: the last one of a prompt is always computed
+            # The prompt has one token more than its blocks, because an engine always computes the last token of a prompt.
             await self._request([*tokens, 1])
             async with asyncio.timeout(PATIENCE):
                 credited = await self._decisions.get()
@@ -92,7 +93,7 @@ class VllmRouter(Router):
         return f"http://{_HOST}:{port}"
 
     def _flags(self, streams: Sequence[Stream]) -> list[str]:
-        """Fill in the documented flags: this worker, these endpoints, this block size."""
+        """Return the documented flags with this worker, these endpoints and this block size."""
         values = {
             "--worker-urls": self.worker,
             "--kv-event-source": f"{self.worker}={','.join(stream.live for stream in streams)}",
@@ -143,7 +144,10 @@ class VllmRouter(Router):
 
 
 def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
-    """The blocks and tokens from the root to each leaf: between them they name every block."""
+    """Return the hashes and the tokens on the path from the root to each leaf.
+
+    Together the paths contain every block.
+    """
     inner = {block.parent for block in known.values()}
     out = []
     for leaf in known:
@@ -159,7 +163,7 @@ def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
 
 
 class VllmRouterByGrpc(VllmRouter):
-    """The router with vLLM's front end as its worker, over gRPC. The router finds the event endpoints by itself.
+    """A vLLM router that reaches vLLM's front end over gRPC, and finds the event endpoints by itself.
 
     Args:
         front: the port of kvbus's front before the worker's API.

@@ -1,4 +1,4 @@
-"""Sockets of other ZeroMQ libraries as processes: programs of ours on JeroMQ (Java) and on the crate ``zeromq`` (Rust)."""
+"""Sockets of other ZeroMQ libraries as processes: test programs on JeroMQ (Java) and on the crate ``zeromq`` (Rust)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 HOME_ENV: Final = "TEST_ZMTP_PEERS_HOME"
 LIFETIME: Final = 900
-"""Seconds after which a program ends by itself, unless told otherwise."""
+"""Default number of seconds after which a program ends by itself."""
 
 _NUMBERS: Final = itertools.count()
 
 
 @dataclass(frozen=True)
 class Library:
-    """One library, and how its program is run."""
+    """A ZeroMQ library, and how its test program is run."""
 
     name: str
     program: Sequence[str]
@@ -35,7 +35,7 @@ class Library:
 
     @contextlib.asynccontextmanager
     async def run(self, *arguments: str) -> AsyncIterator[ForeignPeer]:
-        """The program, with its socket there."""
+        """Run the program, and yield it when its socket is open."""
         command = [*self.program, str(self.lifetime), *arguments]
         child = Child(f"{self.name}-{next(_NUMBERS)}", command, self.logs, piped=True)
         await child.start()
@@ -47,11 +47,11 @@ class Library:
             await child.close()
 
     def subscriber(self, endpoint: str, topic: str = "", *options: str, how: str = "connect") -> Running:
-        """A SUB that connects, or binds."""
+        """Run a SUB that connects or binds, as ``how`` says."""
         return self.run("subscribe", how, endpoint, topic, *options)
 
     def requester(self, endpoint: str, *frames: bytes, how: str = "dealer", options: Sequence[str] = ()) -> Running:
-        """A DEALER, or a REQ, that has sent one request."""
+        """Run a DEALER or a REQ that has sent one request."""
         return self.run("ask", how, endpoint, ",".join(frame.hex() for frame in frames), *options)
 
 
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def library(name: str, logs: Path, lifetime: int = LIFETIME) -> Library | None:
-    """The library of this name, or None where its program was not built. libzmq only subscribes."""
+    """Return the library of this name, or None if its program was not built. The program on libzmq only subscribes."""
     if name == "libzmq":
         return Library(name, python("tests.interop.programs.libzmq"), logs, lifetime)
     home = os.environ.get(HOME_ENV)
@@ -76,16 +76,16 @@ def library(name: str, logs: Path, lifetime: int = LIFETIME) -> Library | None:
 
 
 class ForeignPeer(Talker):
-    """One running program, and what it was given."""
+    """One running program, and the messages that it received."""
 
     def __init__(self, child: Child) -> None:
         super().__init__(child)
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
-        """Of the live batches, whatever their numbers."""
+        """The blocks after the live batches, whose seqs are not checked."""
 
     def heard(self, said: dict[str, Any]) -> None:
-        """Take in a message."""
+        """Record a received message, and apply it if it is a batch."""
         if said["what"] == "message":
             self.messages.append([bytes.fromhex(frame) for frame in said["frames"]])
             _, *rest = self.messages[-1]
@@ -94,11 +94,11 @@ class ForeignPeer(Talker):
 
     @property
     def seqs(self) -> list[int]:
-        """Of the live batches."""
+        """The seqs of the live batches."""
         return [int.from_bytes(seq, "big") for _, seq, _ in self.messages]
 
     async def count(self, what: str, number: int = 1) -> None:
-        """Wait until it has said this so often; not where it has ended."""
+        """Wait until the program has reported this event ``number`` times. Fail if the program ends before."""
         condition = f"{self.child.name} {what} ({self.child.log})"
         await eventually(lambda: self.said[what] >= number or self.reading.done(), condition)
         assert self.said[what] >= number, f"{condition}: it has ended\n{self.child.log.read_text()}"

@@ -1,7 +1,8 @@
-"""The publisher of a published engine, fed line by line: ``engine.py DIRECTORY RANK ENDPOINT REPLAY_ENDPOINT``.
+"""Run the publisher of a released engine: ``engine.py DIRECTORY RANK ENDPOINT REPLAY_ENDPOINT``.
 
-The directory is one that ``.ci/engines.sh`` makes. Each line of standard input is a batch in base64, which it takes apart
-and publishes; the end of standard input ends it.
+``.ci/engines.sh`` makes the directory. Each line of the standard input is a batch in base64, which the program decodes
+and
+publishes. The program ends with its standard input.
 """
 
 from __future__ import annotations

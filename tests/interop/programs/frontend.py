@@ -1,7 +1,7 @@
-"""A worker of Dynamo with a model card and no publisher of its own, and the KvRouter of an unmodified frontend.
+"""Run a Dynamo worker with a model card but without a publisher, and the KvRouter of an unmodified frontend.
 
-It runs in Dynamo's own environment (`.ci/dynamo.lock`), without NATS, and takes lines of JSON: first what there is, then
-what to do.
+The program runs in Dynamo's own environment (`.ci/dynamo.lock`), without NATS. It reads lines of JSON: the first line
+describes the worker, and each further line is a command.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Frontend:
         self._router: KvRouter | None = None
 
     async def register(self) -> dict[str, Any]:
-        """Serve, and say so by a model card."""
+        """Serve the worker's endpoint, and publish the worker's model card."""
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(_generate))
         config = ModelRuntimeConfig()
         config.data_parallel_size = self._first["ranks"]
@@ -87,7 +87,7 @@ class Frontend:
         return {"worker": self._endpoint.connection_id()}
 
     async def agent(self, sources: list[list[str]]) -> dict[str, Any]:
-        """Run a state agent with a slot for each rank, at the rank's endpoint and topic."""
+        """Run a state agent with one slot for each rank. Each slot reads the rank's endpoint and topic."""
         from dynamo.llm import KvStateAgentHost, KvStateAttachmentOwner  # noqa: PLC0415 - not in every release
 
         self._host = KvStateAgentHost(self._runtime.endpoint("dynamo.kv_state_agent.control"), 8)
@@ -113,22 +113,24 @@ class Frontend:
         return {"status": await self._host.status()}
 
     async def agent_status(self) -> dict[str, Any]:
-        """What the state agent says of its slots."""
+        """Return the status of the state agent's slots."""
         return {"status": await self._host.status()}
 
     async def router(self) -> dict[str, Any]:
-        """Begin with a router that knows nothing."""
+        """Replace the router by a new router with an empty index."""
         self._router = None
         self._router = KvRouter(self._endpoint, self._size, KvRouterConfig())
         return {}
 
     async def dump(self) -> list[Any]:
-        """Rank, tier and hash of each block."""
+        """Return the rank, tier and hash of each block in the router's index."""
         assert self._router is not None
         return _blocks(await self._router.dump_events())
 
     async def ask(self, tokens: list[int], **options: Any) -> list[Any]:
-        """Rank, and blocks on the device and in host memory, of each rank that has some of a prompt."""
+        """Return each rank that holds a part of a prompt, with the numbers of blocks on the device and in host
+        memory.
+        """
         assert self._router is not None
         scores = await self._router.get_overlap_scores(tokens, **options)
         return sorted(
@@ -136,7 +138,7 @@ class Frontend:
         )
 
     async def hash(self, tokens: list[int], size: int, **options: Any) -> list[int]:
-        """What Dynamo calls these blocks."""
+        """Return Dynamo's hashes for the blocks of these tokens."""
         return compute_block_hash_for_seq(tokens, size, **options)
 
 

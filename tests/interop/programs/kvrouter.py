@@ -1,7 +1,8 @@
-"""Dynamo's KvRouter, fed by its KvEventPublisher, which reads a ZeroMQ stream: both in one process, with a discovery in files.
+"""Run Dynamo's KvRouter and its KvEventPublisher, which reads a ZeroMQ stream, in one process with a discovery in
+files.
 
-It runs in Dynamo's own environment (`.ci/dynamo.lock`), without etcd and NATS, and takes lines of JSON as every program of a
-router does. Each stream is a rank of one worker.
+The program runs in Dynamo's own environment (`.ci/dynamo.lock`), without etcd and NATS. It reads lines of JSON as all
+router programs of these tests do. Each stream is one rank of the same worker.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from dynamo.llm import (
 from dynamo.runtime import DistributedRuntime
 
 RANKS = 4
-"""As many as there may be; one stream may have several of them."""
+"""Number of ranks of the worker: the maximum that the tests use. One stream may contain several ranks."""
 
 MODEL = {
     "config.json": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2, "eos_token_id": 1},
     "tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}},
 }
-"""A model that nobody runs: a router takes events from workers that have one."""
+"""A model card without a running model. A router accepts events only from workers with a model card."""
 
 
 async def _generate(_request: Any, _context: Any = None) -> Any:
@@ -65,7 +66,7 @@ async def main(model: Path) -> None:
         ignore_weights=True,
         skip_model_assets=True,
     )
-    # whoever reads the events has to be there first: nothing is sent twice
+    # Nothing is sent twice, so the reader of the events must run before the publisher.
     router = KvRouter(endpoint, first["block_size"], KvRouterConfig())
     publishers = [
         KvEventPublisher(

@@ -1,4 +1,4 @@
-"""A SUB of libzmq that prints what it is given, as the programs on other libraries do (``jeromq/Peer.java``)."""
+"""A SUB of libzmq that prints the messages it gets, as the programs on other libraries do (``jeromq/Peer.java``)."""
 
 from __future__ import annotations
 

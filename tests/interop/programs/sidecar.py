@@ -1,4 +1,7 @@
-"""Dynamo's worker beside an engine, as its wheel has it. It runs in Dynamo's own environment; SIGTERM ends it."""
+"""Dynamo's sidecar: the worker beside an engine, from Dynamo's wheel.
+
+It runs in Dynamo's environment; SIGTERM ends it.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +9,5 @@ import sys
 
 from dynamo._core import backend
 
-# what `python -m dynamo.vllm.sidecar` does, and the others of its kind: the first argument names the engine
+# `python -m dynamo.vllm.sidecar` and the sidecars of the other engines run this code. The first argument names the engine.
 getattr(backend, f"_run_{sys.argv[1]}_sidecar")(sys.argv[2:])

@@ -1,11 +1,14 @@
-"""SMG's relay, in Python or in Rust, and a minimal gateway that reads it.
+"""Run SMG's relay, in Python or in Rust, and a minimal gateway that reads the relay.
 
-As SMG's gateway does, it counts the copies of each block of a worker, whatever their rank, and a clear of one rank removes the
-blocks of all ranks. When a stream breaks off, the gateway removes them too, and subscribes again from 0.
+As in SMG's gateway, the copies of a block are counted for the whole worker, whatever their rank, and a clear of one
+rank
+removes the blocks of all ranks. When a stream breaks off, the gateway also removes the blocks, and subscribes again
+from 0.
 
     python smg_relay.py [--rust] [--no-replay]
 
-It runs in an environment of its own (`.ci/routers.sh`) and takes lines of JSON as every program of a router does.
+The program runs in its own environment (`.ci/routers.sh`) and reads lines of JSON as all router programs of these tests
+do.
 """
 
 from __future__ import annotations
@@ -31,41 +34,41 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 MASK = 2**64 - 1
-"""The relay names blocks by signed numbers."""
+"""Mask to an unsigned 64-bit hash. The relay sends the hashes of blocks as signed integers."""
 
 MAX_COPIES = 8
-"""Copies of a block that the gateway counts at most."""
+"""Maximum number of copies of a block that the gateway counts."""
 
 RESUBSCRIBE = 0.5
-"""Seconds between a stream's end and the next one."""
+"""Seconds between the end of a stream and the next subscription."""
 
 
 class StreamBrokenError(Exception):
-    """The relay has ended the call: what it sent is void."""
+    """The relay has ended the call, so the blocks that it sent are void."""
 
 
 class Call:
-    """What the Python relay needs of a gRPC call."""
+    """The part of a gRPC call that the Python relay uses."""
 
     def cancelled(self) -> bool:
         return False
 
     async def send_initial_metadata(self, _metadata: Any) -> None:
-        """Headers: nobody waits for them."""
+        """Ignore the headers: the gateway does not wait for them."""
 
     async def abort(self, _code: Any, details: str) -> None:
         raise StreamBrokenError(details)
 
 
 class Gateway:
-    """The blocks of one worker."""
+    """A gateway with the blocks of one worker."""
 
     def __init__(self, subscribe: Callable[[], AsyncIterator[Any]]) -> None:
         self.blocks: collections.Counter[int] = collections.Counter()
         self._subscribe = subscribe
 
     async def follow(self) -> None:
-        """Subscribe for ever."""
+        """Subscribe again and again, for ever."""
         log = logging.getLogger(__name__)
         while True:
             try:
@@ -102,14 +105,17 @@ def replay_of(stream: dict[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def python_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
-    """One relay of all streams, in this process."""
+    """Relay all streams with one Python relay in this process."""
     sources = [RankSource(rank, stream["live"], replay_of(stream)) for rank, stream in enumerate(streams)]
     yield [Gateway(lambda: relay(sources, Engine.VLLM, 0, Call()))]
 
 
 @contextlib.contextmanager
 def rust_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
-    """A server for each stream. It relays without an engine: no engine ever dials the address of its handshake."""
+    """Run one Rust server for each stream.
+
+    It relays without an engine: no engine ever dials the address of its handshake.
+    """
     init_servicer_tracing("info")
     with contextlib.ExitStack() as stack:
         gateways = []
