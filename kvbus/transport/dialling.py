@@ -19,7 +19,7 @@ from kvbus.transport.reach import Address, Attempt, Outcome, Stop
 from kvbus.transport.sockets import rebuilding_id
 from kvbus.transport.zmtp import wire
 from kvbus.transport.zmtp.addresses import bind, peer_address
-from kvbus.transport.zmtp.mechanism import Mechanism, Null, Role, ready_properties
+from kvbus.transport.zmtp.mechanism import Mechanism, Null, Role, Sealing, ready_properties
 from kvbus.transport.zmtp.protocol import Event, Limits, Message, Opened, Protocol, Subscribed
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
@@ -85,10 +85,11 @@ class Connection:
             ProtocolError: the peer broke a rule of ZMTP.
         """
         while True:
+            sealing = self.protocol.sealing  # kvbus's last bytes of the handshake, which set it, are not encrypted
             try:
                 event = self.protocol.next_event()
             finally:
-                await self._flush()
+                await self._flush(sealing)
             if event is not None:
                 return event
             try:
@@ -138,13 +139,12 @@ class Connection:
         except OSError as error:
             raise ClosedError(error.strerror or str(error)) from error
 
-    async def _flush(self) -> None:
+    async def _flush(self, sealing: Sealing | None) -> None:
         # With CURVE, the protocol's own answers after the handshake, such as a PONG, must be encrypted like messages.
-        sealing = self.protocol.sealing
         data = self.protocol.data_to_send()
         if data:
             with contextlib.suppress(ClosedError):
-                await self.write(data if sealing is None or data[:1] != b"\x04" else sealing.seal(data))
+                await self.write(data if sealing is None else sealing.seal(data))
 
 
 @dataclass(slots=True)

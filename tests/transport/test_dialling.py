@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from kvbus.transport.curve import Curve, generate
 from kvbus.transport.dialling import ClosedError, accept, dial, name_of
+from kvbus.transport.grants import Client
 from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
@@ -252,13 +254,16 @@ async def test_the_first_address_is_the_only_one_that_zeromq_tries(monkeypatch, 
 # -- who dials in
 
 
-async def test_who_dials_in_is_named_and_heard(context):
+@pytest.mark.parametrize("encrypted", [False, True])
+async def test_who_dials_in_is_named_and_heard(context, encrypted):
     endpoint = f"{HOST}:{free_port()}"
+    kvbus, engine = Pair(), Pair()
+    allowed = Curve(kvbus.public, kvbus.secret, clients={z85.decode(engine.public): Client()}) if encrypted else None
     found: list[str] = []
     heard: list[list[bytes]] = []
 
     async def listen() -> None:
-        async for dialled in accept(endpoint, Role.SUB, None, Limits()):
+        async for dialled in accept(endpoint, Role.SUB, allowed, Limits()):
             found.append(dialled.outcome.socket_type)
             if dialled.connection is not None and dialled.outcome.socket_type == "PUB":
                 await dialled.connection.send(b"\x01")
@@ -267,6 +272,8 @@ async def test_who_dials_in_is_named_and_heard(context):
     listening = asyncio.ensure_future(listen())
     await asyncio.sleep(0)
     publisher, router = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    for each in (publisher, router) if encrypted else ():
+        each.curve_serverkey, each.curve_publickey, each.curve_secretkey = kvbus.public, engine.public, engine.secret
     router.connect(endpoint)
     await eventually(lambda: found == ["ROUTER"], "the ROUTER")
     publisher.connect(endpoint)
