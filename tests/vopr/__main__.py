@@ -1,7 +1,7 @@
 """Simulates the complete daemon: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
 
-Each world has its own seed. The plan of the first world that fails is shortened and printed as a script, which
-``--script`` runs again. The exit code is then 1.
+The program runs many worlds, each with its own seed. It shortens the plan of the first world that fails, prints it as a
+script, and exits with 1. ``--script`` runs such a script again.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from tests.vopr import plan as plans
 from tests.vopr.world import World
 
 WORLDS = 1_000_000
-"""Number of worlds per seed of the command line."""
+"""Number of world seeds that one ``--seed`` stands for."""
 
 
 def say(line: str) -> None:
-    """Print a line at once."""
+    """Print a line immediately, without buffering."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float) -> str:
-    """Return a failure as a script."""
+    """Return a failure as a script. Shorten its plan for at most ``seconds`` seconds."""
     short = plans.shrink(seed, plan, error, seconds) if seconds else plan
     _, again = plans.run(seed, short)
     return f"# {type(again).__name__}: {again}\n{plans.text(seed, short)}"
 
 
 class Longest:
-    """The longest times until every router was exact: of all faults, and of each kind of fault without others."""
+    """The longest times until every router was exact: after any faults, and after each kind of fault without other
+    faults.
+    """
 
     def __init__(self) -> None:
         self.alone: dict[str, float] = {}
         self.worst = 0.0
 
     def take(self, world: World) -> None:
-        """Add the times of a finished world."""
+        """Add the recovery times of a finished world."""
         for seconds, faults in world.times:
             self.worst = max(self.worst, seconds)
             if len(faults) == 1:
@@ -50,7 +52,7 @@ class Longest:
 
 
 def finding(defect: str, first: int, worlds: int) -> list[int]:
-    """Return the seeds of worlds that fail with a defect and succeed without it."""
+    """Return the seeds of the worlds that fail with a defect and succeed without it."""
     module = importlib.import_module(f"tests.vopr.defects.{defect}")
     found = []
     for seed in range(first, first + worlds):
@@ -63,7 +65,7 @@ def finding(defect: str, first: int, worlds: int) -> list[int]:
 
 
 def main() -> int:
-    """Run the simulation, a script or the search for a defect. Return the exit code."""
+    """Run the simulation, a script or the search for a defect. Return the exit code of the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1_000_000)

@@ -1,4 +1,4 @@
-"""The real daemon as a simulated process: network, disk and clock are simulated, and all other code is kvbus's own."""
+"""The real daemon as a simulated process. Network, disk and clock are simulated, and all other code is kvbus's own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.vopr.store import MemoryStore, Platter
 
 
 class SimEngineSockets(EngineSockets):
-    """The sockets to simulated engines. No simulated source has keys.
+    """The daemon's sockets to simulated engines. No simulated source has CURVE keys.
 
     Args:
-        directory: addresses of the engines.
+        directory: finds engines by their addresses.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -41,23 +41,23 @@ class SimEngineSockets(EngineSockets):
         return SimRequest(self._directory, endpoint, *args)
 
     async def close(self) -> None:
-        """Do nothing: there is no context to terminate."""
+        """Do nothing, because there is no ZeroMQ context to terminate."""
 
 
 @contextlib.asynccontextmanager
 async def _refused(endpoint: str, *_: Any, **__: Any) -> AsyncIterator[Dialled]:
-    """Report to every diagnostic dial that nothing listens."""
+    """Yield the result of a diagnostic connection attempt: nothing listens at the endpoint."""
     yield Dialled(Outcome(endpoint, Stop.REFUSED))
 
 
 def loop_time() -> float:
-    """Return the time of the running process's loop."""
+    """Return the time of the event loop of the running process, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Switch logging off: a simulated daemon logs as much as many real ones."""
+    """Disable logging. A simulated daemon runs so fast that it would log as much as many real daemons."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -67,7 +67,7 @@ def silent() -> Iterator[None]:
 
 
 class Setup:
-    """A world's configuration, drawn from a seed.
+    """The configuration of a world, chosen by its seed.
 
     Args:
         chance: random numbers of the seed.
@@ -77,9 +77,9 @@ class Setup:
         kinds = ["replay", "replay", "replay", "replay", "snapshot", "deaf"]
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
         self.ranks = [1, 2, 3] if len(self.engines) == 3 else [0] * len(self.engines)
-        """The rank that each engine sends; the configuration says 0."""
+        """The rank that each engine sends in its batches. The configuration says 0 for every source."""
         self.block_size: int | None = chance.choice([None, None, 1])
-        """Block size that kvbus announces; engines have blocks of 2 tokens."""
+        """Block size in tokens that kvbus announces. The engines have blocks of 2 tokens."""
         self.most = chance.choice([8, 64, 4095])
         """Maximum number of blocks in a batch of a state."""
         self.rotate = chance.choice([3_000, 30_000])
@@ -117,7 +117,10 @@ class Setup:
             )
 
     def config(self, sources: list[int], *, elsewhere: bool = False) -> Config:
-        """Return a configuration with these engines as sources. With ``elsewhere``, outputs have other addresses."""
+        """Return a configuration with these engines as sources.
+
+        With ``elsewhere``, its outputs have other addresses.
+        """
         moved = ("tcp://*:", "tcp://*:1") if elsewhere else ("", "")
         return load(
             None,
@@ -139,7 +142,7 @@ class Setup:
         return source
 
     def endpoints(self, output: int, slot: int) -> tuple[str, str]:
-        """Return the live and replay endpoints of a stream."""
+        """Return the live endpoint and the replay endpoint of a stream."""
         return (f"tcp://*:{6000 + slot}", f"tcp://*:{7000 + slot}") if output == 0 else ("tcp://*:8000", "tcp://*:8001")
 
 
@@ -148,13 +151,13 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 class Bus:
-    """A machine on which the daemon is started, stopped and killed.
+    """A machine on which the daemon can be started, stopped and killed.
 
     Args:
-        schedule: the world's schedule.
-        network: the world's network.
-        directory: addresses of the engines.
-        setup: the world's configuration.
+        schedule: the schedule of the world.
+        network: the network of the world.
+        directory: finds engines by their addresses.
+        setup: the configuration of the world.
         failed: called with each unhandled exception.
     """
 
@@ -177,17 +180,17 @@ class Bus:
         self.loop: SimLoop | None = None
         self.daemon: Daemon | None = None
         self.refused = 0
-        """Number of starts that the daemon refused."""
+        """Number of starts that the daemon has refused."""
         self._changing: set[asyncio.Task[None]] = set()
         self.after_turn: Any = lambda: None
 
     @property
     def running(self) -> bool:
-        """Return whether the daemon is running and serving."""
+        """Whether the daemon is running and has finished its start."""
         return self.loop is not None and self.daemon is not None and self.daemon.started
 
     def start(self) -> None:
-        """Start a process unless one is running."""
+        """Start a daemon process unless one is running."""
         if self.loop is None:
             self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)
@@ -226,10 +229,12 @@ class Bus:
             self._changing.clear()
 
     def second(self, *, elsewhere: bool) -> bool:
-        """Start a second process with the same state. Return whether it starts while this one uses the state.
+        """Start a second daemon process on the same state.
+
+        Return whether it starts although the first process uses the state.
 
         Args:
-            elsewhere: whether its outputs have other addresses than the first process's.
+            elsewhere: whether the outputs of the second process have other addresses.
         """
         loop = SimLoop(self.schedule, self._failed)
         config = self.setup.config(self.sources, elsewhere=elsewhere)
@@ -246,12 +251,12 @@ class Bus:
         return True
 
     def kill(self) -> None:
-        """Kill the process, as SIGKILL does."""
+        """Kill the daemon process, as SIGKILL does."""
         if self.loop is not None:
             self._gone(self.loop)
 
     def stop(self) -> None:
-        """Stop the process, as SIGTERM does."""
+        """Stop the daemon process, as SIGTERM does."""
         if self.loop is not None and self.daemon is not None and self.daemon.started:
             self.daemon.started, daemon = False, self.daemon
             loop = self.loop
@@ -265,7 +270,7 @@ class Bus:
         loop.call_soon(self._gone, loop)
 
     def change_sources(self) -> None:
-        """Change the daemon's sources to those of `sources`, as discovery would."""
+        """Change the daemon's sources to the engines in `sources`, as discovery does."""
         if self.running and self.loop is not None and self.daemon is not None:
             self.loop.call_soon(self._begin_change, self.loop, self.daemon)
 

@@ -1,11 +1,11 @@
 """Simulated engines, and a simulation of libzmq between them and kvbus.
 
-An engine publishes on a PUB and answers replays on a ROUTER from one thread, as vLLM and SGLang do. An answer is
-therefore the content of the buffer at that moment. A source's sockets are :class:`SimLive` and :class:`SimRequest`, in
-place of :class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`. They
-simulate queues that drop at their high-water mark, broken connections that lose messages on their way, a monitor whose
-events may arrive before or after the messages around them, subscriptions that take effect after the connection, and
-answers in parts.
+Like vLLM and SGLang, an engine publishes on a PUB and answers replay requests on a ROUTER in one thread. Therefore an
+answer is the content of the replay buffer at one moment. :class:`SimLive` and :class:`SimRequest` stand for the sockets
+of a source, :class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`. They
+simulate libzmq: queues drop messages at the high-water mark, and a broken connection loses messages. The monitor's
+events may come before or after nearby messages. A subscription takes effect some time after the connection, and an
+answer may arrive in parts.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
 
 RECONNECT = 0.1
-"""Seconds until libzmq's first reconnection attempt."""
+"""Seconds after which libzmq first tries to connect again."""
 
 
 class EngineNode:
-    """An engine's process at its address, with its cache, its sockets and its reachability."""
+    """The process of an engine at one address, with its cache, its sockets and its network link."""
 
     def __init__(self, schedule: Schedule, name: str, kind: str, rank: int, buffer: int, hwm: int) -> None:
         self.schedule, self.name = schedule, name
@@ -37,23 +37,23 @@ class EngineNode:
         self.running = True
         self.reachable = True
         self.stalled = False
-        """Whether the link carries nothing while its connections stay open."""
+        """Whether the network link delivers nothing, although its connections stay open."""
         self.rate = 10.0
         self.live: list[SimLive] = []
         self.requests: list[SimRequest] = []
         self.sent = 0
-        """Number of bytes published."""
+        """Number of payload bytes that the engine has published."""
         self.break_answer: int | None = None
-        """Number of messages after which the next answer breaks off, or None."""
+        """Number of messages after which the next replay answer breaks off, or None."""
         self.drop_of_answer: int | None = None
-        """Index of the message that is lost from the next answer, or None."""
+        """Index of the message that the next replay answer loses, or None."""
         self.answer_pace = 0.0005
         self.first = True
         schedule.after(self.chance.random(), self._step)
 
     @property
     def up(self) -> bool:
-        """Return whether connections to the engine succeed."""
+        """Whether connections to the engine succeed."""
         return self.running and self.reachable
 
     # -- publishing --------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class EngineNode:
             live.send(message)
 
     def publish_again(self) -> None:
-        """Send the newest batch again."""
+        """Publish the newest batch a second time."""
         if self.running and self.engine.buffer:
             seq, payload = self.engine.buffer[-1]
             for live in self.live:
@@ -100,21 +100,21 @@ class EngineNode:
         self.disconnect()
 
     def start(self) -> None:
-        """Start a new process with an empty cache and seq 0."""
+        """Start a new engine process with an empty cache. Its first batch has seq 0."""
         if not self.running:
             self.engine.restart()
             self.first = True
             self.running = True
 
     def disconnect(self) -> None:
-        """Break every connection."""
+        """Break every connection of the engine."""
         for live in list(self.live):
             live.broken()
         for request in list(self.requests):
             request.broken()
 
     def stall(self, *, stalled: bool) -> None:
-        """Stop carrying messages, or deliver the waiting ones and carry on."""
+        """Stop delivering messages on the link, or deliver the waiting messages and continue."""
         self.stalled = stalled
         if not stalled:
             for live in self.live:
@@ -125,7 +125,7 @@ class EngineNode:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def answer(self, frames: list[bytes]) -> list[list[bytes]]:
-        """Return the messages that the ROUTER sends for a request."""
+        """Return the messages that the engine's ROUTER sends for a request."""
         publisher = self.engine.publisher
         if len(frames) < 2:
             return [self.engine.snapshot()]
@@ -141,18 +141,21 @@ class EngineNode:
 
 
 class Directory:
-    """The engines by address. An address may be moved to another engine."""
+    """Finds engines by address. The address of an engine may be moved to another engine."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, EngineNode] = {}
 
     def find(self, endpoint: str) -> EngineNode | None:
-        """Return the engine at ``tcp://name:port``, or at the address ``tcp://@name:port``, which never moves."""
+        """Return the engine at ``tcp://name:port``, or at ``tcp://@name:port``, an address that never moves.
+
+        None if unknown.
+        """
         return self.nodes.get(endpoint.removeprefix("tcp://").rpartition(":")[0])
 
 
 class _Socket:
-    """A libzmq socket: it hands arriving messages to the loop of its process."""
+    """A simulated libzmq socket, which passes arriving messages to the event loop of its process."""
 
     def __init__(self, directory: Directory, endpoint: str, handler: Callable[[list[bytes]], None]) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -173,10 +176,11 @@ class _Socket:
         return bool(self.queue)
 
     def _paused(self, again: Callable[[], None], late: float = 0.003) -> bool:
-        """Return whether the process is paused. If so, call ``again`` shortly after the pause.
+        """Return whether the process is paused. If it is, call ``again`` shortly after the end of the pause.
 
-        libzmq's own threads are paused with the process and resume a little later. Timers that are due therefore run
-        before the messages that waited are seen.
+        libzmq's own threads pause with the process, and resume a little later. So timers that are due run before the
+        process
+        sees the messages that arrived during the pause.
         """
         until = self.loop.paused_until
         if until <= self.schedule.now:
@@ -185,7 +189,7 @@ class _Socket:
         return True
 
     def _arrive(self, most: int) -> None:
-        """Move up to ``most`` messages from the wire to the queue."""
+        """Move up to ``most`` messages from the wire to the receive queue."""
         for _ in range(min(most, len(self.wire))):
             self.queue.append(self.wire.popleft())
         if self.queue:
@@ -205,7 +209,7 @@ class _Socket:
             self.loop.mark(self, self._readable)
 
     def close(self) -> None:
-        """Close the socket. Messages that were not handed over are lost."""
+        """Close the socket. Messages that the process has not read are lost."""
         self.closed = True
         self.loop.sockets.pop(id(self), None)
         self.loop.unmark(self)
@@ -218,10 +222,10 @@ class _Socket:
 
 
 class SimLive(_Socket):
-    """The subscription to an engine; see :class:`kvbus.transport.ingress.LiveStream`."""
+    """A simulated subscription to an engine's live stream, in place of :class:`kvbus.transport.ingress.LiveStream`."""
 
     reached = None
-    """Always None: the simulated network has no host names."""
+    """Address that the host name led to. It is always None, because the simulated network has no host names."""
 
     def __init__(self, directory: Directory, endpoint: str, events: Events) -> None:
         super().__init__(directory, endpoint, events.message)
@@ -243,11 +247,11 @@ class SimLive(_Socket):
         self._wait = RECONNECT
         self.node = node
         self._monitor(True)
-        # the publisher processes the subscription after this side has seen the connection
+        # kvbus's monitor reports the connection before the publisher has processed the subscription
         self.schedule.after(self.chance.choice([0.0005, 0.0005, 0.05]), self._joined, node)
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the same engine that this subscription is connected to."""
+        """Return an endpoint that leads to the engine to which this subscription is connected."""
         return endpoint if self.node is None else f"tcp://@{self.node.name}:{endpoint.rpartition(':')[2]}"
 
     def _joined(self, node: EngineNode) -> None:
@@ -275,14 +279,15 @@ class SimLive(_Socket):
         self.move()
 
     def move(self) -> None:
-        """Deliver the waiting messages after a delay, unless the link stalls."""
+        """Deliver the waiting messages after a delay, unless the link is stalled."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
 
     def _come(self) -> None:
         if self.loop.paused_until > self.schedule.now:
-            # TCP's retry intervals double, so the next retry may be as long after the pause as the pause was long
+            # TCP doubles its retry interval each time, so after a pause the next retry may take as long again as the
+            # pause took
             self._paused(self._come, self.chance.choice([0.003, 0.003, self.loop.paused_for]))
             return
         self._moving = False
@@ -291,7 +296,10 @@ class SimLive(_Socket):
             self.move()
 
     def broken(self) -> None:
-        """Break the connection. Messages on their way are lost; messages that have arrived are not."""
+        """Break the connection.
+
+        Messages that have not arrived are lost; messages that have arrived stay in the queue.
+        """
         self._leave()
         self.wire.clear()
         if not self.closed:
@@ -305,7 +313,9 @@ class SimLive(_Socket):
 
 
 class SimRequest(_Socket):
-    """A request on its own connection; see :class:`kvbus.transport.ingress.RequestConnection`."""
+    """A simulated replay request on its own connection, in place of
+    :class:`kvbus.transport.ingress.RequestConnection`.
+    """
 
     def __init__(self, directory: Directory, endpoint: str, request: list[bytes], handler: Any) -> None:
         super().__init__(directory, endpoint, handler)
@@ -332,7 +342,7 @@ class SimRequest(_Socket):
         self.move()
 
     def move(self) -> None:
-        """Deliver the waiting messages after a delay, unless the link stalls."""
+        """Deliver the waiting messages after a delay, unless the link is stalled."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.node.answer_pace, self._come)
@@ -346,7 +356,7 @@ class SimRequest(_Socket):
             self.move()
 
     def broken(self) -> None:
-        """Break the connection. libzmq reconnects, but the engine no longer knows the request."""
+        """Break the connection. libzmq reconnects, but the engine has forgotten the request."""
         self._leave()
         self.wire.clear()
 

@@ -1,8 +1,8 @@
-"""A simulated TCP: connections between routers and kvbus, with buffers that fill and links that break.
+"""A simulated TCP network between routers and kvbus, with buffers that fill and links that break.
 
-kvbus has a :class:`SimSocket`, and a transport on it that follows asyncio's rules. A router has an :class:`End`, which
-delivers arriving bytes. Each direction is a :class:`Pipe`: bytes wait in the sender's kernel until the receiver has
-room.
+At kvbus's end, a connection has a :class:`SimSocket`, and a transport that follows asyncio's rules. At the router's end
+it has an :class:`End`, which passes arriving bytes to the router. Each direction is a :class:`Pipe`: bytes wait in the
+sender's kernel until the receiver's buffer has room.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tests.vopr.schedule import Schedule
 
 
 class Pipe:
-    """A direction of a connection.
+    """One direction of a connection.
 
     Args:
-        schedule: the world's schedule.
+        schedule: the schedule of the world.
         chance: random numbers for delays and sizes.
-        capacity: send buffer of the sender's kernel, in bytes.
-        room: returns the free bytes of the receiver's buffer.
+        capacity: size of the send buffer in the sender's kernel, in bytes.
+        room: returns the number of free bytes in the receiver's buffer.
         deliver: called with arriving bytes.
-        freed: called when the sender's kernel has room again.
+        freed: called when the sender's kernel has free space again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Pipe:
         self._delay = chance.choice([0.0001, 0.001, 0.02])
 
     def put(self, data: bytes | bytearray | memoryview) -> int:
-        """Queue as many bytes as there is room for, and return their number."""
+        """Queue as many bytes as the send buffer has room for, and return their number."""
         taken = max(0, min(len(data), self.capacity - len(self.queued)))
         if taken:
             if not self.queued:
@@ -87,12 +87,12 @@ class Pipe:
         self.move()
 
     def end(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` once all bytes have arrived."""
+        """Call ``ended`` when all queued bytes have arrived."""
         self._ended = ended
         self.move()
 
     def cut(self) -> None:
-        """Discard all bytes that have not arrived, and deliver nothing more."""
+        """Discard all bytes that have not arrived, and deliver nothing after that."""
         self.up = False
         self.queued.clear()
 
@@ -120,14 +120,14 @@ class SimSocket:
         return -1 if self.closed else self.fd
 
     def setblocking(self, _flag: bool) -> None:
-        """Do nothing: the socket never blocks."""
+        """Do nothing, because the simulated socket never blocks."""
 
     def setsockopt(self, _level: int, option: int, value: int) -> None:
         if option == tcp.NOTSENT_LOWAT:
             self.down.capacity = min(self.down.capacity, value)
 
     def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
-        """Return ``TCP_INFO`` of a connection whose peer acknowledges, unless the link is down."""
+        """Return the ``TCP_INFO`` of the connection. If the link is down, it shows a peer that acknowledges nothing."""
         silent = not self.down.up and bool(self.down.queued)
         milliseconds = int(1000 * (self.loop.schedule.now - self.down.acked_at)) if silent else 0
         return tcp.INFO.pack(9 if silent else 0, 0, 1 if silent else 0, milliseconds)
@@ -147,7 +147,7 @@ class SimSocket:
         return self.down.put(data)
 
     def notify(self) -> None:
-        """Tell the transport that there is something to read."""
+        """Inform the transport that it can read data or the end of the connection."""
         if self.transport is not None:
             self.transport.readable()
 
@@ -161,7 +161,7 @@ class SimSocket:
             self.transport.writable()
 
     def peer_closed(self, error: OSError | None) -> None:
-        """Close the router's end: with an error, or with FIN."""
+        """Record that the router closed its end of the connection: with an error, or with FIN."""
         if self.closed:
             return
         self.eof, self.error = True, error
@@ -169,8 +169,9 @@ class SimSocket:
         self.notify()
 
     def close(self) -> None:
-        """Close the socket. The kernel still sends its queue, unless unread bytes are left: these reset the
-        connection."""
+        """Close the socket. The kernel sends the queued bytes, but if bytes were left unread it resets the
+        connection.
+        """
         if self.closed:
             return
         self.closed = True
@@ -184,7 +185,7 @@ class SimSocket:
 
 
 class SimTransport(asyncio.Transport):
-    """A transport that follows asyncio's rules for a connected socket."""
+    """A transport on a simulated socket that follows asyncio's rules for a connected socket."""
 
     def __init__(self, sock: SimSocket, protocol: asyncio.BufferedProtocol, waiter: asyncio.Future[None]) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ class SimTransport(asyncio.Transport):
         self.readable()
 
     def readable(self) -> None:
-        """Read in the next iteration if there are bytes and reading is not paused."""
+        """Schedule a read in the next iteration of the loop, if there is data and reading is not paused."""
         if self._reading and (self._sock.inbox or self._sock.eof):
             self._loop.mark((self._sock.fd, "r"), self._read)
 
@@ -246,7 +247,7 @@ class SimTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writable(self) -> None:
-        """Write in the next iteration if bytes wait and the kernel has room."""
+        """Schedule a write in the next iteration of the loop, if bytes wait and the kernel has room."""
         if self._buffer and len(self._sock.down.queued) < self._sock.down.capacity:
             self._loop.mark((self._sock.fd, "w"), self._write)
 
@@ -312,11 +313,11 @@ class SimTransport(asyncio.Transport):
 
 
 class End:
-    """A router's end of a connection.
+    """The router's end of a connection.
 
     Args:
         network: the simulated network.
-        host: the router's address.
+        host: address of the router.
         received: called with arriving bytes while the router reads.
         closed: called when kvbus has closed the connection.
     """
@@ -345,7 +346,7 @@ class End:
             self._buffer += data
 
     def read(self, *, on: bool) -> None:
-        """Start or stop reading. The router's kernel receives until its buffer is full."""
+        """Start or stop reading. While the router does not read, its kernel receives bytes until its buffer is full."""
         self.reading = on
         if on and self._buffer:
             data, self._buffer = bytes(self._buffer), bytearray()
@@ -358,14 +359,14 @@ class End:
             self.socket.uplink.put(data)
 
     def hold(self, *, up: bool) -> None:
-        """Stop or resume carrying bytes on the link."""
+        """Stop or resume delivering bytes in both directions of the link."""
         if self.socket is not None and not self.gone:
             for pipe in (self.socket.down, self.socket.uplink):
                 pipe.up = up
                 pipe.move()
 
     def close(self, *, reset: bool = False) -> None:
-        """Close the connection as the router, or break it with ``reset``."""
+        """Close the connection as the router, with FIN or, with ``reset``, with RST."""
         if self.gone or self.socket is None:
             return
         self.gone = True
@@ -380,7 +381,7 @@ class End:
             sock.uplink.end(lambda: sock.peer_closed(error))
 
     def lost(self) -> None:
-        """Report that kvbus has closed the connection."""
+        """Inform the router that kvbus has closed the connection."""
         if not self.gone:
             self.gone = True
             self._closed()
@@ -422,7 +423,7 @@ class SimListener:
 
 
 class Network:
-    """All listening sockets, by endpoint."""
+    """The simulated network: all listening sockets, by endpoint."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -432,19 +433,22 @@ class Network:
         self.seen: dict[str, int] = {}
         """The highest seq that any router has received live, by endpoint."""
         self.floors: dict[str, int] = {}
-        """`seen` at the start of the present process: its seqs must be higher."""
+        """Copy of `seen` from the start of the present kvbus process, by endpoint.
+
+        The process must use only higher seqs.
+        """
 
     def begin_numbering(self) -> None:
-        """Record the highest seqs at the start of a new process of kvbus."""
+        """Record the highest seqs when a new kvbus process starts."""
         self.floors = dict(self.seen)
 
     def descriptor(self) -> int:
-        """Return a new descriptor number."""
+        """Return a new file descriptor number."""
         self._descriptors += 1
         return self._descriptors
 
     def bind(self, endpoint: str) -> addresses.Bound:
-        """Bind an endpoint for the running process.
+        """Bind an endpoint for the kvbus process that is running.
 
         Raises:
             BindError: the endpoint is in use.
@@ -459,7 +463,7 @@ class Network:
     def connect(
         self, endpoint: str, host: str, received: Callable[[bytes], None], closed: Callable[[], None]
     ) -> End | None:
-        """Connect a router. Return None if nobody listens."""
+        """Connect a router to an endpoint. Return None if no process listens there."""
         listener = self.listeners.get(endpoint)
         if listener is None:
             return None

@@ -1,4 +1,4 @@
-"""Plans: drawn from a seed, printed and read as scripts, and shortened when they fail."""
+"""Plans of faults: choose one by a seed, print or read it as a script, run it, and shorten it if it fails."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ SHRINK_SECONDS = 120.0
 
 
 def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
-    """Draw ``count`` faults of at most ``kinds`` kinds."""
+    """Choose ``count`` random faults of at most ``kinds`` kinds."""
     weights = [weight for weight, _ in _makers(chance)]
     allowed = chance.choices(range(len(weights)), weights, k=kinds)
     return [_makers(chance)[chance.choice(allowed)][1] for _ in range(count)]
 
 
 def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
-    """Return each fault's weight and steps (seconds from its start, method, arguments), with its end as a step."""
+    """Return all kinds of faults, each as its weight and its steps. The last step of a fault ends it.
+
+    A step has the seconds since the start of the fault, the name of a `World` method, and the arguments.
+    """
     n, m = chance.randrange(8), chance.randrange(64)
     kind = chance.choice(["unreadable", "a damaged slice"])
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
@@ -67,7 +70,7 @@ def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
 
 
 def draw(seed: int, rounds: int = 4) -> list[Entry]:
-    """Return the plan of a seed."""
+    """Return the plan that a seed determines."""
     chance = Schedule(seed).chance("plan")
     plan: list[Entry] = [(0.0, "start", ())]
     for number, kind in enumerate(["trusting", "checking", "asking", "client"] * 2):
@@ -87,7 +90,7 @@ def draw(seed: int, rounds: int = 4) -> list[Entry]:
 
 
 def text(seed: int, plan: list[Entry]) -> str:
-    """Return a plan as a script."""
+    """Format a plan as a script."""
     lines = [f"seed {seed}"]
     lines += [f"{at:.3f} {name}({', '.join(map(repr, args))})" for at, name, args in plan]
     return "\n".join(lines) + "\n"
@@ -117,12 +120,14 @@ def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
 
 
 def what_failed(error: Exception) -> str:
-    """Return where a failure was raised and its text without numbers: a single check can report several problems."""
+    """Identify a failure by the place that raised it and by its text without numbers, because one check has several
+    errors.
+    """
     return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
-    """Return the entries that are needed for the same failure."""
+    """Return the entries of a plan that suffice for the same failure."""
 
     def fails(fewer: list[Entry]) -> bool:
         _, again = run(seed, fewer)

@@ -1,8 +1,8 @@
 """A simulated process: an event loop in virtual time, which can be paused, slowed down and killed.
 
-An iteration of the loop has asyncio's order: readable descriptors, then due timers, then the callbacks that were ready.
-Each callback costs time, and nothing else of this process runs meanwhile. So events wait while deadlines pass, as on a
-busy machine.
+An iteration of the loop has asyncio's order: readable descriptors, then due timers, then callbacks that were ready
+before. Each callback takes virtual time, in which nothing else of the process runs. So events wait while deadlines
+pass, as on a busy machine.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tests.vopr.schedule import Schedule
 from tests.vopr.store import KilledError
 
 COST = 0.000_02
-"""Seconds that a callback takes, and that each reading of the clock in it takes."""
+"""Virtual seconds that a callback takes, and additional seconds for each time that it reads the clock."""
 
 
 DESCRIPTORS = 10**6
-"""Default maximum number of a process's descriptors."""
+"""Default maximum number of file descriptors of a process."""
 
 
 class SimLoop:
-    """The event loop of a process.
+    """The event loop of a simulated process.
 
     Args:
-        schedule: the world's schedule.
+        schedule: the schedule of the world.
         failed: called with each unhandled exception.
     """
 
     def __init__(self, schedule: Schedule, failed: Callable[[str, BaseException | None], None]) -> None:
         self.schedule = schedule
         self.asyncio: Any = self
-        """This object, typed for asyncio's classes."""
+        """This object, but with the type ``Any``, because asyncio's classes require a real event loop type."""
         self.dead = False
         self.cost = COST
         self.busy_until = self.paused_until = self.paused_for = 0.0
         self.sockets: dict[int, Any] = {}
-        """All open sockets by descriptor, to be closed when the process dies."""
+        """All open sockets by descriptor. They are closed when the process is killed."""
         self.max_descriptors = DESCRIPTORS
         self.after_turn: Callable[[], None] = lambda: None
         self._failed = failed
@@ -59,7 +59,7 @@ class SimLoop:
     # -- iterations --------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Return the process's clock, which advances while a callback runs."""
+        """Return the time of the process's clock in seconds. The clock advances while a callback runs."""
         if self._running:
             self._cpu += self.cost
             return self._base + self._cpu
@@ -109,7 +109,7 @@ class SimLoop:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Make this loop asyncio's running loop for a block."""
+        """Make this loop asyncio's running loop for the duration of a ``with`` block."""
         asyncio._set_running_loop(self.asyncio)  # noqa: SLF001
         self._running = True
         try:
@@ -119,18 +119,18 @@ class SimLoop:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def spend(self, seconds: float) -> None:
-        """Prolong the running callback by these seconds."""
+        """Let the running callback take this many more seconds."""
         self._cpu += seconds
 
     def pause(self, seconds: float) -> None:
-        """Pause the process for these seconds, like SIGSTOP, a frozen cgroup or a lack of CPU."""
+        """Pause the process for this many seconds, as SIGSTOP, a frozen cgroup or a lack of CPU does."""
         if self.paused_until <= self.schedule.now:
             self.paused_for = 0.0
         self.paused_for += seconds
         self.busy_until = self.paused_until = max(self.busy_until, self.schedule.now) + seconds
 
     def kill(self) -> None:
-        """Kill the process as SIGKILL does: run nothing more of it, and close its sockets."""
+        """Kill the process as SIGKILL does: run none of its callbacks any more, and close its sockets."""
         self.dead = True
         self._ready.clear()
         self._io.clear()
@@ -173,7 +173,7 @@ class SimLoop:
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Do nothing: cancelled timers are skipped when they are due."""
+        """Do nothing, because the loop skips a cancelled timer when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self.asyncio)
@@ -192,7 +192,10 @@ class SimLoop:
             self.call_exception_handler({"message": "a task failed", "exception": task.exception()})
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run the function immediately, without a thread. Its result is set in the next iteration."""
+        """Run the function immediately, without a thread.
+
+        The future gets its result in the next iteration of the loop.
+        """
         del executor
         future = self.create_future()
         try:
@@ -219,7 +222,10 @@ class SimLoop:
     # -- descriptors -------------------------------------------------------------------------------------------------
 
     def mark(self, key: Any, callback: Callable[..., object], *args: Any) -> None:
-        """Call back in the next iteration because a descriptor is readable or writable; once for several calls."""
+        """Schedule a callback for the next iteration, because a descriptor is readable or writable.
+
+        Several calls for the same descriptor cause one callback.
+        """
         if self.dead or key in self._io:
             return
         self._io[key] = asyncio.Handle(callback, args, self.asyncio)
@@ -227,7 +233,7 @@ class SimLoop:
             self._wake(self.schedule.now)
 
     def unmark(self, key: Any) -> None:
-        """Cancel a callback of `mark`."""
+        """Cancel a callback that `mark` has scheduled."""
         self._io.pop(key, None)
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
@@ -239,7 +245,7 @@ class SimLoop:
         return self._readers.pop(fd, None) is not None
 
     def readable(self, fd: int) -> None:
-        """Call the descriptor's reader in the next iteration."""
+        """Schedule the descriptor's reader for the next iteration of the loop."""
         handle = self._readers.get(fd)
         if handle is not None:
             self.mark((fd, "r"), handle._run)  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Simulated routers, each with its own interpretation of the protocol.
+"""Simulated routers, each of which reads kvbus's stream in its own way.
 
 ``trusting`` applies every batch and ignores seqs. ``checking`` does the same, and fails at every seq and event that
-breaks the protocol. ``asking`` asks the replay from 0 when it starts and from the next seq at a gap, as Dynamo and
-llm-d do. ``client`` is kvbus's client library, which uses kvbus's own sequencer.
+breaks the protocol. Like Dynamo and llm-d, ``asking`` requests a replay from 0 when it starts, and from its next seq at
+a gap. ``client`` is kvbus's client library, which uses kvbus's own sequencer.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 decode = msgspec.msgpack.decode
 
 Key = tuple[int, str, int]
-"""Rank, medium and first token. They identify a block under any hash."""
+"""Rank, medium and first token of a block. They identify a block even if engine and router use different hashes."""
 
 
 class WrongError(AssertionError):
-    """A router received what the protocol does not allow."""
+    """A router received a seq or an event that the protocol does not permit."""
 
 
 def ready(kind: bytes, identity: bytes = b"") -> bytes:
-    """Return a READY command."""
+    """Return a ZMTP READY command for a socket type and an identity."""
     body = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
     body += b"\x08Identity" + len(identity).to_bytes(4, "big") + identity
     return bytes([4, len(body)]) + body
 
 
 def message(frames: list[bytes]) -> bytes:
-    """Encode a message of short frames."""
+    """Encode a ZMTP message of short frames."""
     last = len(frames) - 1
     return b"".join(bytes([n < last, len(frame)]) + frame for n, frame in enumerate(frames))
 
 
 def begins_with_clear(payload: bytes) -> bool:
-    """Return whether a batch is the start of a state."""
+    """Return whether a batch begins with AllBlocksCleared, as the first batch of a state does."""
     events = events_of(payload)
     return bool(events) and events[0]["type"] == "AllBlocksCleared"
 
 
 class Zmtp:
-    """A router's side of a ZMTP connection to a peer that is assumed to be correct."""
+    """A router's end of a ZMTP connection. It assumes that the other end follows the protocol."""
 
     def __init__(self, received: Callable[[list[bytes]], None], hello: bytes) -> None:
         self._buffer = bytearray()
@@ -62,7 +62,7 @@ class Zmtp:
         self.hello = GREETING + hello
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes, and hand on complete messages."""
+        """Add received bytes, and pass complete messages to the router."""
         buffer = self._buffer
         buffer += data
         at, size = 0, len(buffer)
@@ -90,11 +90,11 @@ class Zmtp:
 
 
 class View(RankedRouter):
-    """A plain set of blocks for each rank."""
+    """A router's blocks, as a plain set for each rank."""
 
     @property
     def keys(self) -> set[Key]:
-        """Rank, medium and first token of each block."""
+        """Rank, medium and first token of each block in the view."""
         return {
             (rank, medium, block.tokens[0])
             for rank, view in self.views.items()
@@ -103,13 +103,13 @@ class View(RankedRouter):
 
 
 class Router:
-    """A router on one stream, whose SUB reconnects whenever its connection breaks.
+    """A router of one stream. Its SUB reconnects whenever its connection breaks.
 
     Args:
         network: the simulated network.
-        name: the router's name in messages.
-        endpoints: endpoints of the live stream and of its replay.
-        host: the router's address.
+        name: name of the router in error messages.
+        endpoints: endpoint of the live stream, and endpoint of its replay.
+        host: address of the router.
     """
 
     topics: tuple[bytes, ...] = (b"",)
@@ -126,7 +126,7 @@ class Router:
         self.gone = False
         self.reading = True
         self.newest = -1
-        """The highest seq received live."""
+        """The highest seq that the router has received live."""
         self._floor = -1
         self._dial()
 
@@ -166,10 +166,10 @@ class Router:
         self.live(seq, frames)
 
     def connected(self) -> None:
-        """Called when the live connection is established."""
+        """Called when the live connection has been established."""
 
     def interrupted(self) -> None:
-        """Called when the live connection is lost."""
+        """Called when the live connection has broken."""
 
     def live(self, seq: int, frames: list[bytes]) -> None:
         """Apply a live batch."""
@@ -191,34 +191,36 @@ class Router:
             self._disconnected()
 
     def hold(self, *, up: bool) -> None:
-        """Stop or resume carrying bytes on the live link."""
+        """Stop or resume delivering bytes on the link of the live connection."""
         if self.sub is not None:
             self.sub.hold(up=up)
 
     def break_answer(self) -> None:
-        """Break the connection of the current request."""
+        """Break the connection of the current replay request."""
         if self.request is not None:
             self.request.close(reset=True)
 
     def read_answers(self, *, on: bool) -> None:
-        """Start or stop reading the answer to the current request."""
+        """Start or stop reading the answer to the current replay request."""
         if self.request is not None:
             self.request.read(on=on)
 
     def leave(self) -> None:
-        """Stop the router."""
+        """Stop the router and close its connections."""
         self.gone = True
         if self.sub is not None:
             self.sub.close()
 
     @property
     def blocks(self) -> set[Key]:
-        """Rank, medium and first token of each of its blocks."""
+        """Rank, medium and first token of each block that the router holds."""
         return self.view.keys
 
 
 class Checking(Router):
-    """A trusting router that fails if it receives what a router that never asks must not receive."""
+    """A router that applies every batch, and fails at a batch that would mislead a router that never requests a
+    replay.
+    """
 
     def __init__(self, *args: Any) -> None:
         self._last: int | None = None
@@ -239,10 +241,13 @@ class Checking(Router):
 
 
 class Asking(Router):
-    """A router that asks from 0 at its start and from the next seq at a gap. Live batches wait for the answer."""
+    """A router that requests a replay from 0 at its start, and from its next seq at a gap.
+
+    Live batches wait for the answer.
+    """
 
     PATIENCE = 3.0
-    """Seconds without a message after which the router asks again."""
+    """Seconds without a message of the answer after which the router requests a replay again."""
 
     def __init__(self, *args: Any) -> None:
         self._next = 0
@@ -273,8 +278,9 @@ class Asking(Router):
             self._ask()
 
     def break_answer(self) -> None:
-        """Break the answer. A router in sync notices it, continues with the live batches, and asks again only at a
-        gap."""
+        """Break the answer. A router that had been exact continues with the live batches, and requests a replay
+        only at a gap.
+        """
         super().break_answer()
         if self.request is not None and self._synced:
             self.request = None
@@ -341,7 +347,7 @@ class Asking(Router):
             self._go_on()
 
     def ask_again(self) -> None:
-        """Restart the router."""
+        """Restart the router, so that it requests a replay from 0."""
         if self.sub is not None:
             self.sub.close()
             self._disconnected()
@@ -354,7 +360,7 @@ class Asking(Router):
 
 
 class Client(Router):
-    """kvbus's client library on simulated sockets."""
+    """kvbus's client library, with simulated sockets."""
 
     topics = (b"", ASKS_REPLAY)
     identity = REBUILDS + b"vopr"

@@ -1,4 +1,4 @@
-"""Virtual time: orders all events of a simulated world."""
+"""Virtual time: a schedule that orders all events of a simulated world."""
 
 from __future__ import annotations
 
@@ -13,42 +13,45 @@ EPOCH = 1_700_000_000.0
 
 
 class Schedule:
-    """Events by time. Events of the same time run in the order in which they were scheduled.
+    """The future events of a world, in the order of time. Events of the same time run in the order of their scheduling.
 
     Args:
-        seed: source of all random numbers of the world.
+        seed: seed of all random numbers of the world.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now = 100.0
         self.steps = 0
-        """Number of events handled so far: those of the world, and each callback of a process."""
+        """Number of executed events: events of the world, and callbacks of processes."""
         self.wall_offset = EPOCH
         self.digest = 0
-        """A checksum of the bytes that routers have received. It is the same in two runs of a seed."""
+        """Checksum of the bytes that routers have received. Two runs of a seed have the same checksum."""
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
 
     def chance(self, name: str) -> random.Random:
-        """Return random numbers of their own for each name, so that a fault left out changes little elsewhere."""
+        """Return a generator of random numbers for one purpose, which ``name`` states.
+
+        Each purpose has its own generator, so that removing a fault from a plan changes little else.
+        """
         return random.Random(zlib.crc32(f"{self.seed} {name}".encode()))
 
     def wall(self) -> float:
-        """Return the wall-clock time."""
+        """Return the simulated wall-clock time in Unix seconds."""
         return self.now + self.wall_offset
 
     def at(self, when: float, what: Callable[..., None], *args: Any) -> None:
-        """Call ``what`` at a time."""
+        """Schedule a call of ``what`` at a time."""
         self._order += 1
         heapq.heappush(self._heap, (max(when, self.now), self._order, what, args))
 
     def after(self, seconds: float, what: Callable[..., None], *args: Any) -> None:
-        """Call ``what`` after these seconds."""
+        """Schedule a call of ``what`` after this many seconds."""
         self.at(self.now + seconds, what, *args)
 
     def run_until(self, end: float) -> None:
-        """Run all events until a time."""
+        """Run all events up to a time."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end:
             self.now, _, what, args = pop(heap)
@@ -57,5 +60,5 @@ class Schedule:
         self.now = end
 
     def note(self, data: bytes) -> None:
-        """Add data to the checksum."""
+        """Add data to the checksum of the run."""
         self.digest = zlib.crc32(data, self.digest)

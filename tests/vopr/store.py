@@ -1,8 +1,8 @@
 """A store in memory that implements :mod:`kvbus.state.contract`, and a simulated disk that outlives processes.
 
-A SIGKILL loses the open transaction but no commit. A power cut loses any suffix of the commits since the last synced
-one, and starts another boot of the machine. Each call may fail, find the disk full or be slow, and the process may be
-killed in it. A process may find a state that is damaged, or older than the batches that were sent.
+A SIGKILL loses the open transaction but no commit. A power cut loses any number of the newest commits that were not
+synced, and the machine boots again. Each call may fail, find the disk full or take long, and the process may be killed
+in it. A process may find a state that is damaged, or that lacks batches which kvbus has sent.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvbus.state.contract import MARGIN, Reserved, StoreError
 from kvbus.state.place import MEMORY, Base, name_of
 
 HEAD = 200
-"""Bytes that a commit needs in addition to its content."""
+"""Number of bytes that a commit needs on disk in addition to its content."""
 
 
 class KilledError(SystemExit):
-    """The process was killed in a call. The exception unwinds the stack of the dead process."""
+    """The process was killed in a call of the store. The exception unwinds the stack of the dead process."""
 
 
 class Frame(NamedTuple):
-    """The log record of one burst."""
+    """The write-ahead log record of one burst."""
 
     body: bytes
     payloads: bytes
@@ -38,14 +38,14 @@ class Commit(NamedTuple):
     """The content of a store after a commit.
 
     Attributes:
-        reserved: the reservations, encoded.
-        boot: the boot in which the commit was written.
-        synced: whether a power cut cannot lose the commit.
-        older: whether routers may have more than this state.
+        reserved: the seqs reserved for each stream, encoded.
+        boot: number of the boot in which the commit was written.
+        synced: whether the commit survives a power cut.
+        older: whether the state may lack batches that routers have received.
         names: the sources and outputs that the state belongs to; None if there is no state.
-        slices: the checkpoint.
-        start: number of log frames that the checkpoint includes.
-        frames: number of log frames.
+        slices: the slices of the checkpoint.
+        start: number of write-ahead log frames that the checkpoint includes.
+        frames: number of write-ahead log frames.
     """
 
     reserved: bytes
@@ -64,15 +64,15 @@ class Kept:
     def __init__(self) -> None:
         self.log: list[Frame] = []
         self.commits: list[Commit] = []
-        """Commits that a power cut can lose, after one that it cannot."""
+        """The newest commit that survives a power cut, followed by the commits that a power cut can lose."""
         self.highest = 0
-        """The high-water mark: no seq from this one on was used."""
+        """Upper limit of the used seqs: kvbus has used only lower seqs."""
         self.damage = ""
         self.holder: MemoryStore | None = None
 
 
 class Platter:
-    """The disk: everything that outlives processes.
+    """The simulated disk, which keeps everything that outlives processes.
 
     Args:
         chance: random numbers that decide which commits survive a power cut.
@@ -83,18 +83,18 @@ class Platter:
         self.boot = 1
         self.places: dict[str, Kept] = {}
         self.room: int | None = None
-        """Number of bytes until the disk is full; None for no limit."""
+        """Number of bytes until the disk is full; None means no limit."""
         self.failing = 0
-        """Number of the next calls that fail."""
+        """Number of further calls that fail."""
         self.cost = 0.0
-        """Seconds that a call takes."""
+        """Seconds that each call takes."""
         self.kill_in: int | None = None
-        """Number of commits until the process is killed in one."""
+        """Number of commits until the process is killed during a commit, or None."""
         self.killed: Callable[[], None] = lambda: None
         self.spent: Callable[[float], None] = lambda _: None
 
     def power_cut(self) -> None:
-        """Lose any suffix of the unsynced commits."""
+        """Lose any number of the newest commits that were not synced, and start another boot of the machine."""
         self.boot += 1
         for kept in self.places.values():
             if kept.commits:
@@ -109,15 +109,15 @@ class Platter:
             kept.holder = None
 
     def damage(self, kind: str) -> None:
-        """Damage every state that the next process will find."""
+        """Damage every state on the disk, in a way that the next process notices when it loads the state."""
         for kept in self.places.values():
             kept.damage = kind
 
     def begin_call(self) -> None:
-        """Spend the time of a call.
+        """Spend the time of a call of the store.
 
         Raises:
-            StoreError: the call is one that `failing` lets fail.
+            StoreError: `failing` makes this call fail.
         """
         self.spent(self.cost)
         if self.failing:
@@ -125,7 +125,7 @@ class Platter:
             raise StoreError("/state: Input/output error")
 
     def take(self, size: int) -> None:
-        """Use up room on the disk.
+        """Use up space on the disk.
 
         Raises:
             StoreError: the disk is full.
@@ -136,7 +136,7 @@ class Platter:
             self.room -= size + HEAD
 
     def may_kill(self, commit: Callable[[], None]) -> None:
-        """Commit. If the process is to be killed in this commit, kill it just before or just after."""
+        """Execute a commit. If `kill_in` asks for it, kill the process just before or just after the commit."""
         if self.kill_in is not None:
             self.kill_in -= 1
             if self.kill_in <= 0:
@@ -149,7 +149,7 @@ class Platter:
 
 
 class MemoryStore:
-    """The store of a process. See :class:`kvbus.state.contract.Store`."""
+    """The store of one process. It implements :class:`kvbus.state.contract.Store`."""
 
     def __init__(self, platter: Platter, config: Config, *, checkpoint_after: int, reserve_ahead: int) -> None:
         self.checkpoint_after, self.reserve_ahead = checkpoint_after, reserve_ahead
@@ -218,7 +218,7 @@ class MemoryStore:
             self._fail(error)
 
     def _fail(self, error: StoreError) -> NoReturn:
-        """Give the state up. The high-water mark records the reservations even on a full disk."""
+        """Discard the state after an error. The upper limit of used seqs is recorded even on a full disk."""
         self._commit(self._now._replace(names=None, slices=(), start=0, frames=0), given_up=True)
         raise error
 

@@ -1,5 +1,7 @@
-"""Short runs of the simulated daemon: some worlds, reproducibility, and failures as scripts. `make vopr` runs it for
-long."""
+"""Short runs of the simulated daemon, and tests that runs are reproducible and failures become scripts.
+
+`make vopr` runs the simulation for a long time.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ FOUND_IN = {
     "uncounted_loss": (2, 3, 6),
     "used_before_reserved": (13, 25),
 }
-"""Seeds of worlds that find each defect; `broken_answer` has a script instead."""
+"""For each defect, seeds of worlds that find it. The defect `broken_answer` has a script instead of seeds."""
 
 SEEDS = range(1, 61 if LONG else 9)
 
@@ -56,7 +58,7 @@ def run_apart(hash_seed: int) -> str:
 
 
 def test_one_seed_is_one_run_byte_for_byte() -> None:
-    """The checksum covers every byte that routers received. The two runs have different hash seeds."""
+    """The checksum covers every byte that routers received. The two Python processes have different hash seeds."""
     said = [run_apart(hash_seed) for hash_seed in (1, 2)]
     checksums = [text.partition("checksum ")[2] for text in said]
     assert checksums[0]
@@ -71,7 +73,7 @@ def test_a_plan_can_be_printed_and_read() -> None:
 
 
 def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Break the daemon, so that subscribing routers get no state, to prove that the simulation can fail."""
+    """The test breaks the daemon, so that subscribing routers get no state, to prove that the simulation can fail."""
     monkeypatch.setattr(LivePublisher, "send_state", lambda *_: None)
     plan = plans.draw(1)
     _, error = plans.run(1, plan)
@@ -85,7 +87,7 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", sorted(FOUND_IN))
 def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
-    """If the drawing of plans has changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now."""
+    """If plans have changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now."""
     worlds = FOUND_IN[defect]
     assert any(finding(defect, seed, 1) for seed in worlds[: None if LONG else 1])
 

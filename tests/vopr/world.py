@@ -1,8 +1,8 @@
-"""A world: engines, one kvbus, routers, and all faults, each a method with plain arguments.
+"""A simulated world: engines, one kvbus and routers. Each fault is a method with plain arguments.
 
-A plan is a list of entries: a time, the name of such a method, and its arguments. Between them the world runs by
-itself. :meth:`World.settle` ends all faults, waits until every router holds exactly its engine's blocks, and fails if
-that takes longer than the bound.
+A plan is a list of entries. An entry has a time, the name of such a method, and its arguments. Between two entries the
+world runs by itself. :meth:`World.settle` ends all faults and waits until every router holds exactly its engine's
+blocks. It fails if that takes longer than `BOUND`.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ NO_RESTART = frozenset(
         "router_reads_answers",
     }
 )
-"""Faults that kvbus must not mistake for a restart of an engine that answers replays."""
+"""Names of the faults after which kvbus must not count a restart of an engine that answers replays."""
 
 Entry = tuple[float, str, tuple[Any, ...]]
-"""Seconds since the start (without those of `World.settle`), the name of a method, its arguments."""
+"""Seconds since the start (without the time spent in `World.settle`), the name of a method, and its arguments."""
 
 BLOCK = 64
-"""Bytes that a block counts for when the retained memory is compared with the bytes that engines have sent."""
+"""Number of bytes that the memory check counts for each retained block."""
 
 KEPT = 20_000
 KEPT_OF_A_BYTE = 3
-"""Maximum bytes that kvbus may retain, by its own counters.
+"""Bytes that kvbus may retain for each byte from engines and each output. It may always retain `KEPT` bytes.
 
-The maximum is `KEPT`, plus `KEPT_OF_A_BYTE` for each output and each received byte. A map has two and a half times as
-many bytes as a positional event.
+kvbus's own counters give the retained bytes. The factor is above 1, because an event as a map has two and a half times
+as many bytes as a positional event.
 """
 
 BOUND = 60.0
-"""Virtual seconds from the end of the last fault within which every router must be exact."""
+"""Virtual seconds after the end of the last fault within which every router must be exact."""
 
 
 class World:
@@ -82,7 +82,7 @@ class World:
             self.directory.nodes[node.name] = self.directory.nodes[f"@{node.name}"] = node
         self.routers: list[tuple[tuple[int, int], Router]] = []
         self.times: list[tuple[float, frozenset[str]]] = []
-        """For each `settle`, the seconds until all routers were exact, and the names of the faults before it."""
+        """For each `settle`, the seconds until all routers were exact, and the names of the preceding faults."""
         self._faults: set[str] = set()
         self._joined = 0
         self._moves = 0
@@ -114,7 +114,7 @@ class World:
         self._errors.append(error or WrongError(message))
 
     def _look(self) -> None:
-        """Check the invariants after each iteration of kvbus's loop."""
+        """Check the invariants after each iteration of kvbus's event loop."""
         if self._errors:
             raise self._errors[0]
         daemon = self.bus.daemon
@@ -127,7 +127,7 @@ class World:
             self._look_at_memory(daemon)
 
     def _look_at_memory(self, daemon: Daemon) -> None:
-        """Check that the retained memory is within its limits and in proportion to the bytes from engines."""
+        """Check that kvbus keeps its limits of memory, and retains memory in proportion to the bytes from engines."""
         kept = 0
         for source in daemon.relay.present:
             spec, held = source.spec, source.sequencer.held
@@ -178,7 +178,7 @@ class World:
         engine.buffer = engine.buffer[-keep:]
 
     def engine_moves(self, number: int) -> None:
-        """Move an engine's name to a new engine. Existing connections stay with the old one."""
+        """Move an engine's host name to a new engine. Existing connections stay with the old engine."""
         number %= len(self.engines)
         old = self.engines[number]
         self._moves += 1
@@ -188,7 +188,7 @@ class World:
         self.old.append(old)
 
     def old_engines_stop(self) -> None:
-        """Stop the engines that kept running after their names had moved."""
+        """Stop the engines that continued to run after their host names had moved."""
         for node in self.old:
             node.stop()
             node.rate = 0.0
@@ -347,12 +347,12 @@ class World:
         self.heal()
         for node in self.engines:
             node.publish(node.changes())
-            # without a later batch, nothing would show that the last batches were lost
+            # without a replay, kvbus can notice the loss of a batch only when a later batch arrives
             node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate
         loop = self.bus.loop
         begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause cannot be ended early
-        # TCP may deliver the batches held back in a pause as long after it as it lasted; only then can their loss be
-        # seen
+        # after a pause, TCP may need as long again as the pause took to deliver the batches that were held back, and
+        # only then can kvbus notice that some are lost
         bound = BOUND + (loop.paused_for if loop is not None and "bus_pauses" in self._faults else 0.0)
         while True:
             self.schedule.run_until(self.schedule.now + 0.25)
@@ -370,7 +370,7 @@ class World:
             node.rate = 10.0
 
     def _nothing_restarted(self) -> None:
-        """Check that kvbus has counted no restart if none of the faults can look like one."""
+        """Check that kvbus has counted no restart, if none of the plan's faults can look like a restart."""
         daemon = self.bus.daemon
         assert daemon is not None
         counted = [source.stats.restarts for source in daemon.relay.sources]
@@ -381,7 +381,7 @@ class World:
         self._settled, self._restarts = daemon, counted
 
     def _wrong(self) -> str:
-        """Return what is not exact yet; an empty string if everything is."""
+        """Return a description of the first thing that is not exact yet, or an empty string."""
         daemon = self.bus.daemon
         if not self.bus.running or daemon is None:
             return "the bus does not run"

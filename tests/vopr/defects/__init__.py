@@ -1,4 +1,4 @@
-"""Defects that were once found by hand. The simulation must find each one when it is put back.
+"""Old defects of kvbus, for a check of the simulation: it must find each defect when the defect is added again.
 
-Each module has ``put_back``, a context manager that restores the old behaviour of one or two functions.
+Each module has a context manager ``put_back``, which restores the old behaviour of one or two functions.
 """

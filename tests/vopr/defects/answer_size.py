@@ -1,5 +1,8 @@
-"""Reblocked stream: an answer from the state was sized by the engine's blocks, not the announced ones, and ended too
-early."""
+"""A defect in answers for a reblocked stream: kvbus computed the size of a state from the number of the engine's
+blocks.
+
+The announced blocks were more, so the answer ended too early.
+"""
 
 from __future__ import annotations
 

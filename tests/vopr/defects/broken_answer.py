@@ -1,5 +1,7 @@
-"""After an answer broke off inside a state, the journal continued it: the router got part of the state without a
-gap."""
+"""A defect in answers that broke off inside a state: the next answer continued from the journal.
+
+So the router got only part of the state, without a gap in the seqs.
+"""
 
 from __future__ import annotations
 

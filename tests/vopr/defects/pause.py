@@ -1,4 +1,6 @@
-"""After a pause of kvbus, an answer that began beyond the last delivered batch was mistaken for an engine's restart."""
+"""A defect after a pause of kvbus: it took an answer that began after the last delivered batch for an engine's
+restart.
+"""
 
 from __future__ import annotations
 

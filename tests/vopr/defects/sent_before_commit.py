@@ -1,4 +1,4 @@
-"""Batches were sent before their records were written."""
+"""A defect in the order of writing and sending: kvbus sent batches before their records were on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 from kvbus.state.writer import StateWriter
 
 LATE = 0.3
-"""Seconds until the records of a burst are written."""
+"""Seconds after which kvbus writes the records of a burst."""
 
 _flush = StateWriter.flush
 

@@ -1,4 +1,4 @@
-"""Batches still missing at the end of an epoch were counted as missing, but in no other counter."""
+"""A defect in the counters: batches that were missing at the end of an epoch were never counted as lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seqs were used before they were reserved: a reservation was made only when the previous one was used up."""
+"""A defect in seq reservations: kvbus reserved further seqs only after it had used all reserved ones."""
 
 from __future__ import annotations
 
