@@ -425,7 +425,7 @@ def _readable_topics(found: Findings) -> None:
         only, llm_d = profile.only_topic, profile.topics == "pod and model"
         if only is not None and output.topic not in (None, only):
             with_it = f"with the topic {only}" if only else "without a topic"
-            wrong = f"profile {output.profile} takes batches {with_it} alone"
+            wrong = f"profile {output.profile} accepts only batches {with_it}"
             found.report(key, wrong, value=output.topic, example="topic: null")
         elif output.topic is None:
             if llm_d:

@@ -26,12 +26,12 @@ RELOAD_SECONDS: Final = 10.0
 """Seconds after which the index reads the files with the tokens and the certificate again."""
 
 _HOW: Final = {
-    HttpRefusal.PEER: "only loopback may ask, or a bearer token of --tokens-file: ask on the index's own host",
-    HttpRefusal.FORWARDED: "a proxy passed the request on, so it is not known who asks: ask without the proxy",
+    HttpRefusal.PEER: "only programs on the index's own host may ask, or callers with a bearer token of --tokens-file",
+    HttpRefusal.FORWARDED: "a proxy forwarded the request, so its sender is unknown: ask without the proxy",
     HttpRefusal.HOST: "the Host header has to be localhost, 127.0.0.1 or [::1]",
-    HttpRefusal.CROSS_SITE: "a page of another site asks: enter the index's URL in the browser yourself",
-    HttpRefusal.TOKEN: "the bearer token is unknown: a line of --tokens-file lets a token in",
-    HttpRefusal.RIGHTS: "the token has no right to it",
+    HttpRefusal.CROSS_SITE: "a page of another site sent the request: enter the index's URL in the browser yourself",
+    HttpRefusal.TOKEN: "the bearer token is unknown: add it to the file of --tokens-file",
+    HttpRefusal.RIGHTS: "the bearer token has no right to ask",
 }
 
 
@@ -93,7 +93,7 @@ class IndexAccess:
             found = [str(problem) for problem in self.read()]
             for text in found:
                 if text not in logged:
-                    log.error("the former content stays in force: %s", text)
+                    log.error("the index still uses the former content of a file: %s", text)
             logged = found
 
     def refusal(self, request: web.Request) -> str | None:

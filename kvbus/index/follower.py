@@ -284,7 +284,7 @@ class Follower:
                 curve=self._curve,
             )
         if stream.replay_endpoint is None:
-            raise ValueError(f"{stream.endpoint} has no replay endpoint, which is read here")
+            raise ValueError(f"{stream.endpoint} has no replay endpoint, and only replays are read here")
         return Subscriber(None, stream.replay_endpoint, timing=self._timing, curve=self._curve)
 
     def _note(self, name: str, update: Update) -> None:
@@ -324,7 +324,7 @@ class Follower:
                 for name, status in router.status().items():
                     if status.tokenless and name not in blocks | self._tokenless:
                         self._tokenless.add(name)
-                        log.error("%s announces blocks without token ids, so no question finds them", name)
+                        log.error("%s announces blocks without token ids, so the index cannot find them", name)
                 router.matches_by_hash([])  # raises an error if the router has failed
 
 

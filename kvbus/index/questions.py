@@ -86,7 +86,7 @@ def read(body: bytes, *, msgpack: bool = False) -> Sequence[Query]:
     elif request == Request(queries=request.queries):
         queries = request.queries
     else:
-        raise _invalid("queries stands alone: put tokens, hashes, lora and salt into its entries")
+        raise _invalid("queries must be the only field: put tokens, hashes, lora and salt into its entries")
     if len(queries) > MAX_QUERIES:
         raise _too_large(f"{len(queries)} questions; {MAX_QUERIES} are allowed in a request")
     for number, query in enumerate(queries):

@@ -131,12 +131,12 @@ class IndexServer:
         if self._answering > MAX_ANSWERING:
             raise RefusedError(429, "busy", f"{MAX_ANSWERING} requests are being answered; ask again")
         if "Content-Encoding" in request.headers:
-            raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
+            raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it without one")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await request.read()
         except TimeoutError as error:
-            raise RefusedError(408, "slow", f"no whole body within {BODY_SECONDS:g} s") from error
+            raise RefusedError(408, "slow", f"the body did not arrive within {BODY_SECONDS:g} s") from error
         except web.HTTPRequestEntityTooLarge as error:
             text = f"more than {MAX_BODY_BYTES} bytes; ask in several requests"
             raise RefusedError(413, "too_large", text) from error
@@ -197,11 +197,11 @@ class _Readings(Collector):
         live = GaugeMetricFamily("kvbus_index_live", "1 if the state of the source is live.", labels=labels)
         shared = GaugeMetricFamily(
             "kvbus_index_shared_blocks",
-            "Blocks, of the 1,000 oldest, whose prompt another source of the model also holds.",
+            "Blocks, among the source's 1,000 oldest, whose prompt another source of the model holds too.",
             labels=labels,
         )
         differing = GaugeMetricFamily(
-            "kvbus_index_differing_blocks", "Shared blocks with different hashes at the two sources.", labels=labels
+            "kvbus_index_differing_blocks", "Shared blocks that have another hash at the other source.", labels=labels
         )
         readings, agreement = self._follower.blocks(), self._follower.agreement
         for worker, standing, media in readings:

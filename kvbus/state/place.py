@@ -41,8 +41,8 @@ SYSTEM: Final = Path("/var/lib/kvbus")
 """A base directory for the state of a system service. It is used only if it exists."""
 
 LOST: Final = (
-    "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
-    "longer has is missing until the engine restarts or resets its cache"
+    "kvbus keeps no state: after a restart routers get AllBlocksCleared, and blocks that are older than the engine's "
+    "replay buffer are missing until the engine restarts or resets its cache"
 )
 
 

@@ -105,7 +105,7 @@ class SqliteStore:
             self.database.close()
             if not is_full(error):
                 raise self._error(error) from error
-            log.error("the disk of %s is full: going on without state", directory)  # noqa: TRY400
+            log.error("the disk of %s is full: kvbus continues without a state", directory)  # noqa: TRY400
             if mark is not None or self.database.files:
                 self._skip_ahead()
 
@@ -127,7 +127,7 @@ class SqliteStore:
         """
         if any(old_directory.glob(_OLD)):
             self.reserved.floor = _unknown()
-            log.info("%s is of an older kvbus: the numbering goes on above %d", old_directory, self.reserved.floor)
+            log.info("%s is of an older kvbus: the numbering continues above %d", old_directory, self.reserved.floor)
         self._create()
         self._lock.sync()  # after a power cut, the lock file must show that there was a store
 
@@ -208,7 +208,7 @@ class SqliteStore:
         if head.names != list(names):
             head.first = 0
             self.refused = 1
-            text = "the state in %s is of another configuration: beginning empty, the numbering goes on"
+            text = "the state in %s is of another configuration: beginning empty, the numbering continues"
             log.error(text, self.place)
             raise StoreError(f"{self.place}: the state is of another configuration")
         try:

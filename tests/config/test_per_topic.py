@@ -37,10 +37,10 @@ def test_good_ones() -> None:
         ({"replay_endpoint": "tcp://*:5658"}, "outputs[0].replay_endpoint = 'tcp://*:5658': a request names no topic"),
         ({"snapshot_endpoint": "tcp://*:5659"}, "outputs[0].snapshot_endpoint"),
         ({"on_subscribe": "nothing"}, "there is no replay, so a router needs the state"),
-        ({"profile": "aibrix"}, "routers of profile aibrix know a worker by its connection"),
-        ({"profile": "kthena", "topic": "kv-events"}, "routers of profile kthena file all blocks under the pod"),
+        ({"profile": "aibrix"}, "routers of profile aibrix identify a worker by its connection"),
+        ({"profile": "kthena", "topic": "kv-events"}, "routers of profile kthena assign all blocks to the pod"),
         ({"profile": "smg"}, "routers of profile smg keep one seq for each connection"),
-        ({"profile": "vllm-router", "topic": None}, "take batches without a topic alone"),
+        ({"profile": "vllm-router", "topic": None}, "accept only batches without a topic"),
     ],
 )
 def test_bad_ones(output: dict[str, Any], said: str) -> None:

@@ -26,7 +26,7 @@ def test_only_llm_d_asks_for_a_topic(read):
 
 def test_the_vllm_router_takes_nothing_under_a_topic(problems, read):
     found = problems(text_of("[{}]", "[{profile: vllm-router, topic: 'kv@{worker}@m'}]"))["outputs[0].topic"]
-    assert "profile vllm-router takes batches without a topic alone; for example topic: null" in found
+    assert "profile vllm-router accepts only batches without a topic; for example topic: null" in found
     assert read(text_of("[{}]", "[{profile: vllm-router, topic: ''}]")).outputs[0].topic == ""
 
 
@@ -44,4 +44,4 @@ def test_kthena_is_given_its_topic(topic, read):
 @pytest.mark.parametrize("topic", ["''", "kv", "'kv@{source}'"])
 def test_kthena_is_given_no_other_topic(topic, problems):
     line = problems(text_of("[{}]", f"[{{profile: kthena, topic: {topic}}}]"))["outputs[0].topic"]
-    assert "profile kthena takes batches with the topic kv-events alone; for example topic: null" in line
+    assert "profile kthena accepts only batches with the topic kv-events; for example topic: null" in line

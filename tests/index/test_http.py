@@ -112,7 +112,7 @@ BAD = {
     b'{"hashes": [1, "ab"]}': "hashes are all integers, or all byte strings in hexadecimal",
     b'{"hashes": [1], "lora": "l"}': "leave lora and salt out",
     b'{"token": [1]}': "unknown field `token`",
-    b'{"queries": [{"tokens": [1]}], "salt": "s"}': "queries stands alone",
+    b'{"queries": [{"tokens": [1]}], "salt": "s"}': "queries must be the only field",
     b'{"queries": [{"tokens": [1]}, {}]}': "question 1: either tokens or hashes",
 }
 
@@ -146,17 +146,17 @@ def test_the_largest_question_is_answered(scene):
 
 def test_a_compressed_body_is_refused(scene):
     status, answer = scene.index.post(b"{}", Content_Encoding="gzip")
-    assert (status, "send it as it is" in answer["error"]) == (400, True)
+    assert (status, "send it without one" in answer["error"]) == (400, True)
 
 
 FORBIDDEN = [
     ({"Host": "evil.example"}, "the Host header has to be localhost"),
-    ({"X_Forwarded_For": "10.0.0.1"}, "a proxy passed the request on"),
-    ({"Origin": "http://evil.example"}, "a page of another site asks"),
-    ({"Sec_Fetch_Site": "cross-site"}, "a page of another site asks"),
+    ({"X_Forwarded_For": "10.0.0.1"}, "a proxy forwarded the request"),
+    ({"Origin": "http://evil.example"}, "a page of another site sent the request"),
+    ({"Sec_Fetch_Site": "cross-site"}, "a page of another site sent the request"),
     ({"Host": "index.example", "Authorization": f"Bearer {new_token()}"}, "the bearer token is unknown"),
     ({"Host": "index.example", "Authorization": "Basic eDp5"}, "the bearer token is unknown"),
-    ({"Host": "index.example", "Authorization": f"Bearer {STATUS}"}, "the token has no right to it"),
+    ({"Host": "index.example", "Authorization": f"Bearer {STATUS}"}, "the bearer token has no right to ask"),
 ]
 
 

@@ -171,7 +171,7 @@ class OutputStream:
             AssertionError: the stream is read from a log, so kvbus must not number a batch of its own.
         """
         if self.numbered:
-            raise AssertionError("a log's numbers are used for its records alone")
+            raise AssertionError("the stream is read from a log, so its seqs are only for the log's records")
         return self._keep(payload, now, empty=empty)
 
     def _keep(self, payload: bytes, now: float, *, empty: bool) -> int:
