@@ -1,4 +1,4 @@
-"""The process of the ``kvbus`` command, which is ``python -m kvbus`` too."""
+"""The entry point of the ``kvbus`` command and of ``python -m kvbus``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvbus.cli import main
 
 
 def run() -> None:
-    """Run the command line and end the process."""
+    """Run the command line, and end the process with its exit code."""
     main(prog_name="kvbus")
 
 

@@ -1,4 +1,4 @@
-"""Name the configuration key and the remedy where kvbus cannot listen on an address."""
+"""Add the configuration key and a remedy to the error that kvbus raises if it cannot listen on an address."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def explained(
     names: Mapping[str | None, str] | None = None,
     written: Callable[[str], str] = str,
 ) -> Iterator[None]:
-    """Add the key and the remedy of a finding to each `BindError`.
+    """Add a finding's configuration key and remedy to each `BindError` that is raised in the ``with`` block.
 
     Args:
-        kind: the finding.
-        at: the section of the configuration.
-        name: the key in that section.
-        names: the keys of the addresses that have another one.
-        written: returns a key as the operator has written it.
+        kind: the finding, such as "cannot listen".
+        at: the section of the configuration with the address, such as ``outputs[0]``.
+        name: the key of the address in that section.
+        names: for endpoints whose key is not ``name``, the key by endpoint.
+        written: returns a configuration key as the operator has written it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Turn the configuration into the relay's specifications, and find the seq reservations of its streams."""
+"""Create the relay from the configuration, and find the seq reservations of its streams."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def make_relay(
     views: Views | None = None,
     runtime: Runtime = RUNTIME,
 ) -> Relay:
-    """Create a relay with a source for each slot. A slot without a source or a worker in ``gone`` is free.
+    """Create a relay with a source in each slot of ``streams``. All other slots have no source yet.
 
     Args:
         config: the configuration.
-        streams: the sources' streams by slot.
-        reservations: the reservations of all streams.
-        gone: the removed workers that keep a slot, by slot.
-        views: the outputs' views.
+        streams: the stream that each source publishes, by the source's slot.
+        reservations: the seq reservations, which contain the first seq of each outgoing stream.
+        gone: the removed workers that keep their slots, by slot.
+        views: the views of all outputs; None if no router has limited rights.
         runtime: the clocks, sockets and store of the daemon.
     """
     views = views or Views(config, {})
@@ -57,7 +57,7 @@ def make_relay(
 
 
 def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
-    """Return the relay's specification of one engine publisher."""
+    """Return the relay's specification of the source that reads this stream of an engine."""
     limits = config.limits
     return SourceSpec(
         stream.label,
@@ -88,7 +88,15 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
 
 
 def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runtime: Runtime = RUNTIME) -> NewStream:
-    """Return the specification of one source's stream on an output or a view."""
+    """Return the specification of the stream that an output or a view has for one worker.
+
+    Args:
+        config: the configuration.
+        view: the output or view.
+        worker: the worker whose batches the stream carries.
+        first_seq: the seq of the stream's first batch.
+        runtime: provides the random publisher id, which only the snapshot protocol uses.
+    """
     output = config.outputs[view.output]
     topic = topic_of(config, output, worker)
     publisher_id = runtime.random_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
@@ -96,17 +104,18 @@ def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runti
 
 
 def heartbeat_of(output: OutputConfig) -> float:
-    """Return how long a stream may be silent, in seconds.
+    """Return the seconds after which a silent stream of an output sends an empty batch.
 
-    Readers of the snapshot protocol expect an empty batch a second.
+    It is at most 1 s with the snapshot protocol, whose readers expect an empty batch each second.
     """
     return min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat
 
 
 def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
-    """Return the maximum number of batches and bytes of each stream's journal.
+    """Return the maximum number of batches and the maximum size in bytes of the journal of each stream.
 
-    With a log's numbers the journal holds the complete state.
+    If the output repeats the seqs of a log (``numbers: log``), the journal holds the complete state, so the limits of
+    the index apply.
     """
     if output.numbers == "log":
         return config.limits.max_blocks, config.limits.max_index_bytes
@@ -122,12 +131,22 @@ def output_spec(
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
     runtime: Runtime = RUNTIME,
 ) -> OutputSpec:
-    """Return the specification of an output or a view, by its number."""
+    """Return the relay's specification of an output or a view.
+
+    Args:
+        config: the configuration.
+        view: the output or view.
+        number: the number of the view. The outputs have the first numbers.
+        streams: the stream that each source publishes, by the source's slot.
+        reservations: the seq reservations, which contain the first seq of each outgoing stream.
+        gone: the removed workers that keep their slots, by slot.
+        runtime: the clocks, sockets and store of the daemon.
+    """
     output, grant = config.outputs[view.output], view.grant
     merged = output.layout == "merged"
     workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
-        first = workers[min(workers)] if workers else Worker("", 0)  # no source is found yet
+        first = workers[min(workers)] if workers else Worker("", 0)  # discovery has found no source yet
         new = [new_stream(config, view, first, reservations.first(number, 0), runtime)]
     else:
         served = workers | (dict(gone) if output.layout == "per_topic" else {})
@@ -164,13 +183,13 @@ def output_spec(
 def reserve_seqs(
     reservations: SeqReservations, config: Config, placement: Placement, views: Views | None = None
 ) -> None:
-    """Find or create the reservations of all streams.
+    """Find or create the seq reservations of the outgoing streams of all outputs and views.
 
     Args:
-        reservations: all reservations.
+        reservations: the seq reservations of the daemon.
         config: the configuration with the outputs.
-        placement: the workers' slots.
-        views: the outputs' views.
+        placement: the slots of the workers.
+        views: the views of all outputs; None if no router has limited rights.
     """
     for number, view in enumerate((views or Views(config, {})).all):
         add_reservations(reservations, config, view, number, placement)
@@ -179,9 +198,9 @@ def reserve_seqs(
 def add_reservations(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
 ) -> None:
-    """Find or create the reservations of all streams of one output or view."""
+    """Find or create the seq reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
-    if layout == "merged":  # one stream, even while no source is found
+    if layout == "merged":  # a merged output has its one stream even if discovery has not found a source yet
         reservations.add(number, 0, _stream_name(config, view, 0))
         return
     gone = set(placement.gone)
@@ -193,16 +212,17 @@ def add_reservations(
 def add_reservation(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
 ) -> None:
-    """Find or create the reservation of one source's stream.
+    """Find or create the seq reservation of the stream that an output or view has for one worker.
 
-    A stream is identified by its output's name and endpoint, and by its topic.
+    The key of the reservation consists of the output's name and endpoint. The stream's topic is added if several
+    streams of the output share an endpoint.
     """
     output, slot = config.outputs[view.output], placement.slots[worker]
     name = _stream_name(config, view, slot)
     if output.layout == "per_source" and output.log is None:
         reservations.add(number, slot, name)
         return
-    topic = topic_of(config, output, worker) or b""  # all streams of a log have the same endpoint
+    topic = topic_of(config, output, worker) or b""  # a log's streams have the same endpoint
     least = placement.forgotten if output.layout == "per_topic" else 0
     reservations.add(number, slot, f"{name} {topic.decode()}", least)
 
@@ -212,9 +232,9 @@ def _stream_name(config: Config, view: View, slot: int) -> str:
 
 
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:
-    """Return the next number of each stream that was ever open.
+    """Return the next seq of each outgoing stream that has ever been open.
 
-    A closed stream at number 0 was never open, so its reservation must not change.
+    A closed stream whose next seq is 0 has never been open, so its reservation must not change.
     """
     return {
         (number, slot): stream.next_seq

@@ -1,4 +1,4 @@
-"""Log the findings about the bus and its routers when they begin, change and end."""
+"""Log the findings about the bus and about its routers: when a finding begins, changes and ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 1.0
 FIRST_ANSWER_S: Final = 5.0
-"""Seconds that discovery has to find the first engine, before a finding says that there is none."""
+"""Seconds after the start in which discovery can find its first engine. Then a finding says that there is no engine."""
 
 
 class BusLog:
-    """A check of the bus and its routers, once a second.
+    """A check of the bus and its routers that runs once a second and logs new, changed and ended findings.
 
     Args:
-        daemon: the bus.
-        report: called for each transition.
+        daemon: the daemon of the bus.
+        report: called for each finding that begins, changes or ends.
     """
 
     def __init__(self, daemon: Daemon, report: Report) -> None:
@@ -37,7 +37,11 @@ class BusLog:
         self._next = -inf
 
     def look(self, now: float) -> None:
-        """Log the changed findings, if a check is due. ``now`` is in seconds."""
+        """Log the findings that have begun, changed or ended, if the last check was a second ago.
+
+        Args:
+            now: the time of the event loop's clock, in seconds.
+        """
         if now < self._next:
             return
         self._next = now + EVERY_S
@@ -59,11 +63,11 @@ class BusLog:
 
     @property
     def findings(self) -> list[Finding]:
-        """The current findings about the bus."""
+        """The current findings about the bus itself."""
         return self._bus.standing
 
     def since(self, router: RouterKey, finding: Finding) -> Finding:
-        """Return a finding about a router, with the time at which it began."""
+        """Return a finding about a router with the time at which it began."""
         return self._routers.get(router, Findings(self._daemon.as_written)).since(finding)
 
     def _found(self, age: float) -> Iterator[Finding]:

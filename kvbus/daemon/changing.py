@@ -1,4 +1,4 @@
-"""Change a running daemon: its sources, when discovery finds others, and its keys, when files change."""
+"""Change a running daemon: its sources if discovery finds other engines, and its keys if key files change."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ BIND_ATTEMPTS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The difference between two sets of sources.
+    """The difference between the daemon's current sources and its next sources.
 
     Attributes:
-        config: the configuration with the new sources.
-        added: streams of sources in slots that were free.
-        changed: streams of sources that replace others, or that have no connection yet.
-        removed: slots that become free.
-        moved: streams of engines that discovery has found at a new address. They are the same workers, and may be in
-            the same epoch.
-        placement: the workers' slots after the change.
+        config: the configuration with the next sources.
+        added: the streams of new sources in free slots.
+        changed: the streams of new sources in slots that other sources have now, and of sources whose socket could not
+            be opened earlier.
+        removed: the slots that become free.
+        moved: the streams of engines that discovery has found at a new address. Each is the same worker as before, and
+            may be in the same epoch.
+        placement: the slots of all workers after the change.
     """
 
     config: Config
@@ -63,20 +64,20 @@ class Change:
 
     @property
     def replaced(self) -> tuple[SourceStream, ...]:
-        """The streams whose sources begin anew."""
+        """The streams whose sources begin with an empty index and a new epoch."""
         return *self.changed, *self.added
 
 
 def change_to(
     running: Config, wanted: Config, is_open: Callable[[int], bool], placement: Placement | None = None
 ) -> Change:
-    """Compare the sources of two configurations that are otherwise equal.
+    """Return the difference between the sources of two configurations that are otherwise equal.
 
     Args:
-        running: the configuration in force.
-        wanted: the configuration with the new sources.
-        is_open: returns whether the source in a slot has a connection.
-        placement: the slots in force; None for those of the running configuration's list.
+        running: the current configuration.
+        wanted: the configuration with the next sources.
+        is_open: returns whether the source in a slot has an open socket.
+        placement: the current slots of the workers; None if they follow the list of ``running``.
     """
     before = placement or place(Placement(), running)
     after = place(before, wanted)
@@ -96,26 +97,32 @@ def change_to(
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:
-    """Return whether both are the same publisher, regardless of its position in the list and of who found it."""
+    """Return whether two streams come from the same publisher.
+
+    The publisher's position in the list of sources does not matter, nor does the discoverer that has found it.
+    """
     return replace(one, source_index=0, found="") == replace(other, source_index=0, found="")
 
 
 def _moved(one: SourceStream, other: SourceStream) -> bool:
-    """Return whether both are one found engine at two addresses, with the same kinds of requests at both."""
+    """Return whether two streams are of one found engine at two addresses.
+
+    Both must have a replay endpoint, or neither.
+    """
     if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
         return False
     return _same(replace(one, endpoint=other.endpoint, replay_endpoint=other.replay_endpoint), other)
 
 
 def only_list(before: Curve | None, now: Curve | None) -> bool:
-    """Return whether only the allow-list has changed."""
+    """Return whether the CURVE keys of a section differ only in the list of clients that may connect."""
     return before is not None and now is not None and before != now and replace(before, clients=now.clients) == now
 
 
 def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
-    """Return whether connected peers must show their keys again.
+    """Return whether connected peers must connect again after a change of keys, so that their keys are checked again.
 
-    They need not if the allow-list has only grown.
+    No peer must connect again if the change has only added keys to the list of clients.
     """
     if before is None or now is None:
         return before is not now
@@ -125,21 +132,25 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
 
 
 class Changes:
-    """The means to change a running daemon's sources and keys.
+    """The methods that change the sources and keys of a running daemon.
 
     Args:
-        daemon: the daemon.
+        daemon: the daemon to change.
     """
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     async def apply(self, change: Change, keys: Keys) -> None:
-        """Change to other sources.
+        """Replace the daemon's sources by the sources of ``change``.
+
+        Args:
+            change: the difference between the current and the next sources.
+            keys: the CURVE keys for the next sources and for the outputs.
 
         Raises:
-            BindError: an endpoint of an added stream cannot be bound; nothing has changed.
-            ConfigError: the owners of keys have too many different rights; nothing has changed.
+            BindError: an endpoint of an added stream cannot be bound. Nothing has changed.
+            ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon
         daemon.views.wanted(change.config, keys)
@@ -155,7 +166,7 @@ class Changes:
             self._replace(stream)
         if change.replaced or change.removed:
             for number in range(len(daemon.outputs.drivers)):
-                # The names of the sources determine which of them a router may see.
+                # A view may select sources by name, so the sources that a router may see depend on the names.
                 if daemon.views.of_output(number):
                     daemon.outputs.drivers[number].allow(daemon.output_policy(number))
             daemon.serve_views()
@@ -173,16 +184,16 @@ class Changes:
             log.info("sources: %d added, %d changed, %d removed", *counts)
 
     async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
-        """Change to other keys.
+        """Replace the CURVE keys of all sources and outputs.
 
-        Peers that must show their keys again have to reconnect. All others stay connected.
+        Peers whose keys were removed or have other rights must connect again. All other peers stay connected.
 
         Args:
-            keys: all keys.
-            without: slots whose sources are reopened by the caller.
+            keys: the new keys of all sources and outputs.
+            without: slots of sources that the caller opens again itself.
 
         Raises:
-            ConfigError: the keys' owners have too many different rights; nothing has changed.
+            ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon
         changed, known = self._change_views(keys), self._identity
@@ -220,7 +231,10 @@ class Changes:
                 await self.reconnect(stream)
 
     async def reconnect(self, stream: SourceStream) -> None:
-        """Connect to a source's engine again. Its answers then show whether the epoch is the same."""
+        """Close the connection to a source's engine and connect again.
+
+        The next replay of the engine shows whether it is still in the same epoch.
+        """
         daemon = self._daemon
         daemon.feed(SourceDown(stream.index))
         daemon.source_sockets.close(stream.index)
@@ -237,10 +251,13 @@ class Changes:
         )
 
     def _change_views(self, keys: Keys) -> list[int]:
-        """Update the views to new keys. Return the numbers of the views that change.
+        """Create and close views so that they match the new keys.
+
+        Returns:
+            The numbers of the views that were created, closed or replaced.
 
         Raises:
-            ConfigError: there would be too many views; nothing has changed.
+            ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon
         changed = daemon.views.change(daemon.config, keys)
@@ -255,7 +272,10 @@ class Changes:
         return changed
 
     def _place_views(self, changed: list[int]) -> None:
-        """Start serving the changed views. Routers that have lost their view are already disconnected."""
+        """Serve the changed views.
+
+        The routers that read these views before are already disconnected.
+        """
         daemon = self._daemon
         commands: list[Command] = []
         for number in changed:
@@ -270,9 +290,14 @@ class Changes:
         daemon.carry_out(commands)
 
     def _make_room(self, change: Change) -> Placement:
-        """End the streams with topics of workers whose slots are given to other workers.
+        """Close the topic streams of workers whose slots other workers get.
 
-        Connected routers get the clear first. A router that connects later never sees these streams.
+        Connected routers get AllBlocksCleared on such a stream before it closes. A router that connects later does not
+        get these streams.
+
+        Returns:
+            The placement of ``change`` with the seqs that these workers have reached. A worker that returns begins
+            after them.
         """
         daemon = self._daemon
         if all(output.layout == "per_source" for output in daemon.config.outputs):
@@ -288,7 +313,7 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        # keep the placement before the reservations of its forgotten workers are deleted
+        # store the placement first: after a kill, the reservations of workers that have lost their slots may be missing
         keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:
@@ -297,9 +322,9 @@ class Changes:
         return placement
 
     def _open_streams(self, change: Change, placement: Placement) -> None:
-        """Open the streams of added sources on all outputs. If one cannot be opened, close the others again.
+        """Open the outgoing streams of added sources on all outputs.
 
-        The outputs themselves do not change.
+        If one cannot be opened, close the opened ones again.
         """
         daemon = self._daemon
         config = change.config
@@ -316,7 +341,7 @@ class Changes:
                 by_topic = layout == "per_topic"
                 for stream in change.replaced if by_topic else change.added:
                     if by_topic and stream.index in driver.streams:
-                        continue  # the topic's stream is open from before
+                        continue  # the stream of this topic has been open since an earlier source of the same worker
                     worker = worker_of(config, stream)
                     add_reservation(daemon.reservations, config, view, number, placement, worker)
                     topic = topic_of(config, config.outputs[view.output], worker) or b""
@@ -336,7 +361,7 @@ class Changes:
                 daemon.outputs.drivers[number].close(slot, daemon.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
-        """Put a source into its slot, in place of the current one."""
+        """Put the source of ``stream`` into its slot, in place of the current source of that slot."""
         daemon = self._daemon
         slot = stream.index
         daemon.source_sockets.close(slot)
@@ -353,9 +378,9 @@ class Changes:
         daemon.feed(SourcePlaced(slot, source_spec(daemon.config, stream), streams))
 
     async def _open_source(self, stream: SourceStream) -> None:
-        """Open a source's socket. Its address may have been released a moment ago, so try several times.
+        """Open a source's socket, with several attempts, because its address may have been released a moment ago.
 
-        If another process has the address, the source has no connection until discovery reports a change.
+        If another process holds the address, the source has no connection until discovery reports a change.
         """
         daemon = self._daemon
         for _ in range(BIND_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""The daemon: a relay, its sockets, a clock, and a graceful shutdown."""
+"""The daemon: a relay, its sockets and its clock, from the start to the graceful shutdown."""
 
 from __future__ import annotations
 
@@ -59,31 +59,31 @@ from kvbus.transport.sockets import PeerPolicy, check_library
 log = logging.getLogger("kvbus.daemon")
 
 TICK: Final = 0.1
-"""Seconds between two ticks, which check deadlines."""
+"""Seconds between two ticks of the daemon. At a tick, the relay checks its deadlines."""
 
 CLOSING: Final = 3.0
-"""Seconds for the last batches of closed streams to reach a log, and for its connections to close."""
+"""Seconds in which the last batches of closed streams can reach a log, and in which the log's connections can close."""
 
 CHECKPOINT_TICK: Final = 0.01
-"""Seconds between two slices of a checkpoint."""
+"""Seconds between two slices of a checkpoint, which the daemon writes slice by slice."""
 
 
 class Daemon:
-    """The daemon of one configuration.
+    """The daemon that runs one configuration.
 
-    Create it inside a running loop, then call :meth:`run`, or :meth:`start` and :meth:`close`.
+    Create it inside a running event loop. Then call :meth:`run`, or :meth:`start` and :meth:`close`.
 
     Args:
         config: the configuration to run.
-        runtime: the clocks, random numbers, sockets and the store of the daemon.
-        stopped: whether the process was asked to end; called while the state is read.
+        runtime: the clocks, random numbers, sockets and store of the daemon.
+        stopped: returns whether the process was asked to end. The daemon calls it while it reads the state on disk.
 
     Raises:
         ConfigError: a file with keys, tokens or certificates cannot be used.
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
-        StoppedError: the process was asked to end while it was reading its state.
+        StoppedError: the process was asked to end while it read its state.
     """
 
     def __init__(
@@ -97,18 +97,18 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self.runtime = runtime
         self.changing = asyncio.Lock()
-        """Held while sources or keys change."""
+        """A lock that is held while sources or keys change."""
         self.configured = config
-        """The configuration without the engines that discovery found."""
+        """The configuration without the engines that discovery has found."""
         self.streams: dict[int, SourceStream] = {}
         self.discovery = Discovery(self, config)
         self.clock = RunningClock(self._loop.time)
-        """The clock of the relay's deadlines."""
+        """The clock by which the relay measures its deadlines."""
         credentials = read_credentials(config)
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self.store = None if config.log_numbers else runtime.open_store(config)  # a log has the numbers itself
+        self.store = None if config.log_numbers else runtime.open_store(config)  # the log has the seqs
         self.state: StateWriter | None = None
         try:
             if self.store is not None and self.store.keeps_state:
@@ -133,10 +133,10 @@ class Daemon:
         self.engine_sockets = runtime.engine_sockets()
         self.outputs = Outputs(config, self.feed, self.clock.time, runtime.system)
         self._commands: list[Command] = []
-        """Commands of the relay that the daemon has not yet carried out."""
+        """The relay's commands that the daemon has not carried out yet."""
         self._carrying_out = False
         self._unsent: list[float] = []
-        """Timestamps, by the engines' clocks, of the batches that the next flush sends."""
+        """The engines' timestamps of the batches that the next :meth:`flush` sends."""
         self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
@@ -160,7 +160,10 @@ class Daemon:
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
     def _begin_state(self) -> None:
-        """Start writing the state. All endpoints are bound, so no other process needs the state on disk."""
+        """Start writing the state to disk.
+
+        By now all endpoints are bound, so no other process needs the state on disk.
+        """
         if self.state is None:
             return
         self.state.begin(self.relay)
@@ -171,13 +174,15 @@ class Daemon:
             self.store.close()
 
     async def start(self) -> None:
-        """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
+        """Bind the outputs, and then connect to the engines.
 
-        The daemon writes the state only after that, so a process that cannot bind does not change the state on disk. It
-        does not await between the first of these sockets and the state, so it keeps everything that it relays.
+        The outputs are first, so that routers get every batch that the engines have sent meanwhile. The daemon begins
+        to write its state only after all sockets are open, so a process that cannot bind does not change the state on
+        disk. Between the first of these sockets and the state there is no ``await``, so every relayed batch is in the
+        state.
 
         Raises:
-            BindError: an endpoint or the HTTP address cannot be bound; all sockets are closed again.
+            BindError: an endpoint or the HTTP address cannot be bound. All sockets are closed again.
         """
         for warning in in_clear(self.config):
             log.warning(warning)
@@ -210,10 +215,13 @@ class Daemon:
         self.discovery.start()
 
     def _open_source(self, source: SourceStream) -> None:
-        """Connect to an engine. A failed connection to a found engine is only logged, and does not stop the start.
+        """Connect to an engine.
+
+        If the endpoint of an engine that discovery has found is not usable, the error is logged and the start
+        continues.
 
         Raises:
-            BindError: a configured endpoint cannot be bound or dialled.
+            BindError: an endpoint from the configuration cannot be bound or dialled.
         """
         try:
             section = self.configured.sections(self.config.sources)[source.source_index]
@@ -226,17 +234,21 @@ class Daemon:
 
     @property
     def awaited(self) -> str:
-        """What kvbus waits for before it is ready for routers; empty if nothing.
+        """The reason why kvbus is not ready for routers, such as ``starting``; empty if it is ready.
 
-        Engines do not count: a native sidecar's readiness is its pod's, and a gap must not stop the engine. An
-        aggregator is ready only after it has read the log, so that another one serves until then.
+        Disconnected engines do not matter: in a native sidecar, kvbus's readiness is part of its pod's, and a gap must
+        not stop the engine. An aggregator is ready only after it has read the log to its end. Until then, another
+        aggregator serves.
         """
         if not self.started:
             return "starting"
         return "" if self.discovery.level else "reading the log"
 
     def place_sources(self) -> None:
-        """Tell each source its section of the configuration and its endpoints, for findings and logs."""
+        """Send the relay the configuration section and the endpoints of each source.
+
+        Findings and log lines contain them.
+        """
         sections = self.configured.sections(self.config.sources)
         self.feed(
             SourcesNamed(
@@ -248,22 +260,27 @@ class Daemon:
         )
 
     def as_written(self, key: str) -> str:
-        """Return a configuration key as the operator has written it."""
+        """Return a configuration key as the operator has written it, which may be a short form."""
         return self.configured.as_written(key)
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the bus, not about single sources and routers."""
+        """The current findings about the bus itself, without those about single sources and routers."""
         return self._bus_log.findings
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
-        """Return a finding about the source in a slot, or about a router, with the time at which it began."""
+        """Return a finding with the time at which it began.
+
+        Args:
+            subject: the slot of the source, or the key of the router, that the finding is about.
+            finding: the finding.
+        """
         if isinstance(subject, int):
             return self._source_log.since(subject, finding)
         return self._bus_log.since(subject, finding)
 
     def keep_slots(self) -> None:
-        """Keep the slot of each worker on disk, before a batch of it is sent."""
+        """Write the slots of all workers to disk. Call this before a batch of a new worker is sent."""
         placement, process = self.placement, self.process
         keep_placement(self.reservations, self.config, placement)
         process.slots_gone = len(placement.gone)
@@ -272,30 +289,30 @@ class Daemon:
         self.widen()
 
     def widen(self) -> None:
-        """Reserve a numbering for every slot on the views of merged outputs."""
+        """Record, in the seq reservation of each merged output and view, how many slots exist."""
         for number, view in enumerate(self.views.all):
             if not view.closed and self.config.outputs[view.output].layout == "merged":
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     def set_log_level(self, level: str) -> None:
-        """Change the level of the log."""
+        """Change the log level of the process."""
         logging.getLogger().setLevel(level.upper())
         self.config = self.config.model_copy(update={"log_level": level})
         self.configured = self.configured.model_copy(update={"log_level": level})
 
     @property
     def drivers(self) -> list[OutputDriver]:
-        """The driver of each output."""
+        """The drivers of the outputs, in the order of the configuration."""
         return self.outputs.drivers
 
     @property
     def output_stats(self) -> list[OutputStats]:
-        """The counters of each driver."""
+        """The counters of the outputs' drivers, in the order of the configuration."""
         return self.outputs.stats
 
     @property
     def discoveries(self) -> list[DiscoveryStats]:
-        """The counters of each discovery entry of the configuration."""
+        """The counters of each ``sources`` entry that has a discoverer."""
         return self.discovery.stats
 
     @property
@@ -310,19 +327,25 @@ class Daemon:
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """The HTTP server's address, with its real port; None without a server."""
+        """The host and port on which the HTTP server listens; None without a server.
+
+        If the configured port is 0, this is the port that the system has assigned.
+        """
         return self.admin.address
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
+        """Return the addresses of the engines that have connected to kvbus for this source.
+
+        It is None if kvbus dials the engine.
+        """
         return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
-        """Return the driver of an output or a view."""
+        """Return the driver that serves a view. The number of an output is also the number of a view."""
         return self.outputs.drivers[self.views.all[number].output]
 
     def serve_views(self) -> None:
-        """Open the streams of views with readers, and close the other views' streams."""
+        """Open the streams of views that have readers, and close the streams of all other views."""
         for driver in self.outputs.drivers:
             if isinstance(driver, ViewDriver):
                 for number, slot in driver.views:
@@ -336,28 +359,30 @@ class Daemon:
                         driver.open_view(number, slot, stream.topic)
 
     def output_policy(self, number: int) -> PeerPolicy:
-        """Return the peers that may connect to an output, and their rights."""
+        """Return the keys of the routers that may connect to an output, and the rights of each key."""
         return peer_policy_of(self.config, number, self.keys, self.views)
 
     def source_policy(self, stream: SourceStream) -> PeerPolicy:
-        """Return the keys and limits for the connection to a source."""
+        """Return the CURVE keys and size limits for the connection to a source's engine."""
         return source_policy_of(self.config, stream, self.keys)
 
     def feed(self, event: RelayEvent) -> None:
-        """Pass an event to the relay, and carry out its commands."""
+        """Pass an event to the relay, and carry out the commands that the relay returns."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
-        """Yield the messages of an answer. Building one may publish batches: commit and carry these out before it.
+        """Yield the messages of an answer to a router.
 
-        The sender builds messages in callbacks of its own, never while :meth:`flush` carries out commands.
+        While the relay builds a message, it may publish batches. These are committed and sent before the message is
+        yielded. The transport's sender asks for messages in its own callbacks, never while :meth:`flush` carries out
+        commands.
         """
         for message in answer.messages():
             self.carry_out(self.relay.take_commands())
             yield message
 
     def _feed_live(self, event: RelayEvent) -> None:
-        """Pass one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
+        """Pass one batch of a burst to the relay. After the burst, :meth:`flush` carries out the relay's commands."""
         stats = self.relay.sources[event.source].stats if isinstance(event, BatchReceived) else None
         before = stats and stats.last_batch
         self._commands += self.relay.handle(event, self.clock.time())
@@ -365,19 +390,19 @@ class Daemon:
             self._unsent.append(stats.last_batch)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Add commands of the relay, then commit, carry out and send."""
+        """Carry out commands of the relay after those that are already waiting. See :meth:`flush`."""
         self._commands += commands
         self.flush()
 
     def flush(self) -> None:
-        """Commit the relay's records, carry out its commands, and send.
+        """Commit the relay's records to disk, carry out its commands, and send the messages.
 
-        The order is: commit, carry out, commit the records of commands that came meanwhile, carry these out, and so on;
-        then send. So no message is sent before the state that it depends on is on disk, regardless of the driver and
-        the time.
+        A command may cause further records and commands. Therefore the daemon repeats the first two steps until there
+        is no command left, and sends only then. So the state that a message depends on is always on disk before the
+        message is sent.
         """
         if self._carrying_out:
-            return  # the call under way carries out the new commands too, after the earlier ones
+            return  # the running call of flush carries out the new commands too, after the earlier ones
         self._carrying_out = True
         try:
             self._commit()
@@ -393,7 +418,7 @@ class Daemon:
             self._observe_age()
 
     def _observe_age(self) -> None:
-        """Record the ages of the batches that have just been sent."""
+        """Record, for a metric, how old the batches were when kvbus sent them."""
         now = self.runtime.wall_clock()
         for at in self._unsent:
             if isfinite(at):
@@ -405,7 +430,7 @@ class Daemon:
             self.state.flush()
 
     def catch_up(self) -> None:
-        """Do all work that the relay has postponed to keep the event loop responsive."""
+        """Do all work that the relay has postponed so that the event loop stays responsive."""
         while self.relay.backlog:
             self.feed(Tick(self.runtime.wall_clock()))
 
@@ -455,7 +480,7 @@ class Daemon:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until ``stop`` is set, then shut down gracefully."""
+        """Start the daemon, wait until ``stop`` is set, and shut down gracefully."""
         await self.start()
         try:
             await stop.wait()
@@ -463,10 +488,11 @@ class Daemon:
             await self.close()
 
     async def close(self, drain: float | None = None) -> None:
-        """Stop listening to engines, give routers time to read their queued batches, and close every socket.
+        """Disconnect from the engines, wait until routers have read their queued batches, and close every socket.
 
         Args:
-            drain: seconds for both the replay answers under way and the queued batches; None for ``shutdown_timeout``.
+            drain: maximum seconds in which the replay answers and the queued batches are sent; None for
+                ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         await self.discovery.close()
@@ -483,7 +509,7 @@ class Daemon:
         await self.outputs.drain(CLOSING)
         if self.state is not None:
             self.state.close()
-        # a failed start has used no seq
+        # if the start has failed, no seq was used
         self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._close_store()
         await self.engine_sockets.close()

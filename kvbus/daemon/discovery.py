@@ -1,8 +1,8 @@
-"""Discovery while the daemon runs: ask the discoverers for engines, and change the sources to the engines found.
+"""Discovery while the daemon runs: ask the discoverers for engines, and make the found engines sources.
 
-Each entry has a discoverer, and a task that follows it. A discoverer that fails is asked again after growing pauses,
-and the engines that it found before stay in force. Another task applies what the discoverers found to the sources, one
-change at a time.
+Each ``sources`` entry with ``discover`` has a discoverer, and a task that follows it. A discoverer that fails is asked
+again after growing pauses, and the engines that it found before remain sources. Another task applies the found engines
+to the daemon's sources, one change at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAST_PAUSE: Final = 30.0
 
 
 class Daemon(Protocol):
-    """The daemon whose sources discovery changes."""
+    """The attributes of the daemon that discovery uses to change the daemon's sources."""
 
     configured: Config
     config: Config
@@ -47,14 +47,14 @@ class Daemon(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """The changes of the daemon's sources."""
+        """The object that changes the daemon's sources."""
 
 
 class Entry:
-    """A discovery entry of the configuration: its discoverer, the engines that it found, and its counters.
+    """A ``sources`` entry with ``discover``: its discoverer, the engines that it has found, and its counters.
 
     Args:
-        source: the entry.
+        source: the entry of the configuration.
     """
 
     def __init__(self, source: SourceConfig) -> None:
@@ -69,14 +69,19 @@ class Entry:
 
 
 def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discoverer:
-    """Create the discoverer of an entry."""
+    """Create the discoverer of a ``sources`` entry.
+
+    Args:
+        source: the entry.
+        disconnected: an event that the daemon sets when an engine of this discoverer has lost its connection.
+    """
     ((kind, settings),) = (source.discover or {}).items()
     cls: type[Discoverer] = parts.load(parts.DISCOVERY, kind)
     return cls(cls.Settings.model_validate(settings), Services(source.name, source.data_parallel_size, disconnected))
 
 
 class Discovery:
-    """The discovery of a daemon: it follows the discoverers, and changes the sources.
+    """The discovery of a daemon: it follows all discoverers, and changes the daemon's sources to the found engines.
 
     Args:
         daemon: the daemon with the sources.
@@ -88,56 +93,56 @@ class Discovery:
         self._loop = asyncio.get_running_loop()
         self._entries = {source.name: Entry(source) for source in config.sources if source.discover is not None}
         self.left_out: Mapping[tuple[str, str], str] = {}
-        """Reasons why found engines are not sources, by entry and name."""
+        """Reasons why found engines are not sources, by the name of the ``sources`` entry and the engine's name."""
         self._changed = asyncio.Event()
         self._applying: asyncio.Task[None] | None = None
         self._away: set[int] = set()
         self._refusal = ""
         self._file: FoundFile | None = None
         self._settled_at = self._loop.time()
-        """When the found engines last became sources; infinite while that is pending."""
+        """Time in seconds at which the sources last became the found engines; infinite while a change is pending."""
         self.level = not self._carried
-        """Whether all logs have been read to their end once, for the sources of all streams found until then."""
+        """Whether every log has been read to its end once. This makes an aggregator ready. Without a log it is True."""
 
     @property
     def _carried(self) -> list[tuple[Entry, float]]:
-        """The entries that read a log, each with its lag in seconds."""
+        """The ``sources`` entries whose streams come from a log, each with the lag of its reader in seconds."""
         return [(each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)]
 
     @property
     def stats(self) -> list[DiscoveryStats]:
-        """The counters of each entry."""
+        """The counters of each ``sources`` entry that has a discoverer."""
         for entry in self._entries.values():
             if isinstance(entry.discoverer, Carrier):
                 entry.stats.records, entry.stats.lag = entry.discoverer.counts, entry.discoverer.lag
         return [entry.stats for entry in self._entries.values()]
 
     def carrier(self, stream: SourceStream) -> Carrier | None:
-        """Return the discoverer of a source's engine if it also delivers the engine's batches, else None."""
+        """Return the discoverer that delivers a source's batches, as from a log; None for a source with a socket."""
         entry = self._entries.get(stream.found.partition(":")[0])
         return entry.discoverer if entry is not None and isinstance(entry.discoverer, Carrier) else None
 
     def begin_with(self, file: FoundFile) -> None:
-        """Begin with the engines that an earlier process has found, and keep found engines in this file."""
+        """Use the engines that an earlier process has found, and store the found engines in ``file`` from now on."""
         self._file = file
         for name, engines in file.read().items():
             if name in self._entries:
                 self._entries[name].found.take(engines, 0.0)
 
     def start(self) -> None:
-        """Start asking the discoverers."""
+        """Start asking the discoverers for engines."""
         if self._entries:
             self._applying = self._loop.create_task(self._apply_changes())
         for entry in self._entries.values():
             self._follow(entry)
 
     async def close(self) -> None:
-        """Stop asking the discoverers and changing the sources."""
+        """Stop asking the discoverers, and stop changing the sources."""
         tasks = [entry.task for entry in self._entries.values()]
         await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
-        """Check whether the logs are read. Wake discoverers that have a newly disconnected engine."""
+        """Check whether all logs have been read, and wake each discoverer that has a newly disconnected engine."""
         if not self._entries:
             return
         if not self.level:
@@ -155,7 +160,7 @@ class Discovery:
         self._away = away
 
     def preview(self, config: Config) -> Config:
-        """Return a configuration with the engines found so far."""
+        """Return a configuration in which the engines found so far are sources."""
         return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
 
     @property
@@ -175,7 +180,7 @@ class Discovery:
                     async for engines in sets:
                         pause = FIRST_PAUSE
                         self._take(entry, engines)
-                why = "it has ended"
+                why = "the discoverer has stopped without an error"
             except DiscoveryError as error:
                 why = str(error)
             except Exception as error:
@@ -219,13 +224,13 @@ class Discovery:
                     await self._apply()
                 except Exception as error:
                     report_out_of_memory(error)
-                    if self._put_off(f"a defect, {error!r}"):  # for example, of a third-party discoverer
+                    if self._put_off(f"a defect, {error!r}"):  # the defect may be a third-party discoverer's
                         log.exception("discovery: the defect")
             if not self._changed.is_set() and not self._refusal:
                 self._settled_at = self._loop.time()
 
     async def _apply(self) -> None:
-        """Change the sources to the engines found."""
+        """Change the daemon's sources to the engines that the discoverers have found."""
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
@@ -240,7 +245,7 @@ class Discovery:
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
             if self._changed.is_set():
-                return  # an engine to be removed may be listed again
+                return  # the newest list may contain an engine that this change would remove
             before = daemon.streams
             await daemon.changes.apply(change, keys)
         except KvbusError as error:
@@ -251,9 +256,13 @@ class Discovery:
         self._report(change, before)
 
     def _put_off(self, why: str) -> bool:
-        """Count a refused change of the sources, and schedule the next try.
+        """Count a refused change of the sources, and schedule the next attempt.
 
-        Return whether the reason is new.
+        Args:
+            why: the reason, as a text for the log.
+
+        Returns:
+            Whether the reason differs from that of the previous attempt.
         """
         news, self._refusal = why != self._refusal, why
         if news:
@@ -264,7 +273,10 @@ class Discovery:
         return news
 
     def _keep(self, outcome: Outcome) -> None:
-        """Keep the found engines that are sources, because the state on disk belongs to them."""
+        """Store the found engines that have become sources.
+
+        The next process needs them, because the state on disk is the state of these sources.
+        """
         if self._file is not None:
             found = {
                 name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
@@ -273,7 +285,12 @@ class Discovery:
             self._file.keep(found)
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
-        """Log and count each change."""
+        """Log and count the sources that were added, removed or moved by a change.
+
+        Args:
+            change: the change, which is done.
+            before: the streams of the sources before the change, by slot.
+        """
         streams = self._daemon.streams
         done = [("left", before[slot]) for slot in (*change.removed, *(stream.index for stream in change.changed))]
         done += [("joined", streams[stream.index]) for stream in change.replaced]

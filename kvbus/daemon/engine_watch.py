@@ -1,8 +1,9 @@
-"""Clear the blocks of a sleeping engine. Its HTTP API shows that it sleeps, but its stream does not.
+"""Clear the blocks of an engine that sleeps. The engine's HTTP API shows that it sleeps, but its event stream does not.
 
-A vLLM that is put to sleep resets its prefix cache and its connector's at once, at level 1 and at level 2 (0.33:
-``EngineCore.sleep`` → ``pause_scheduler(clear_cache=True)``). It sends AllBlocksCleared only with its next step, when
-it wakes up. Until then all of its blocks are dead. Its metrics show that it sleeps.
+When a vLLM engine is put to sleep, at level 1 or 2, it empties its prefix cache and its connector's cache immediately
+(0.33: ``EngineCore.sleep`` → ``pause_scheduler(clear_cache=True)``). But it sends AllBlocksCleared only with its next
+step, after it has woken up. Until then routers would believe that its blocks are cached. The engine's metrics show that
+it sleeps.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from kvbus.transport import engine_api
 log = logging.getLogger("kvbus.daemon.engine_watch")
 
 INTERVAL: Final = 10.0
-"""Seconds between two rounds of requests to all engines."""
+"""Seconds between two rounds. In each round, kvbus asks every engine once."""
 
 
 class Observed(Protocol):
-    """The sources of the bus."""
+    """The attributes of the daemon that the watch reads: its sources and its relay."""
 
     config: Config
     streams: dict[int, SourceStream]
@@ -35,11 +36,13 @@ class Observed(Protocol):
 
 
 class EngineWatch:
-    """A watch that asks each engine whose ``api`` is configured or found, one request at a time.
+    """A watch that regularly asks the HTTP API of each engine whether the engine sleeps.
+
+    It asks each engine whose ``api`` address is configured or was found by discovery.
 
     Args:
-        observed: the sources.
-        feed: called with an event for each engine that sleeps.
+        observed: the daemon with the sources.
+        feed: called with an event for each source whose engine sleeps.
     """
 
     def __init__(self, observed: Observed, feed: Callable[[RelayEvent], None]) -> None:
@@ -48,11 +51,11 @@ class EngineWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start asking the engines."""
+        """Start asking the engines whether they sleep."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop asking the engines."""
+        """Stop asking the engines whether they sleep."""
         await end_tasks([self._task])
 
     async def _run(self) -> None:
@@ -79,7 +82,7 @@ class EngineWatch:
             return
         for slot in self._slots(name):
             source = sources[slot]
-            # Batches that arrived during the request may be of an engine that has just woken up.
+            # If batches have arrived during the request, the engine may have woken up after its answer.
             if source.normalizer.entries and source.stats.batches == before.get(slot):
-                log.info("source %s: its engine sleeps: its blocks are cleared", name, extra={"source": name})
+                log.info("source %s: the engine sleeps, so its blocks are cleared", name, extra={"source": name})
                 self._feed(EngineEmptied(slot))

@@ -1,4 +1,4 @@
-"""Check whether kvbus can use the files that a configuration names, and the directory of its state."""
+"""Check whether kvbus can use the files that a configuration names, and the directory for its state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ T = TypeVar("T")
 
 
 def look(config: Config) -> tuple[Keys, list[Problem]]:
-    """Read every file as the daemon does at its start, and test the state's directory.
+    """Read every file as the daemon does at its start, and check whether the directory for the state is writable.
+
+    Args:
+        config: the configuration that names the files.
 
     Returns:
-        The readable CURVE keys, and the problems for which a start would fail.
+        The CURVE keys of the readable files, and the problems that would make a start fail.
     """
     problems: list[Problem] = []
 

@@ -1,7 +1,7 @@
-"""The engines that discovery has found, and the decision which of them are sources. Nothing is changed here.
+"""The engines that discovery has found, and the decision which engines become sources. This module changes no source.
 
-An engine is identified by its name. The newest list of each entry says where it is. An engine that is no longer listed
-is removed after ``discovery_grace``, so an answer that omits it for a moment has no effect.
+An engine is identified by its name. Its address is that of the discoverer's newest list. An engine that is missing from
+the list is removed only after ``discovery_grace``, so a short absence has no effect.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from kvbus.state.reservations import SeqReservations
 log = logging.getLogger("kvbus.daemon.discovery")
 
 LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
-"""Reasons why a found engine is not a source."""
+"""The possible reasons why a found engine is not a source."""
 
 
 @dataclass(slots=True)
 class Listed:
-    """The engines that one entry has found.
+    """The engines that the discoverer of one ``sources`` entry has found.
 
     Attributes:
-        engines: the listed engines, and those listed until recently, by name.
-        leaving: for each engine that is no longer listed, when it is removed.
+        engines: the engines on the newest list, and the engines that are removed later, by name.
+        leaving: the time of removal of each engine that is missing from the newest list, by name.
     """
 
     engines: dict[str, Engine] = field(default_factory=dict)
     leaving: dict[str, float] = field(default_factory=dict)
 
     def take(self, engines: Iterable[Engine], leave_at: float) -> None:
-        """Update the engines to the newest list. Engines that are missing from it are removed at ``leave_at``."""
+        """Update the engines to the newest list. Engines that are missing from the list are removed at ``leave_at``."""
         now = {engine.name: engine for engine in sorted(engines, key=_order, reverse=True)}
         for name in self.engines.keys() - now.keys():
             self.leaving.setdefault(name, leave_at)
@@ -47,7 +47,7 @@ class Listed:
         self.engines |= now
 
     def leave(self, now: float) -> None:
-        """Remove the engines whose time of removal has come."""
+        """Remove the engines whose time of removal is ``now`` or earlier."""
         for name in [name for name, at in self.leaving.items() if at <= now]:
             del self.leaving[name], self.engines[name]
 
@@ -58,11 +58,12 @@ def _order(engine: Engine) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A configuration with the found engines.
+    """A configuration in which found engines are sources, and the engines that were left out.
 
     Attributes:
-        config: the configuration. The found sources follow the configured ones, and replace the entries that find them.
-        left_out: reasons why engines are not sources, by entry and name.
+        config: the configuration. The found sources follow the configured sources. Entries with ``discover`` are
+            replaced by the sources that they have found.
+        left_out: the reasons why found engines are not sources, by the name of the entry and the name of the engine.
     """
 
     config: Config
@@ -70,15 +71,19 @@ class Outcome:
 
 
 def with_found(config: Config, found: Mapping[str, Listed], there: Container[str]) -> Outcome:
-    """Add the found engines to a configuration.
+    """Add the found engines to a configuration as sources.
 
-    Of several engines with the same name, endpoint or topic, only one becomes a source. The number of sources is
-    limited, too. The order of preference is: listed engines before engines that are no longer listed, because both may
-    be the same process under a new name; engines that are sources already; the order of the entries; the name.
+    If several engines have the same name, endpoint or topic, only one of them becomes a source. An engine with more
+    ranks than ``limits.max_sources`` leaves room for is left out, too. The order of preference is:
+
+    1. Engines on the newest list come before engines that are missing from it. A missing engine may be the same process
+       as a listed one, under its former name.
+    2. Engines that are sources already come first.
+    3. Then the order of the ``sources`` entries applies, and then the alphabetical order of the names.
 
     Args:
         config: the configuration without found engines.
-        found: the engines of each entry, by the entry's name.
+        found: the engines of each ``sources`` entry, by the entry's name.
         there: the labels of the current sources.
     """
     templates = [source for source in config.sources if source.discover is not None]
@@ -108,7 +113,7 @@ def with_found(config: Config, found: Mapping[str, Listed], there: Container[str
 
 
 class _Room:
-    """The names, endpoints and topics that are in use, and the number of sources that still fit."""
+    """The names, endpoints and topics that sources use already, and the number of sources that can be added."""
 
     def __init__(self, config: Config, fixed: Sequence[SourceConfig]) -> None:
         streams = config.model_copy(update={"sources": tuple(fixed)}).streams()
@@ -121,7 +126,7 @@ class _Room:
         }
 
     def _topics_of(self, name: str, rank: int) -> list[tuple[int, bytes]]:
-        """Return the topics of a source on all outputs that distinguish their streams by topic."""
+        """Return a worker's topic on each output with ``layout: per_topic``, together with the output's number."""
         return [
             (number, topic_for(output.topic or "", self._config, name, rank))
             for number, output in enumerate(self._config.outputs)
@@ -129,7 +134,7 @@ class _Room:
         ]
 
     def refusal(self, engine: Engine) -> str | None:
-        """Return why an engine cannot be a source; None if it can."""
+        """Return the reason why an engine cannot become a source; None if it can."""
         ranks = engine.publishers
         endpoints = {publisher.endpoint for publisher in ranks}
         topics = [topic for publisher in ranks for topic in self._topics_of(engine.name, publisher.rank)]
@@ -142,7 +147,7 @@ class _Room:
         return "max_sources" if len(ranks) > self._free else None
 
     def take(self, engine: Engine) -> None:
-        """Mark an engine's name, endpoints and topics as used by a source."""
+        """Mark an engine's name, endpoints and topics as used."""
         self._names.add(engine.name)
         self._free -= len(engine.publishers)
         for publisher in engine.publishers:
@@ -181,19 +186,19 @@ def _source(template: SourceConfig, engine: Engine) -> FoundSource:
 
 
 FoundEngines = dict[str, list[Engine]]
-"""The engines that are sources, by entry."""
+"""The found engines that are sources, by the name of their ``sources`` entry."""
 
 _KEPT: Final = "found"
 
 
 class FoundFile:
-    """The found engines, kept with the reservations, so that a restart uses them until discovery answers.
+    """The found engines on disk. After a restart, kvbus uses them as sources until the discoverers answer.
 
-    So the sources are those that the state on disk belongs to, even if discovery cannot be asked after a restart.
+    So the sources match the state on disk, even if a discoverer cannot answer after the restart.
 
     Args:
-        reservations: the reservations whose store keeps the engines.
-        config: says whether the configuration has discovery entries.
+        reservations: the seq reservations, in whose store the engines are saved.
+        config: the configuration. If no entry has ``discover``, nothing is saved.
     """
 
     def __init__(self, reservations: SeqReservations, config: Config) -> None:
@@ -201,7 +206,7 @@ class FoundFile:
         self._searches = any(source.discover is not None for source in config.sources)
 
     def read(self) -> FoundEngines:
-        """Return the kept engines; empty if there are none, or if the content is damaged."""
+        """Return the saved engines. They are empty if none are saved, or if the saved data is damaged."""
         content = self._reservations.kept(_KEPT) if self._searches else None
         if content is None:
             return {}
@@ -214,7 +219,7 @@ class FoundFile:
         return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
 
     def keep(self, found: FoundEngines) -> None:
-        """Keep the found engines."""
+        """Save the found engines for the next process."""
         if self._searches:
             self._reservations.keep(_KEPT, msgspec.json.encode(found))
 
@@ -228,11 +233,11 @@ _REMEDIES: Final = {
 
 
 def left_out_findings(config: Config, left_out: Mapping[tuple[str, str], str]) -> list[Finding]:
-    """Return a finding for each entry of which engines are not sources.
+    """Return a finding for each ``sources`` entry with found engines that are not sources.
 
     Args:
         config: the configuration without found engines.
-        left_out: see :class:`Outcome`.
+        left_out: the reasons, by the name of the entry and the name of the engine. See :class:`Outcome`.
     """
     positions = {source.name: index for index, source in enumerate(config.sources)}
     engines: dict[str, dict[str, str]] = {}

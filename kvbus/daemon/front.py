@@ -1,4 +1,4 @@
-"""The proxies in front of the engine's HTTP and gRPC API, if the configuration has them."""
+"""The proxies in front of the engine's HTTP API and gRPC API, if the configuration has such proxies."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Stats_co = TypeVar("Stats_co", covariant=True)
 
 
 class Front(Protocol[Stats_co]):
-    """The interface of a proxy, which is an optional part."""
+    """The methods that a proxy must have. The proxies are optional parts."""
 
     address: tuple[str, int] | None
 
     @property
     def stats(self) -> Stats_co:
-        """The proxy's counters."""
+        """The counters of the proxy."""
 
     async def start(self) -> None:
         """Listen on the configured address.
@@ -30,22 +30,22 @@ class Front(Protocol[Stats_co]):
         """
 
     async def close(self) -> None:
-        """Stop listening, and end the requests under way."""
+        """Stop listening, and abort the unfinished requests."""
 
 
 class Observed(Protocol):
-    """The data of the daemon that the proxies use."""
+    """The attributes of the daemon that the proxies read."""
 
     config: Config
     streams: dict[int, SourceStream]
 
 
 class Fronts:
-    """The proxies of a configuration.
+    """The proxies that a configuration has.
 
     Attributes:
-        http: the proxy of the HTTP API; None without one.
-        grpc: the proxy of the gRPC API; None without one.
+        http: the proxy in front of the HTTP API; None if it is not configured.
+        grpc: the proxy in front of the gRPC API; None if it is not configured.
     """
 
     def __init__(self, observed: Observed) -> None:
@@ -54,7 +54,7 @@ class Fronts:
         self.grpc = cast("Front[CallStats] | None", _made(observed, config.front_grpc))
 
     async def start(self) -> None:
-        """Start all proxies.
+        """Start the configured proxies.
 
         Raises:
             BindError: an address cannot be bound.
@@ -65,7 +65,7 @@ class Fronts:
                     await each.start()
 
     async def close(self) -> None:
-        """Stop listening, and end the requests under way."""
+        """Stop the proxies, and abort their unfinished requests."""
         for each in (self.http, self.grpc):
             if each is not None:
                 await each.close()

@@ -1,4 +1,7 @@
-"""The CURVE keys of a configuration. The daemon reads the files at its start, at SIGHUP, and when they change."""
+"""The CURVE keys of a configuration.
+
+The daemon reads the key files at its start, at SIGHUP, and when the files change.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ from kvbus.transport.grants import EVERYTHING, Clients, Grant
 T = TypeVar("T")
 
 Keys = dict[str, Curve]
-"""Keys by domain: ``source/NAME`` or ``output/NAME``. A domain without keys does not use CURVE."""
+"""CURVE keys by domain: ``source/NAME`` or ``output/NAME``. A source or output without keys has no entry."""
 
 
 def source_domain(name: str) -> str:
-    """Return the domain of a source's keys."""
+    """Return the name under which :data:`Keys` holds the keys of a source."""
     return f"source/{name}"
 
 
 def output_domain(name: str) -> str:
-    """Return the domain of an output's keys."""
+    """Return the name under which :data:`Keys` holds the keys of an output."""
     return f"output/{name}"
 
 
@@ -33,7 +36,7 @@ def read_keys(config: Config) -> Keys:
     """Read every key file that a configuration names.
 
     Raises:
-        ConfigError: kvbus cannot use a file. The error names all such files, and never quotes a key.
+        ConfigError: kvbus cannot use a file. The error lists every such file, and never contains a key.
     """
     keys: Keys = {}
     problems: list[Problem] = []
@@ -47,21 +50,29 @@ def read_keys(config: Config) -> Keys:
 
 
 def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
-    """Return why keys cannot have limited rights in this section of the configuration; empty if they can."""
+    """Return why a list of keys cannot limit the rights of its keys in this section; empty if it can.
+
+    Args:
+        at: the section of the configuration.
+        clients: the keys on the list, with their rights.
+    """
     if isinstance(at, SourceConfig):
         only_sources = all(client.grant == Grant(client.grant.sources) for client in clients.values())
-        return "" if only_sources else "a publisher reads nothing: a key on this list can only have sources="
+        return "" if only_sources else "engines read nothing, so a key on this list can only have sources="
     if at.type != "zmq":
-        return f"rights are for outputs of type zmq, and this one is of type {at.type}"
+        return f"only an output of type zmq can limit what a key reads, and this output has type {at.type}"
     if at.layout == "per_topic":
-        return "rights are for outputs with a port for each source, or with one stream (layout per_source or merged)"
+        return "only an output with layout per_source or merged can limit what a key reads"
     if not at.bind:
-        return "an output that connects to a router has one stream for it: keys cannot limit it"
+        return "an output that connects to its router cannot limit what a key reads"
     return ""
 
 
 def who_reads_what(config: Config, keys: Keys) -> list[str]:
-    """Return a sentence about the rights of each key of an output. Salts are counted, and never shown."""
+    """Return a sentence for each key of each output: what a router with the key can read.
+
+    The sentence contains the number of cache salts, but never a salt.
+    """
     found = []
     for output in config.outputs:
         curve = keys.get(output_domain(output.name))
@@ -74,7 +85,7 @@ def who_reads_what(config: Config, keys: Keys) -> list[str]:
 
 
 def in_clear(config: Config) -> list[str]:
-    """Return a warning for each output that sends over a network without encryption."""
+    """Return a warning for each output that sends events over a network without encryption."""
     found = []
     for output in config.outputs:
         if output.curve_secret_key_file is not None or (output.log is not None and output.log.tls_ca_file is not None):
@@ -85,7 +96,7 @@ def in_clear(config: Config) -> list[str]:
             what = "token ids" if output.token_ids == "keep" else "block hashes"
             key = "curve_secret_key_file" if output.log is None else f"{output.type}.tls_ca_file"
             found.append(
-                f"output {output.name}: {what} leave this machine in clear ({', '.join(open_ones)}): see {key}"
+                f"output {output.name}: {what} leave this machine unencrypted ({', '.join(open_ones)}): see {key}"
             )
     return found
 

@@ -1,8 +1,8 @@
-"""Reconnect to engines whose host name has a new address while the old connection still exists.
+"""Reconnect to an engine whose host name has a new address while the old connection still exists.
 
-An engine that is frozen, or has lost its route, sends no FIN. So the connection remains, and libzmq resolves a name
-only when it connects. Therefore kvbus resolves the name of each silent engine again. If the connected address is no
-longer in the answer, kvbus reconnects.
+An engine that freezes or loses its network sends no FIN packet, so the TCP connection remains. libzmq resolves a host
+name only when it connects. Therefore kvbus regularly resolves the host name of each silent engine. If the address of
+the connection is no longer among the results, kvbus reconnects.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvbus.daemon.source_sockets import SourceSockets
 log = logging.getLogger("kvbus.daemon")
 
 INTERVAL: Final = 15.0
-"""Seconds between two rounds. An engine is silent if it has sent no batch since the last round."""
+"""Seconds between two rounds. An engine is silent if it has sent no batch since the previous round."""
 
 
 class Daemon(Protocol):
-    """The sources of the daemon, and the means to reconnect them."""
+    """The attributes of the daemon that are needed to find silent engines and to reconnect to them."""
 
     streams: dict[int, SourceStream]
     relay: Relay
@@ -36,11 +36,11 @@ class Daemon(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """The changes of the daemon, which reconnect a source."""
+        """The object that reconnects a source."""
 
 
 class MovedNames:
-    """A watch of silent engines' host names.
+    """A watch that resolves the host names of silent engines, and reconnects to engines with a new address.
 
     Args:
         daemon: the daemon with the sources.
@@ -49,11 +49,11 @@ class MovedNames:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._batches: dict[int, int] = {}
-        """Number of batches received until the last round, by slot."""
+        """Number of batches that each source had received by the previous round, by slot."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start resolving names."""
+        """Start resolving the names of silent engines."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
@@ -66,7 +66,7 @@ class MovedNames:
             by_host: dict[str, list[SourceStream]] = {}
             for stream in self._silent():
                 by_host.setdefault(parse_endpoint(stream.endpoint).host, []).append(stream)
-            for host, streams in by_host.items():  # one at a time: a DNS server that hangs then blocks only one thread
+            for host, streams in by_host.items():  # one by one, so that a hanging DNS server blocks only one thread
                 addresses = await _look_up(host)
                 for stream in streams if addresses else ():
                     await self._follow(stream, addresses)
@@ -86,14 +86,17 @@ class MovedNames:
             reached = daemon.source_sockets.reached(stream.index)
             if daemon.streams.get(stream.index) is not stream or reached is None or reached in addresses:
                 return
-            text = "source %s: the name in %s leads to %s now, and no longer to %s: connecting again"
+            text = "source %s: the host name in %s now has address %s, and no longer %s: connecting again"
             where = ", ".join(sorted(addresses))
             log.warning(text, stream.label, stream.endpoint, where, reached, extra=stream.log_fields)
             await daemon.changes.reconnect(stream)
 
 
 async def _look_up(host: str) -> set[str]:
-    """Return the addresses of a host name; empty if it is an address, or cannot be resolved now."""
+    """Return the IP addresses of a host name.
+
+    The set is empty if ``host`` is an IP address, or if it cannot be resolved.
+    """
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

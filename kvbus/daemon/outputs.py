@@ -1,4 +1,4 @@
-"""The drivers of all outputs. An output's type in the configuration selects its driver."""
+"""The drivers of all outputs. The type of an output selects its driver."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ from kvbus.transport.zmtp.endpoint import SYSTEM, System
 log = logging.getLogger("kvbus.daemon")
 
 LOOK_AGAIN: Final = 0.01
-"""Seconds between two checks whether all answers are sent."""
+"""Seconds between two checks whether all replay answers are sent."""
 
 
 class Outputs:
-    """The drivers of the configured outputs, in ``drivers``.
+    """The drivers of the configured outputs.
 
     Args:
         config: the configuration.
-        feed: called with each router's request, as an event.
-        clock: returns the seconds in which the process was running.
-        system: the operating system, for endpoints.
+        feed: called with each router's request, as an event for the relay.
+        clock: returns the seconds for which the process has been running.
+        system: the operating system's sockets.
+
+    Attributes:
+        drivers: the drivers, in the order of the configuration.
     """
 
     def __init__(
@@ -45,10 +48,10 @@ class Outputs:
         sessions = config.limits.max_replay_sessions
         publishers = limits_of_publishers(config.limits.max_frame_bytes)
         self.interposed: dict[str, Interposed] = {}
-        """The ports at which engines connect as routers do (interpose), by endpoint."""
+        """The ports to which engines connect just as routers do (``interpose``), by endpoint."""
         made = factories(config)
         self.stats = [OutputStats(parts=_optional(output)) for output in config.outputs]
-        """The counters of each driver."""
+        """The counters of the drivers, in the order of the configuration."""
         self.drivers: list[OutputDriver] = [
             factory(
                 number,
@@ -59,12 +62,15 @@ class Outputs:
         ]
 
     def flush(self) -> None:
-        """Send the batches of the current burst."""
+        """Send the batches that were published since the previous call."""
         for driver in self.drivers:
             driver.flush()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until all replay answers are sent. After ``seconds``, end unfinished ones with END and count them."""
+        """Wait until all replay answers are sent.
+
+        After ``seconds``, end each unfinished answer with the marker END, and log how many there were.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         # poll, because the answers are sent by callbacks that set no event
@@ -75,14 +81,17 @@ class Outputs:
             log.warning("%d replay answers were not finished within shutdown_timeout", cut_off)
 
     def close(self, linger: float) -> None:
-        """Close every stream. Queued batches may still be sent for up to ``linger`` seconds."""
+        """Close every stream. Batches that are already queued may be sent for up to ``linger`` seconds."""
         for driver in self.drivers:
             for stream in driver.streams:
                 driver.close(stream, linger)
 
 
 def _optional(output: OutputConfig) -> frozenset[str]:
-    """Return the optional parts that an output has. Metrics of other parts are absent for it."""
+    """Return the optional parts that an output has, such as ``replay``.
+
+    Metrics about other parts are left out for it.
+    """
     parts_there = {
         "log": output.log is not None,
         "dynamo": output.type == "dynamo",
@@ -94,12 +103,19 @@ def _optional(output: OutputConfig) -> frozenset[str]:
 
 
 def factories(config: Config) -> list[OutputFactory]:
-    """Return the factory of each output's driver."""
+    """Return the factory of each output's driver, in the order of the configuration."""
     return [parts.load(parts.OUTPUTS, output.type) for output in config.outputs]
 
 
 def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> PeerPolicy:
-    """Return the peers that may connect to an output, the view that each one reads, and the maximum request size."""
+    """Return the rules for the routers of an output: their keys, the view of each key, and the maximum request size.
+
+    Args:
+        config: the configuration.
+        number: the position of the output in the configuration.
+        keys: the CURVE keys of all sources and outputs.
+        views: the views of all outputs.
+    """
     output = config.outputs[number]
     curve = keys.get(output_domain(output.name))
     numbers = {} if curve is None else views.by_key(number, curve.clients)
@@ -108,7 +124,13 @@ def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> Pee
 
 
 def source_policy_of(config: Config, stream: SourceStream, keys: Keys) -> PeerPolicy:
-    """Return the keys and limits for the connection to a source's rank, including the keys that may publish as it."""
+    """Return the rules for the connection to an engine: the CURVE keys, and the maximum frame size.
+
+    Args:
+        config: the configuration.
+        stream: the stream that the engine publishes. Only keys that may publish this stream are allowed.
+        keys: the CURVE keys of all sources and outputs.
+    """
     name = config.sources[stream.source_index].name
     curve = keys.get(source_domain(name))
     if curve is not None:

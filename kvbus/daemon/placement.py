@@ -1,9 +1,10 @@
-"""The slot of each worker. A worker is found by its name and rank, wherever its source is in the list.
+"""The slot of each worker. A worker is a source's name and rank, regardless of the source's position in the list.
 
-A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps its slot when others are added
-or removed. A removed worker keeps it too. So it finds its numbering when it returns, and routers that were away learn
-that its blocks are gone. When ``limits.max_sources`` is reached, the worker that was removed first loses its slot to a
-new one. On outputs with a port for each source, slots follow the list, as their routers do.
+A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps its slot when other workers are
+added or removed. A removed worker keeps its slot too. So its numbering continues when it returns, and routers that were
+disconnected meanwhile learn that its blocks are gone. If there are ``limits.max_sources`` workers, a new worker gets
+the slot of the worker that was removed first. If an output has a port for each source, the slots follow the list,
+because the routers' ports follow the list.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
 _KEPT: Final = "slots"
-"""Name of the placement in the reservations."""
+"""Name under which the placement is stored beside the seq reservations."""
 
 _MOST_SLOTS: Final = 1 << 17
-"""Upper limit of slots: ``limits.max_sources`` and ``sources[].slot`` allow less."""
+"""Upper limit for a slot in stored data. ``limits.max_sources`` and ``sources[].slot`` cannot reach it."""
 
 
 class Worker(NamedTuple):
-    """A source's name, and one of its ranks."""
+    """One rank of an engine, identified by the name of its source and its rank."""
 
     source: str
     rank: int
@@ -41,9 +42,10 @@ class Placement(msgspec.Struct, frozen=True):
     """The slots of all workers.
 
     Attributes:
-        slots: the slots of present and removed workers.
-        gone: the removed workers, the first removed first.
-        forgotten: this number and higher ones were never used on any output by a worker that has lost its slot.
+        slots: the slot of each present worker, and of each removed worker that keeps its slot.
+        gone: the removed workers that keep their slots, in the order of their removal.
+        forgotten: a seq above all seqs of workers that have lost their slots, on any output. A worker that returns
+            begins its stream at this seq or later.
     """
 
     slots: dict[Worker, int] = {}
@@ -51,7 +53,7 @@ class Placement(msgspec.Struct, frozen=True):
     forgotten: int = 0
 
     def streams(self, config: Config) -> dict[int, SourceStream]:
-        """Return the sources' streams by slot."""
+        """Return the stream that each source publishes, by the source's slot."""
         found = {}
         for stream in config.streams():
             slot = self.slots[worker_of(config, stream)]
@@ -60,7 +62,7 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def gone_slots(self) -> dict[int, Worker]:
-        """The removed workers, by slot."""
+        """The removed workers that keep their slots, by slot."""
         return {self.slots[worker]: worker for worker in self.gone}
 
 
@@ -70,15 +72,19 @@ def worker_of(config: Config, stream: SourceStream) -> Worker:
 
 
 def place(before: Placement, config: Config) -> Placement:
-    """Assign a slot to every worker of a configuration.
+    """Return a placement that has a slot for every worker of a configuration.
+
+    Args:
+        before: the current placement. Its workers keep their slots if possible.
+        config: the configuration with the workers.
 
     Raises:
-        ConfigError: there are more workers than ``limits.max_sources``.
+        ConfigError: there are more workers than ``limits.max_sources``, or two workers would have the same topic.
     """
     most = config.limits.max_sources
     streams = {worker_of(config, stream): stream for stream in config.streams()}
     if len(streams) > most:
-        wrong = f"{len(streams)} sources, all ranks counted, and limits.max_sources allows {most}"
+        wrong = f"there are {len(streams)} sources, counting every rank, but limits.max_sources allows {most}"
         raise ConfigError([Problem("sources", wrong, example=f"limits: {{max_sources: {len(streams)}}}")])
     by_list = any(output.layout == "per_source" for output in config.outputs)
     slots = {
@@ -111,16 +117,15 @@ def place(before: Placement, config: Config) -> Placement:
 
 
 def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set[int]) -> list[Worker]:
-    """Return the removed workers that keep their slots, the first removed first.
+    """Return the removed workers that keep their slots, in the order of their removal.
 
-    A worker whose topic now belongs to another worker loses its slot, because the stream of that topic is the other
-    worker's.
+    A removed worker loses its slot if a present worker now has its topic, because a topic has one stream.
 
     Args:
         before: the placement before the change.
         config: the configuration after the change.
         there: the present workers.
-        taken: the slots of present workers.
+        taken: the slots of the present workers.
 
     Raises:
         ConfigError: two present workers would have the same topic.
@@ -138,13 +143,13 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
             topic = topic_for(template, config, *worker)
             other = topics.setdefault((number, topic), worker)
             if other is not worker:
-                wrong = f"{_shown(worker)} and {_shown(other)} would have the topic {topic.decode()!r} both"
+                wrong = f"{_shown(worker)} and {_shown(other)} would both have the topic {topic.decode()!r}"
                 raise ConfigError([Problem(f"outputs[{number}].topic", wrong, template, "topic: kv@{source}/{rank}")])
     known = set(there)
     left: list[Worker] = []
     for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
         own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
-        # an earlier configuration may have had different topics for workers that share one now
+        # an earlier configuration may have had different topics for two workers that have the same topic now
         if before.slots[worker] not in taken and topics.keys().isdisjoint(own):
             topics |= dict.fromkeys(own, worker)
             left.append(worker)
@@ -163,12 +168,18 @@ class _File(msgspec.Struct):
 
 
 def _by_name(config: Config) -> bool:
-    """Return whether an output identifies its sources by name. Otherwise slots follow the list."""
+    """Return whether an output identifies its sources by name.
+
+    If none does, slots follow the order of the configuration.
+    """
     return any(output.layout != "per_source" for output in config.outputs)
 
 
 def read_placement(reservations: SeqReservations, config: Config) -> Placement:
-    """Return the placement that an earlier process has kept. If there is no valid one, slots follow the list."""
+    """Return the placement that an earlier process has stored; empty if there is no valid one.
+
+    With an empty placement, slots follow the order of the configuration.
+    """
     content = reservations.kept(_KEPT) if _by_name(config) else None
     if content is None:
         return Placement()
@@ -187,7 +198,7 @@ def read_placement(reservations: SeqReservations, config: Config) -> Placement:
 
 
 def keep_placement(reservations: SeqReservations, config: Config, placement: Placement) -> None:
-    """Keep a placement for the next process. Call this before a batch of its workers is sent."""
+    """Store a placement for the next process. Call this before a batch of a new worker is sent."""
     if _by_name(config):
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)
@@ -195,5 +206,10 @@ def keep_placement(reservations: SeqReservations, config: Config, placement: Pla
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:
-    """Return a placement that includes the numbers ``reached`` by workers which have lost their slots."""
+    """Return a placement that also records which seqs workers have reached that lost their slots.
+
+    Args:
+        placement: the placement.
+        reached: the next seq of each stream of these workers.
+    """
     return msgspec.structs.replace(placement, forgotten=max([placement.forgotten, *reached]))

@@ -1,8 +1,8 @@
-"""Load the state and the numbering of an earlier process.
+"""Load the state and the numbering that an earlier process has written to disk.
 
-The state says which blocks routers hold. The seq reservations say which numbers may have been used. If the state may be
-older than the batches that were sent, it is only a starting point. Then kvbus clears the routers and sends them the
-state again, in numbers that no router has seen.
+The state contains the blocks that routers hold. The seq reservations contain the seqs that may have been used. If the
+state may be older than the newest batches that kvbus has sent, routers may hold other blocks. Then kvbus clears the
+routers and sends them the state again, under seqs that no router has seen.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Beginning(NamedTuple):
     """The relay with which a process begins.
 
     Attributes:
-        relay: the relay with the state of an earlier process, or an empty one.
-        restored: whether the relay continues as if kvbus had not restarted. Otherwise routers must be cleared first.
+        relay: the relay with the state of an earlier process, or an empty relay.
+        restored: whether the relay continues as if kvbus had not restarted. If not, kvbus must clear the routers first.
     """
 
     relay: Relay
@@ -46,16 +46,16 @@ def resume(
     readers: Sequence[str] = (),
     runtime: Runtime = RUNTIME,
 ) -> Beginning:
-    """Load the state of an earlier process. If it cannot be used, the relay begins empty.
+    """Create the relay and load the state of an earlier process. If the state is not usable, the relay is empty.
 
     Args:
         config: the configuration.
-        placement: the workers' slots.
-        state: reads the state; None if no state is kept.
-        reservations: the reservations of all streams.
-        now: the time of the relay's clock.
-        views: the outputs' views.
-        readers: what the state depends on besides the sources and outputs; see :meth:`Views.identity`.
+        placement: the slots of the workers.
+        state: reads the state on disk; None if kvbus keeps no state.
+        reservations: the seq reservations of all outgoing streams.
+        now: the current time of the relay's clock.
+        views: the views of all outputs; None if no router has limited rights.
+        readers: the views and their keys, for which the state must have been written. See :meth:`Views.identity`.
         runtime: the clocks, sockets and store of the daemon.
     """
     streams, gone = placement.streams(config), placement.gone_slots
@@ -71,19 +71,24 @@ def resume(
         return Beginning(make_relay(config, streams, reservations, gone, views, runtime), restored=False)
     if not state.may_be_older:
         return Beginning(relay, restored=True)
-    log.warning("the state may be older than the routers' views: routers get AllBlocksCleared and the state again")
+    text = "the state on disk may be older than what routers have: they get AllBlocksCleared and the state again"
+    log.warning(text)
     relay.resume_at(reservations.first)
     state.distrust()
     return Beginning(relay, restored=False)
 
 
 def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, readers: Sequence[str] = ()) -> list[str]:
-    """Return the names that a state belongs to: the sources with their slots, the outputs, and the views' readers.
+    """Return the names of everything that a state on disk depends on. A state with other names is not loaded.
 
-    ``slots`` is the relay's number of slots. It is larger than the sources need if the last one was removed.
+    These are the sources with their slots, the outputs, and the readers of the views. The ``duplicates`` rule of each
+    source is included: under another rule, some counted blocks may be dead, and no engine would ever remove them.
 
-    The names include the ``duplicates`` rule: blocks counted by another rule may be dead, and no engine would remove
-    them.
+    Args:
+        config: the configuration.
+        streams: the stream that each source publishes, by the source's slot.
+        slots: the relay's number of slots. It may be higher than the highest slot of a source, if sources were removed.
+        readers: the views and their keys. See :meth:`Views.identity`.
     """
     sources = [f"{slot} {stream.label} {stream.duplicates}" for slot, stream in sorted(streams.items())]
     return [*sources, f"{slots} slots", *(output.name for output in config.outputs), *readers]

@@ -1,4 +1,4 @@
-"""The clocks, random numbers, sockets and store of a daemon. A test or a simulation passes its own."""
+"""The clocks, random numbers, sockets and store that a daemon uses. Tests and simulations replace them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,21 @@ from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
-"""Seconds between two clock readings that still count as running. The daemon's tick reads twice as often."""
+"""Maximum seconds between two clock readings for which the process counts as running.
+
+A daemon's tick reads every 0.1 s.
+"""
 
 
 class RunningClock:
     """The clock of the relay. It counts only the seconds in which this process was running.
 
-    A stopped process (SIGSTOP, a frozen cgroup, a node without CPU) does not read its peers' messages. When it
-    continues, every deadline has passed on a normal clock, though no peer was late. So this clock counts only
-    :data:`LONGEST_STEP` of a step that is longer.
+    A stopped process (SIGSTOP, a frozen cgroup, a node without CPU) reads no messages of its peers. When it continues,
+    all deadlines of a normal clock have passed, although no peer was late. Therefore this clock counts a long interval
+    between two readings as :data:`LONGEST_STEP` seconds.
 
     Args:
-        read: the underlying clock, in seconds.
+        read: returns the time of the underlying clock, in seconds.
     """
 
     __slots__ = ("_announced", "_last", "_read", "paused")
@@ -40,11 +43,11 @@ class RunningClock:
         self._read = read
         self._last = read()
         self.paused = 0.0
-        """Seconds of all pauses so far."""
+        """Total seconds of all pauses so far."""
         self._announced = 0.0
 
     def time(self) -> float:
-        """Return the time in seconds; compare it only with earlier readings of this clock."""
+        """Return the time in seconds. Compare it only with other readings of this clock."""
         now = self._read()
         step = now - self._last
         self._last = now
@@ -53,30 +56,30 @@ class RunningClock:
         return now - self.paused
 
     def stood(self) -> float:
-        """Return the seconds of pauses since the last call."""
+        """Return the seconds for which the process was stopped since the previous call of this method."""
         self.time()
         before, self._announced = self._announced, self.paused
         return self.paused - before
 
 
 Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
-"""A function that dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""
+"""A function that connects to an endpoint once, to examine it. See :func:`kvbus.transport.dialling.dial`."""
 
 
 class EngineSockets:
-    """A factory of sockets to engines. The libzmq sockets share one context.
+    """A factory of sockets to engines. All its libzmq sockets share one ZeroMQ context.
 
     A running event loop is required.
 
     Args:
-        context: the ZeroMQ context; :meth:`close` ends it. None: a new one.
+        context: the ZeroMQ context, which :meth:`close` terminates; None for a new context.
     """
 
     def __init__(self, context: Context | None = None) -> None:
         self._context = make_context() if context is None else context
 
     def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
-        """Subscribe to an engine publisher. See :class:`~kvbus.transport.ingress.LiveStream`."""
+        """Subscribe to an engine's live stream. See :class:`~kvbus.transport.ingress.LiveStream`."""
         return LiveStream(self._context, endpoint, **options)
 
     def request(self, endpoint: str, *args: Any, **options: Any) -> RequestConnection:
@@ -84,29 +87,29 @@ class EngineSockets:
         return RequestConnection(self._context, endpoint, *args, **options)
 
     def accept(self, endpoint: str, **options: Any) -> BoundStream:
-        """Listen for an engine publisher. See :class:`~kvbus.transport.accepted.BoundStream`."""
+        """Listen on an endpoint to which engines connect. See :class:`~kvbus.transport.accepted.BoundStream`."""
         return BoundStream(endpoint, **options)
 
     async def close(self) -> None:
-        """Close every socket, and end the context."""
-        await asyncio.sleep(0)  # asyncio releases descriptors one iteration after their sockets are closed
+        """Close every socket, and terminate the ZeroMQ context."""
+        await asyncio.sleep(0)  # asyncio releases a descriptor one iteration after its socket is closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The clocks, random numbers, sockets and store of a daemon. The defaults are those of this machine.
+    """The clocks, random numbers, sockets and store that a daemon uses. The defaults are those of the operating system.
 
     Attributes:
-        wall_clock: returns the time of day, in seconds.
+        wall_clock: returns the time of day, in seconds since 1970.
         stopwatch: returns seconds since an arbitrary time, to measure short durations.
         random_bytes: returns the given number of random bytes.
-        open_store: opens the store of a configuration's state; returns None if no directory can be used.
-        engine_sockets: creates the sockets to engines.
-        dial: dials an engine to find out why there is no connection to it.
-        system: the sockets to routers.
-        state_batch_blocks: maximum number of blocks in a batch of a state; None: as many as routers accept.
+        open_store: opens the store for the state of a configuration; returns None if no directory is usable.
+        engine_sockets: creates the factory of the sockets to engines.
+        dial: connects to an engine once, to find out why the source has no connection.
+        system: provides the sockets to routers.
+        state_batch_blocks: maximum number of blocks in one batch of a state; None: as many as routers accept.
     """
 
     wall_clock: Callable[[], float] = time.time

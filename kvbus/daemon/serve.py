@@ -1,9 +1,9 @@
-"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP reads files again.
+"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, and SIGHUP makes it read its files again.
 
-A reload reads keys, tokens, certificates and the log level again. It also happens when a file changes. Sources that
-discovery finds are added and removed while kvbus runs. Every other key needs a restart, which routers do not notice. If
-a changed configuration changes such a key, the log names the key. If the configuration is invalid, the log lists all
-its mistakes.
+A reload reads keys, tokens, certificates and the log level. A changed file causes a reload too. Discovery adds and
+removes sources while kvbus runs. Every other configuration key needs a restart, which routers do not notice. If the
+changed configuration changes such a key, the log names the key. If the changed configuration is invalid, the log lists
+all its mistakes.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ log = logging.getLogger("kvbus.daemon")
 FEW_DESCRIPTORS: Final = 1024
 
 SETTLED: Final = 1.0
-"""Seconds for which a changed file must stay unchanged before it is read."""
+"""Seconds for which a changed file must stay unchanged before kvbus reads it."""
 
 
 class ConfigFile:
-    """The file of the configuration. Its content is compared, because time and size may be the same after a change.
+    """The configuration's file.
 
-    In Kubernetes the file is behind a symbolic link (``..data``) that is replaced atomically. Elsewhere an editor may
-    write the file in place, so a change counts only after the file has stayed the same for a while.
+    A change is found by its content, because its time and size may be the same after a change.
+
+    In Kubernetes, the file is behind a symbolic link (``..data``) that is replaced atomically. Elsewhere an editor may
+    write the file in place. Therefore a changed file is read only after it has stayed the same for a while.
 
     Args:
-        path: the file's path. The file is read at once, so create this object before the configuration is loaded.
+        path: the path of the file. The constructor reads the file, so call it before the configuration is loaded.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.loaded = self.content()
-        """Fingerprint of the content when it was loaded."""
+        """Fingerprint of the content that kvbus has loaded."""
 
     def content(self) -> bytes:
-        """Return a fingerprint of the file's content; empty if it cannot be read."""
+        """Return a fingerprint of the file's content; empty if the file cannot be read."""
         try:
             with self._path.open("rb") as file:
                 return hashlib.sha256(file.read(MAX_BYTES + 1)).digest()
@@ -59,7 +61,10 @@ class ConfigFile:
             return b""
 
     async def settled(self, seconds: float = SETTLED) -> bytes | None:
-        """Return a fingerprint of the content; None if it changed within ``seconds``: it may be half-written."""
+        """Return a fingerprint of the content; None if the content changes within ``seconds``.
+
+        A file that is changing may be incomplete.
+        """
         found = await asyncio.to_thread(self.content)
         if found == self.loaded:
             return found
@@ -68,16 +73,16 @@ class ConfigFile:
 
 
 class _ChangesError(Exception):
-    """The configuration file changed while kvbus was reading it. kvbus will check it again."""
+    """The configuration file changed while kvbus was reading it, so kvbus will read it again."""
 
 
 class Reloader:
-    """The reader of changed files for a running daemon.
+    """Reads changed files while a daemon runs, and applies them to the daemon.
 
     Args:
-        daemon: the daemon.
-        load: reads the configuration; called in a thread.
-        file: the configuration's file, which is checked for changes; None: the configuration is read only at SIGHUP.
+        daemon: the running daemon.
+        load: reads the configuration. It is called in a thread.
+        file: the configuration's file, which is checked for changes. None: the configuration is read only at SIGHUP.
     """
 
     def __init__(self, daemon: Daemon, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
@@ -85,18 +90,21 @@ class Reloader:
         self._load = load
         self._file = file
         self._broken = False
-        """Whether the configuration could not be loaded last time. A Secret that it needs may be created later."""
+        """Whether the last attempt to load the configuration failed.
+
+        The attempt is repeated, because a Kubernetes Secret that the configuration needs may be created later.
+        """
         self._config_problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
         self._credentials_problem = ""
 
     def reload(self) -> None:
-        """Start reading all files again."""
+        """Start reading the configuration, the keys, the tokens and the certificates again."""
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Check all files every ``key_reload_interval``."""
+        """Start checking all files for changes every ``key_reload_interval`` seconds."""
         self._begin(self._watch())
         if self._file is not None:
             self._begin(self._watch_file(self._file))
@@ -107,15 +115,16 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Stop reading files."""
+        """Stop checking files, and abort a reload."""
         for task in list(self._tasks):
             task.cancel()
 
     async def _reload(self, found: bytes | None = None) -> None:
-        """Read all files again.
+        """Read the configuration, the keys, the tokens and the certificates again, and apply them.
 
         Args:
-            found: fingerprint of the changed file; None at SIGHUP, which always causes a log line.
+            found: fingerprint of the changed configuration file; None at SIGHUP. At SIGHUP, every problem is logged,
+                even a known one.
         """
         daemon = self._daemon
         async with daemon.changing:
@@ -131,7 +140,7 @@ class Reloader:
                 self._broken = True
                 problems = error.problems if isinstance(error, ConfigError) else []
                 keys = [problem.key for problem in problems] or [str(error)]
-                self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, kvbus goes on without it: %s")
+                self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, the previous one stays: %s")
                 return
             self._broken = False
             daemon.set_log_level(config.log_level)
@@ -142,10 +151,19 @@ class Reloader:
             self._config_problem = ""
             daemon.process.config_refused = []
             daemon.process.config_reloads["applied"] += 1
-            log.info("configuration read again: every key of it is in force")
+            log.info("the configuration was read again, and all of it is in force")
 
     def _refuse(self, keys: list[str], problem: str, found: bytes | None, text: str) -> None:
-        """Count and log that a configuration is not in force. Except at SIGHUP, the same problem is logged once."""
+        """Count and log that a changed configuration is not in force.
+
+        The same problem is logged only once, except at SIGHUP.
+
+        Args:
+            keys: the configuration keys that cause the refusal, for a metric.
+            problem: the problem, which is put into ``text``.
+            found: fingerprint of the changed file; None at SIGHUP.
+            text: the end of the log line.
+        """
         daemon, known = self._daemon, self._config_problem
         self._config_problem = problem
         daemon.process.config_refused = keys
@@ -154,11 +172,14 @@ class Reloader:
             log.error(f"the configuration {text}", problem)  # noqa: G004 - one of two texts
 
     def _load_file(self, found: bytes | None) -> Config:
-        """Load the configuration, in a thread.
+        """Load the configuration from its file. This method is called in a thread.
+
+        Args:
+            found: fingerprint of the changed file; None at SIGHUP.
 
         Raises:
             KvbusError: the configuration is not valid.
-            _ChangesError: the file's content is no longer the one of the fingerprint ``found``.
+            _ChangesError: the content of the file no longer has the fingerprint ``found``.
         """
         file = self._file
         if file is None:
@@ -181,7 +202,7 @@ class Reloader:
                     await self._look_at_keys()
 
     async def _watch_file(self, file: ConfigFile) -> None:
-        """Load the file when it has changed, and try again while it cannot be loaded."""
+        """Reload when the configuration file has changed, and repeat a failed attempt until it succeeds."""
         daemon = self._daemon
         while True:
             interval = daemon.config.key_reload_interval
@@ -193,7 +214,7 @@ class Reloader:
                 await self._reload(found)
 
     async def _look_at_keys(self) -> None:
-        """Read the CURVE keys again. A bad file changes nothing."""
+        """Read the CURVE keys again, and apply them if they have changed. If a file is not usable, no key changes."""
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
@@ -209,7 +230,10 @@ class Reloader:
         self._key_problem = ""
 
     async def _look_at_credentials(self) -> None:
-        """Read HTTP tokens and certificates again. A bad file changes nothing, a good one is in force at once."""
+        """Read the HTTP tokens and certificates again, and apply the changed ones.
+
+        An unusable file changes nothing, and does not keep the other files from being applied.
+        """
         daemon = self._daemon
         before = daemon.admin.credentials
         found, problems = await asyncio.to_thread(read_again, daemon.config, before)
@@ -225,7 +249,7 @@ class Reloader:
 
 
 def changed_keys(running: Config, wanted: Config) -> list[str]:
-    """Return the changed keys that need a restart, such as ``outputs[0].layout``."""
+    """Return the keys that differ between two configurations and need a restart, such as ``outputs[0].layout``."""
     found: list[str] = []
 
     def compare(name: str, one: Any, other: Any) -> None:
@@ -246,32 +270,33 @@ def changed_keys(running: Config, wanted: Config) -> list[str]:
 
 
 def _raise_descriptors() -> None:
-    """Raise the soft limit of file descriptors to the hard limit. Log a warning if that is still low."""
+    """Raise the process's soft limit of file descriptors to its hard limit. Log a warning if the hard limit is low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
-        text = "only %d file descriptors: each router and each engine takes some, so raise the limit (ulimit -Hn)"
+        text = "kvbus may open only %d files and sockets: each router and engine needs some, so raise ulimit -Hn"
         log.warning(text, hard)
 
 
 def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an error that a callback has raised. A MemoryError ends the process, because its data cannot be trusted.
+    """Handle an exception that a callback of the event loop has raised.
 
-    The state is written to ``state_dir`` before a batch is sent, so the next process continues without a gap.
+    A MemoryError ends the process, because the relay's data may be inconsistent after it. The state is written to
+    ``state_dir`` before a batch is sent, so the next process continues without a gap. Every other exception is logged.
     """
     if isinstance(context.get("exception"), MemoryError):
-        log.critical("out of memory: kvbus ends; the next start goes on from the state in state_dir")
+        log.critical("out of memory: kvbus ends; its next start continues with the state in state_dir")
         os._exit(ExitCode.INTERNAL)
     loop.default_exception_handler(context)
 
 
 async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
-    """Run the daemon until SIGTERM or SIGINT. A second signal ends the process at once.
+    """Run the daemon until SIGTERM or SIGINT. A second such signal ends the process immediately.
 
     Args:
         config: the configuration to run.
         load: reads the configuration again, at SIGHUP and when the file has changed.
-        file: the configuration's file.
+        file: the configuration's file; None if it is not checked for changes.
 
     Raises:
         BindError: an endpoint cannot be bound.
@@ -284,14 +309,14 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
 
     def asked(signum: int) -> None:
         if stop.is_set():
-            # use the default action, so that the parent process sees a death by signal
+            # with the default action, the parent process sees that the signal has ended this process
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
             os._exit(128 + signum)  # PID 1 of a container has no default actions
         log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
-    # The loop's own handlers do not run while the state is read.
+    # Reading the state blocks the event loop, and the loop's own signal handlers do not run meanwhile.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: asked(number))
     try:

@@ -1,6 +1,6 @@
-"""Log the changes of the sources: new states with their causes, and findings that begin, change or end.
+"""Log what changes about the sources: their states with the causes, and findings that begin, change or end.
 
-The timeline of the status page gets the same transitions.
+Each change is also added to the timeline of the status page.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ log = logging.getLogger("kvbus.daemon")
 
 
 AT_ONCE: Final = 16
-"""Number of sources checked in one iteration of the event loop; this takes 0.06 ms."""
+"""Maximum number of sources checked in one iteration of the event loop; 16 checks take 0.06 ms."""
 
 CALLS: Final = 10
-"""Maximum number of ticks in which all sources are checked: one second."""
+"""Maximum number of ticks until every source is checked. Ten ticks take one second."""
 
 Report = Callable[[str, str, str, str], None]
-"""Called with the kind of a transition, the source's name, the new state or severity, and a sentence."""
+"""A function that records a change in the timeline.
+
+Its arguments are the kind of the change, the source's name, the new state or severity, and a sentence.
+"""
 
 
 class _Counted(NamedTuple):
-    """A source's counters when it last had no pending batches."""
+    """A source's counters when no batch was pending last time."""
 
     epoch: int = 0
     missing: int = 0
@@ -40,10 +43,10 @@ class _Counted(NamedTuple):
 
 
 class SourceLog:
-    """A check that compares each source with its condition at the last check.
+    """A regular check of all sources that logs how each source has changed since its previous check.
 
     Args:
-        report: called for each transition.
+        report: called for each change.
         wall_clock: returns the time of day, in seconds.
         written: returns a configuration key as the operator has written it.
     """
@@ -58,14 +61,14 @@ class SourceLog:
         self._standing: dict[int, Findings] = {}
         self._unknown: dict[int, set[str]] = {}
         self._left: list[int] = []
-        """The slots that the current round still has to check."""
+        """The slots of the sources that the current round has not checked yet."""
 
     def look_in_turns(self, relay: Relay, there: Collection[int]) -> None:
-        """Log what has changed about the sources, a few sources in each iteration of the event loop.
+        """Check some of the sources, and log their changes. Ten calls check all sources.
 
         Args:
             relay: the relay with the sources.
-            there: the slots of the present sources; it may change later.
+            there: the slots of the present sources. The collection may change after the call.
         """
         self._left = self._left or list(there)
         count = max(AT_ONCE, -(-len(there) // CALLS))
@@ -78,7 +81,7 @@ class SourceLog:
             asyncio.get_running_loop().call_soon(self._look_at, relay, there, rest)
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
-        """Log what has changed about the sources in these slots."""
+        """Check the sources in these slots, and log their changes."""
         for slot in slots:
             source = relay.sources[slot]
             self._look_at_state(slot, source)
@@ -126,7 +129,7 @@ class SourceLog:
             log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
     def since(self, slot: int, finding: Finding) -> Finding:
-        """Return a finding about a source, with the time at which it began."""
+        """Return a finding about a source with the time at which it began."""
         return self._of(slot).since(finding)
 
     def _of(self, slot: int) -> Findings:
@@ -147,18 +150,18 @@ class SourceLog:
 def log_changes(
     changes: Iterable[Change], who: str, name: str, fields: Mapping[str, str | int], report: Report
 ) -> None:
-    """Log each change of findings, and report it to the timeline.
+    """Log each finding that has begun, changed or ended, and add it to the timeline.
 
     Args:
         changes: the findings that have begun, changed or ended.
-        who: the subject, as a log line begins with it.
+        who: the subject of the findings, which begins each log line.
         name: the subject's name in the timeline.
-        fields: the structured fields of the lines.
-        report: called for each change.
+        fields: the structured fields of the log lines.
+        report: adds a change to the timeline.
     """
     for word, finding, seconds in changes:
         if word == "ends":
-            level, after, text = logging.INFO, "over", f"over after {span(seconds)}: {finding.text}"
+            level, after, text = logging.INFO, "over", f"ended after {span(seconds)}: {finding.text}"
         else:
             level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
             after, text = str(finding.severity), str(finding)
@@ -175,7 +178,7 @@ def span(seconds: float) -> str:
 
 
 def _repaired(now: _Counted, before: _Counted) -> str:
-    """Return how many missing batches were recovered and lost since ``before``; empty if none."""
+    """Return a sentence about the batches that were recovered or lost since ``before``; empty if there are none."""
     recovered, lost = now.recovered - before.recovered, now.lost - before.lost
     if recovered + lost <= 0:
         return ""
@@ -188,7 +191,7 @@ def _batches(count: int) -> str:
 
 
 def _cause(source: Source, now: _Counted, before: _Counted) -> str:
-    """Return why a source is in its state, as far as its counters show."""
+    """Return a sentence that explains why a source is in its current state."""
     sequencer, state = source.sequencer, source.state
     known = f"in sync at seq {sequencer.next - 1:,} of epoch {sequencer.epoch}, {len(source.normalizer.index):,} blocks"
     if state is State.CONNECTING:
@@ -198,14 +201,14 @@ def _cause(source: Source, now: _Counted, before: _Counted) -> str:
     if state is State.CONFLICT:
         return "several publishers send on one endpoint; kvbus accepts no batches for a while"
     if state is State.GAP:
-        return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
+        return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later batches wait"
     if state is State.SYNCING:
         return "kvbus requests the engine's history"
     return f"{repaired}; {known}" if (repaired := _repaired(now, before)) else known
 
 
 def _fields(source: Source) -> dict[str, str | int]:
-    """Return the structured fields of a log line."""
+    """Return the structured fields of each log line about a source."""
     return {
         "source": source.spec.label,
         "rank": source.rank,

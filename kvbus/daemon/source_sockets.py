@@ -1,4 +1,4 @@
-"""The sockets of all sources: one subscription each, and one connection for each request to the engine."""
+"""The sockets of all sources: one subscription for each source, and one connection for each request to an engine."""
 
 from __future__ import annotations
 
@@ -48,17 +48,20 @@ LAST_PAUSE: Final = 1.0
 """Shortest and longest pause in seconds before a request that could not be sent is tried again. The pause doubles."""
 
 OF_SOURCE: Final = 8
-"""File descriptors of a source: its subscription, and its stream on an output."""
+"""Number of file descriptors that one source needs: for its subscription, and for its stream on an output."""
 
 OF_REQUEST: Final = 16
-"""File descriptors of a request: four while it is under way, and four for each earlier one that libzmq still closes."""
+"""Number of file descriptors that one request needs.
+
+Four are open while the request is under way. Earlier requests need four each until libzmq has closed their sockets.
+"""
 
 
 def _most_requests(sources: int) -> int:
-    """Return how many requests may be under way.
+    """Return how many requests may be under way if there are this many sources.
 
-    Requests get a third of the process's descriptors that sources do not need. The rest is for routers, HTTP and files,
-    and for sockets that libzmq closes late.
+    Requests get a third of the process's file descriptors that sources do not need. The other two thirds are for
+    routers, HTTP and files, and for sockets that libzmq closes late.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -67,36 +70,44 @@ def _most_requests(sources: int) -> int:
 
 
 class Subscription(Protocol):
-    """The live stream of one source."""
+    """The methods of a source's live stream."""
 
     @property
     def unread(self) -> bool:
-        """Whether batches wait to be read."""
+        """Whether received batches wait to be read by kvbus."""
 
     @property
     def reached(self) -> str | None:
         """The address that kvbus has dialled and is connected to; None if there is none."""
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the same engine, at the connected address."""
+        """Return another endpoint of the same engine, with its host name replaced by the connected address."""
 
     def close(self) -> None:
-        """Close the stream."""
+        """Close the live stream."""
 
 
 class Request(Protocol):
-    """One request to an engine."""
+    """The methods of a request to an engine."""
 
     @property
     def unread(self) -> bool:
-        """Whether more of the answer waits to be read."""
+        """Whether received messages of the answer wait to be read by kvbus."""
 
     def close(self) -> None:
-        """Drop the rest of the answer."""
+        """Close the connection, and drop the messages of the answer that kvbus has not read."""
 
 
 class _Failed:
-    """A request that could not be sent. The relay is told so in the next iteration, after the command that asked."""
+    """A request that could not be sent.
+
+    The relay gets the failure only in the next iteration of the event loop, after the command that made the request.
+
+    Args:
+        failed: reports the failure to the relay.
+        again: tries to send the request again.
+        pause: seconds until ``again`` is called.
+    """
 
     unread = False
 
@@ -110,7 +121,7 @@ class _Failed:
 
 
 class _Carried:
-    """A source without a socket: its discoverer delivers the batches, for example from a log."""
+    """The live stream of a source without a socket. A discoverer delivers its batches, for example from a log."""
 
     unread = False
     reached = None
@@ -127,11 +138,11 @@ class _Carried:
         carrier.open(stream.endpoint, stream.index, feed, drained)
 
     def beside(self, endpoint: str) -> str:
-        """Return the endpoint unchanged, because such a source is sent no requests."""
+        """Return the endpoint unchanged. kvbus sends no requests to such a source."""
         return endpoint
 
     def close(self) -> None:
-        """Stop delivering batches."""
+        """Make the discoverer stop delivering batches of this source."""
         self._carrier.close(self._slot)
 
 
@@ -140,13 +151,13 @@ class SourceSockets:
 
     Args:
         sockets: creates the sockets.
-        feed: called with each event: connections, answers, failures.
+        feed: called with each event except live batches: connections, answers and failures.
         feed_live: called with each live batch, as an event. Batches arrive in bursts.
-        drained: called after each burst.
-        latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
-        interposed: the outputs' ports at which engines connect, by endpoint.
-        carrier: returns the discoverer that delivers a source's batches, or None for a source with a socket.
-        stopwatch: returns seconds, for the latency.
+        drained: called after each burst of batches.
+        latency: histogram of the seconds from the receipt of a batch until its commands are with the transport.
+        interposed: the ports that an output shares with its engines (``interpose``), by endpoint.
+        carrier: returns the discoverer that delivers a source's batches; None for a source with a socket.
+        stopwatch: returns seconds since an arbitrary time, to measure the latency.
     """
 
     def __init__(
@@ -173,19 +184,23 @@ class SourceSockets:
         self._policies: dict[int, PeerPolicy] = {}
         self._requests: dict[tuple[int, int], Request] = {}
         self._waiting: dict[tuple[int, int], RequestReplay | RequestSnapshot] = {}
-        """Requests that wait for free descriptors, oldest first."""
+        """Requests that wait for free file descriptors, oldest first."""
         self._next: asyncio.Handle | None = None
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
-        """Subscribe to one engine publisher.
+        """Open the live stream of one source.
+
+        Args:
+            stream: the stream that the source's engine publishes.
+            policy: the CURVE keys and size limits for the connection.
 
         Raises:
-            BindError: its endpoint cannot be bound.
+            BindError: the endpoint cannot be bound.
         """
         slot = stream.index
         self._streams[slot], self._policies[slot] = stream, policy
-        # Subscribe to all topics: other topics show whether the configured one is right, and which publisher has which
-        # seq.
+        # Subscribe to all topics. Batches under other topics show that the configured topic is wrong, or that a second
+        # publisher is at this endpoint.
         topics = (b"", ASKS_REPLAY) if stream.replay_endpoint else (b"",)
         events = Events(
             self._receiver(slot),
@@ -219,7 +234,10 @@ class SourceSockets:
         log.info("source %s: connecting to %s", stream.label, stream.endpoint, extra=stream.log_fields)
 
     def allow(self, slot: int, policy: PeerPolicy) -> None:
-        """Replace the list of keys that may publish as a source. It applies only if engines connect to kvbus."""
+        """Replace the keys of the engines that may publish as a source.
+
+        This has an effect only if engines connect to kvbus.
+        """
         self._policies[slot] = policy
         live = self._live.get(slot)
         if isinstance(live, BoundStream) and policy.curve is not None:
@@ -253,17 +271,17 @@ class SourceSockets:
 
     def _oversize(self, stream: SourceStream) -> Callable[[], None]:
         def oversize() -> None:
-            text = "source %s: a frame over limits.max_frame_bytes; connecting again"
+            text = "source %s: a frame was larger than limits.max_frame_bytes; connecting again"
             log.warning(text, stream.label, extra=stream.log_fields)
             self._feed(Oversize(stream.index))
 
         return oversize
 
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
-        """Ask an engine for a replay or a snapshot.
+        """Send a replay request or a snapshot request to an engine.
 
-        If too many requests are under way for the free descriptors, the request waits, and the relay is told so. A
-        request that cannot be sent is tried again until it is cancelled.
+        If too few file descriptors are free, the request waits, and the relay gets an event about it. A request that
+        cannot be sent is tried again until the relay cancels it.
         """
         if isinstance(command, RequestReplay):
             stream = self._streams[command.source]
@@ -284,7 +302,7 @@ class SourceSockets:
             self._feed(RequestWaits(*key))
 
     def _go_on(self) -> None:
-        """Schedule the oldest waiting request, one per iteration of the loop."""
+        """Schedule the oldest waiting request. Each iteration of the event loop sends one."""
         if self._waiting and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._send_oldest)
 
@@ -338,28 +356,34 @@ class SourceSockets:
         )
 
     def look(self) -> None:
-        """Tell the relay which answers wait to be read, before it checks timeouts."""
-        for key in list(self._requests):  # the relay may cancel requests meanwhile
+        """Report to the relay which streams and answers have unread messages.
+
+        Call this before the relay checks timeouts.
+        """
+        for key in list(self._requests):  # feeding an event may make the relay cancel requests
             request = self._requests.get(key)
             if request is not None and request.unread:
                 self._feed(Unread(*key))
 
     def is_open(self, slot: int) -> bool:
-        """Return whether the source has a subscription. It has none if its endpoint could not be bound."""
+        """Return whether a source has an open live stream. It has none if its endpoint could not be bound."""
         return slot in self._live
 
     def reached(self, slot: int) -> str | None:
-        """Return the address that a source's subscription is connected to; None if kvbus has not dialled an engine."""
+        """Return the address of the engine that kvbus has dialled for a source; None without such a connection."""
         live = self._live.get(slot)
         return None if live is None else live.reached
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
+        """Return the addresses of the engines that have connected to kvbus for this source.
+
+        It is None if kvbus dials the engine.
+        """
         live = self._live.get(slot)
         return live.peers if isinstance(live, AcceptedStream) else None
 
     def cancel(self, command: CancelReplay) -> None:
-        """Abort a request."""
+        """Abort a request to an engine."""
         key = command.source, command.request
         self._waiting.pop(key, None)
         connection = self._requests.pop(key, None)
@@ -368,7 +392,7 @@ class SourceSockets:
             self._go_on()
 
     def close(self, slot: int) -> None:
-        """Close one source's sockets."""
+        """Close the live stream and all requests of one source."""
         self._waiting = {key: command for key, command in self._waiting.items() if key[0] != slot}
         for source, request in [key for key in self._requests if key[0] == slot]:
             self._requests.pop((source, request)).close()
@@ -378,7 +402,7 @@ class SourceSockets:
         self._go_on()
 
     def close_all(self) -> None:
-        """Close the sockets of all sources."""
+        """Close the live streams and requests of all sources."""
         self._waiting.clear()
         if self._next is not None:
             self._next.cancel()

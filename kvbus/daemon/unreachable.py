@@ -1,7 +1,8 @@
-"""Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand.
+"""Find out why a source has no connection. libzmq retries without a message, so kvbus connects once with its own code.
 
-kvbus also dials the port after the last rank of each connected engine: if the engine has more ranks than configured,
-routers know nothing of the blocks of the further ranks. But the port may be another engine's, so this is only a note.
+If a source is connected, kvbus also connects to the port after the engine's last configured rank. An engine may have
+more ranks than configured, and then routers get no events of the further ranks. The port may belong to another engine,
+so the finding is only a note.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import ProtocolError
 
 AFTER: Final = 3.0
-"""Seconds without a connection before the first dial."""
+"""Seconds for which a source must be disconnected before kvbus dials its engine."""
 FURTHER_AFTER: Final = 30.0
-"""Seconds after a connection before the first search for a further rank. An engine's ranks start one after another."""
+"""Seconds for which a source must be connected before kvbus searches for a further rank.
+
+The delay is long because the ranks of an engine start one after another.
+"""
 SECONDS: Final = 3.0
-"""Timeout of one dial, in seconds. It is also the time to wait for a batch."""
+"""Maximum seconds for one connection attempt. It is also the maximum time to wait for a batch."""
 AT_ONCE: Final = 16
-"""Maximum number of dials under way; further ones wait."""
+"""Maximum number of simultaneous connection attempts. Further attempts wait."""
 
 
 class Observed(Protocol):
-    """The sources of the bus."""
+    """The attributes of the daemon that the search reads: its configuration, its sources and its relay."""
 
     config: Config
     streams: dict[int, SourceStream]
@@ -47,13 +51,13 @@ class Observed(Protocol):
 
 
 class Unreachable:
-    """A search for the reasons why sources have no connection, and for ranks of their engines that no source names.
+    """A search for the reason why a source has no connection, and for unconfigured ranks of connected engines.
 
     Args:
-        observed: the sources.
-        feed: called with each finding, as an event.
-        curve: returns the keys of a source.
-        dial: dials an endpoint once.
+        observed: the daemon with the sources.
+        feed: called with an event for each finding.
+        curve: returns the CURVE keys of a source.
+        dial: connects to an endpoint once.
     """
 
     def __init__(
@@ -70,11 +74,11 @@ class Unreachable:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
-        """Each stream and its search, by the source's slot and whether the search is for a connected source."""
+        """Each stream with its search, by the source's slot and whether the source is connected."""
         self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 
     def look(self) -> None:
-        """Start dialling for sources that have been disconnected, or connected, for long enough."""
+        """Start the searches that are due, and end those of sources that have connected or disconnected meanwhile."""
         now = self._loop.time()
         for (slot, connected), (stream, search) in list(self._searches.items()):
             if self._is(slot, stream, connected):
@@ -92,16 +96,21 @@ class Unreachable:
                 self._searches[slot, connected] = stream, search
 
     def _is(self, slot: int, stream: SourceStream, connected: bool) -> bool:
-        """Return whether this stream is still the source in its slot, and is connected or not.
+        """Return whether a search is still needed: the slot has the same stream, and the connection has not changed.
 
-        A source that is read from a log needs no connection.
+        A source that is read from a log needs no search, because it needs no connection.
+
+        Args:
+            slot: the slot of the source.
+            stream: the stream for which the search began.
+            connected: whether the source was connected when the search began.
         """
         source = self._observed.relay.sources[slot]
         here = self._observed.streams.get(slot) is stream
         return here and not source.spec.numbered and (source.sequencer.phase not in SEPARATED) is connected
 
     async def close(self) -> None:
-        """Stop dialling."""
+        """Abort all searches."""
         for _, search in self._searches.values():
             await search.aclose()
 
@@ -122,7 +131,13 @@ class Unreachable:
             return dialled.outcome
 
     async def _of_both_ports(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
-        """Return a finding about both ports, such as swapped ports; None if there is none."""
+        """Return a finding about the event port and the replay port, such as swapped ports; None if there is none.
+
+        Args:
+            stream: the disconnected stream.
+            live: the outcome of dialling the event port.
+            at: the section of the configuration.
+        """
         is_replay = live.socket_type == "ROUTER"
         if stream.replay_endpoint is None or not (is_replay or live.stop is Stop.REFUSED):
             return None
@@ -135,7 +150,7 @@ class Unreachable:
         return None
 
     def _of_ranks(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
-        """Return a finding if only some ranks of an engine are connected; None otherwise."""
+        """Return a finding if only some ranks of the engine are connected; None otherwise."""
         sources = self._observed.relay.sources
         ranks = [each for each in self._observed.streams.values() if each.source_index == stream.source_index]
         there = sum(sources[each.index].sequencer.phase not in SEPARATED for each in ranks)
@@ -145,7 +160,10 @@ class Unreachable:
         return catalogue.RANKS_MISSING(at=at, **facts)
 
     async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
-        """Look for the next rank at the port after the last rank's, and go on while it is there."""
+        """Look for an unconfigured rank at the port after the last configured rank's.
+
+        Repeat this while a rank is there.
+        """
         if self._further[0] is not self._observed.config:
             self._further = self._observed.config, further_ranks(self._observed.config)
         further, search = self._further[1].get(stream.source_index), self._searches[slot, True][1]
@@ -154,7 +172,7 @@ class Unreachable:
             try:
                 rank = await self._rank_at(stream, further.endpoint)
             except (TimeoutError, ClosedError, ProtocolError):
-                return  # a publisher that is silent says nothing new
+                return  # a silent publisher shows no rank
             if rank == further.rank:
                 at = self._observed.relay.sources[slot].place.section
                 found = catalogue.MORE_RANKS_PERHAPS(at=at, endpoint=further.endpoint, rank=rank)
@@ -164,7 +182,7 @@ class Unreachable:
             self._feed(FurtherRankFound(slot, found))
 
     async def _rank_at(self, stream: SourceStream, endpoint: str) -> int | None:
-        """Return the rank that a publisher at the endpoint sends; None without a publisher or without a rank."""
+        """Return the rank that a publisher at an endpoint sends; None without a publisher or without a rank."""
         dialling = self._dial(endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
         async with self._room, dialling as dialled:
             if dialled.connection is None or dialled.outcome.socket_type not in PUBLISHERS:
@@ -174,8 +192,8 @@ class Unreachable:
 
 
 async def _rank(connection: Connection) -> int | None:
-    """Return the rank in the next batch of a publisher; None if the batch has none."""
-    await connection.send(b"\x01" + ASKS_REPLAY)  # a publisher of kvbus sends such a subscriber no state
+    """Return the rank in the next batch of a publisher; None if the batch has no rank."""
+    await connection.send(b"\x01" + ASKS_REPLAY)  # if the publisher is a kvbus, it sends such a subscriber no state
     await connection.send(b"\x01")
     message = parse_live(await connection.receive(), FrameLimits())
     batch = message if isinstance(message, Reason) else decode_batch(message.payload)

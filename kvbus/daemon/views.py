@@ -1,10 +1,10 @@
-"""The views: one for each output, and another for each set of rights that keys of the output have.
+"""The views of all outputs. Each output is a view, and each different set of rights of its keys is a further view.
 
-Views are by rights, not by keys: routers with the same rights read the same streams. The outputs themselves have the
-first numbers, in the order of the configuration, and show everything.
+Routers whose keys have the same rights read the same view. The outputs themselves have the first numbers, in the order
+of the configuration, and show all blocks.
 
-A router whose rights change while kvbus runs has seen numbers of its former view. So it gets a new view, which begins
-with numbers that no router has seen, even if another view with these rights exists.
+A router whose rights change while kvbus runs has seen seqs of its former view. Therefore it gets a new view, whose seqs
+no router has seen, even if a view with the same rights exists.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _DIGITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The rights of some keys of an output.
+    """The rights that some keys of an output have.
 
     Attributes:
-        output: the output's position in the configuration.
+        output: the position of the output in the configuration.
         grant: the rights.
-        since: number of the key change that created the view; 0 if it exists since the start of kvbus.
-        closed: whether the view has no more readers.
+        since: number of the key change that created the view; 0 if the view has existed since the start of kvbus.
+        closed: whether no key reads the view any more.
     """
 
     output: int
@@ -43,7 +43,7 @@ class View:
     def name(self, config: Config) -> str:
         """Return the name of the view's streams, which is the same after a restart.
 
-        It consists of the output's name, a digest of the rights, and the key change.
+        It consists of the output's name, a digest of the rights, and the number of the key change.
         """
         name = config.outputs[self.output].name
         if self.grant != EVERYTHING:
@@ -52,7 +52,7 @@ class View:
         return f"{name}+{self.since}" if self.since else name
 
     def sees(self, config: Config, worker: Worker) -> bool:
-        """Return whether the view shows anything of a source."""
+        """Return whether the rights of the view include any events of a worker."""
         if self.closed:
             return False
         topic = topic_of(config, config.outputs[self.output], worker)
@@ -61,14 +61,14 @@ class View:
 
 
 class Views:
-    """All views by number.
+    """All views of all outputs, in the order of their numbers.
 
     Args:
         config: the configuration.
-        keys: the keys that may connect to each output, with their rights.
+        keys: the keys of each output, with their rights.
 
     Raises:
-        ConfigError: there are more views than ``limits.max_views``.
+        ConfigError: the keys need more views than ``limits.max_views``.
     """
 
     def __init__(self, config: Config, keys: Keys) -> None:
@@ -76,14 +76,17 @@ class Views:
         self._outputs = len(config.outputs)
         self._changes = 0
         self._of_key: dict[tuple[int, bytes], View] = {}
-        """The view that a router reads, or has read last, by output and key."""
+        """The view that a router reads, or has read last, by the number of the output and the router's key."""
         self.change(config, keys)
 
     def change(self, config: Config, keys: Keys) -> list[int]:
-        """Update the views to new keys. Return the numbers of the views that are new or have lost their last reader.
+        """Create and close views so that they match the new keys.
+
+        Returns:
+            The numbers of the views that were created, closed or replaced.
 
         Raises:
-            ConfigError: there are more views than ``limits.max_views``; nothing has changed.
+            ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         wanted = self.wanted(config, keys)
         changed = self._arrange(dict.fromkeys([*self.all[: self._outputs], *wanted.values()]))
@@ -92,10 +95,10 @@ class Views:
         return changed
 
     def wanted(self, config: Config, keys: Keys) -> dict[tuple[int, bytes], View]:
-        """Return the view that each key is to read, by output and key.
+        """Return the view that each key will read, by the number of the output and the key.
 
         Raises:
-            ConfigError: there are more views than ``limits.max_views``.
+            ConfigError: the keys need more views than ``limits.max_views``.
         """
         wanted: dict[tuple[int, bytes], View] = {}
         for output, at in enumerate(config.outputs):
@@ -104,7 +107,7 @@ class Views:
                 wanted[output, key] = self._view(output, key, client.grant)
         count, limit = len(set(wanted.values()) - set(self.all[: self._outputs])), config.limits.max_views
         if count > limit:
-            wrong = f"{count} different rights on the lists, and limits.max_views allows {limit}"
+            wrong = f"the key lists have {count} different sets of rights, but limits.max_views allows {limit}"
             raise ConfigError([Problem("limits.max_views", wrong, str(limit), f"max_views: {count}")])
         return wanted
 
@@ -116,7 +119,11 @@ class Views:
         return there[0] if there else View(output, grant, since=self._changes)
 
     def _arrange(self, named: Collection[View]) -> list[int]:
-        """Assign numbers to the named views. Return the numbers whose view was closed or replaced."""
+        """Give a number to each new view in ``named``, and close all views that are not in ``named``.
+
+        Returns:
+            The numbers of the views that were created, closed or replaced.
+        """
         changed = set()
         for number, view in enumerate(self.all):
             if not view.closed and view not in named:
@@ -134,20 +141,25 @@ class Views:
         return sorted(changed)
 
     def of_output(self, output: int) -> dict[int, View]:
-        """Return the views of one output except the output itself, by number."""
+        """Return the views with limited rights of one output, by number."""
         found = enumerate(self.all[self._outputs :], self._outputs)
         return {number: view for number, view in found if view.output == output and not view.closed}
 
     def by_key(self, output: int, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the number of the view of each of an output's keys. A missing key reads the output itself."""
+        """Return the number of the view that each of an output's keys reads.
+
+        A key without limited rights is not in the result.
+        """
         numbers = {view: number for number, view in self.of_output(output).items()}
         found = {key: numbers.get(self._of_key[output, key]) for key in keys}
         return {key: number for key, number in found.items() if number is not None}
 
     def identity(self, config: Config, keys: Keys) -> list[str]:
-        """Return what a state on disk depends on: the views by number, and the view of each key.
+        """Return names for all views and their keys.
 
-        It is empty without views.
+        A state on disk is loaded only if these names are the same as when it was written.
+
+        The list is empty if no key has limited rights.
         """
         names = ["" if view.closed else view.name(config) for view in self.all[self._outputs :]]
         readers = [
@@ -158,7 +170,7 @@ class Views:
         return [*names, _digest(repr(readers))] if names else []
 
     def hidden(self, config: Config, output: int) -> dict[int, frozenset[int]]:
-        """Return by slot the views of an output that show nothing of the source in that slot."""
+        """Return the numbers of the views that show no events of a source, by the source's slot."""
         views = self.of_output(output)
         workers = {stream.index: worker_of(config, stream) for stream in config.streams()}
         return {
@@ -172,7 +184,7 @@ def _digest(text: str) -> str:
 
 
 def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
-    """Return the topic of a worker's stream; None if it is the source's own topic."""
+    """Return the topic of a worker's outgoing stream; None if it is the topic under which the engine publishes."""
     if (only := PROFILES[output.profile].only_topic) is not None:
         return only.encode()
     if output.topic is None:
