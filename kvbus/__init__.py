@@ -10,26 +10,30 @@ _METADATA: Final = re.compile(r"kvbus(_client)?-(.+)\.dist-info")
 
 
 class MixedVersionsError(ImportError):
-    """kvbus and kvbus-client are installed in one place, in different versions."""
+    """kvbus and kvbus-client are installed in the same folder, in different versions."""
 
 
 def check_versions(package: Path) -> None:
-    """Refuse a folder in which kvbus and kvbus-client are installed in different versions.
+    """Raise an error if kvbus and kvbus-client are installed in the same folder in different versions.
 
-    They share files, so an installer lets the second overwrite the first. Files of two versions would fail anywhere.
+    The two distributions contain the same files, so the one installed last overwrites files of the other. A mix of two
+    versions could fail anywhere.
+
+    Args:
+        package: the folder of the package `kvbus`. The metadata of both distributions is in its parent folder.
 
     Raises:
-        MixedVersionsError: the metadata beside the package names two versions.
+        MixedVersionsError: the installed metadata names two versions.
     """
     try:
         beside = [_METADATA.fullmatch(path.name) for path in package.parent.iterdir()]
-    except NotADirectoryError:  # run out of a zipped wheel
+    except NotADirectoryError:  # kvbus runs from a zipped wheel, which no installer can mix
         return
     found = {f"kvbus{'-client' if match[1] else ''}": match[2] for match in beside if match}
     if len(set(found.values())) > 1:
         said = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
         raise MixedVersionsError(
-            f"{said} share files in {package.parent}: uninstall both, install one (kvbus has all that kvbus-client has)"
+            f"{said} share files in {package.parent}: uninstall both, install one (kvbus contains kvbus-client)"
         )
 
 

@@ -197,7 +197,7 @@ def _number_of_sources(found: Findings) -> None:
     if found.streams_sound() and found.sound(("limits",), key):
         count = len(found.config.slots())
         if count > most:
-            wrong = f"there are {count} sources, all ranks counted"
+            wrong = f"there are {count} sources, counting every rank"
             found.report(key, wrong, value=most, example=f"max_sources: {count}")
 
 

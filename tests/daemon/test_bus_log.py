@@ -99,7 +99,7 @@ async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptur
                     router.recv_multipart()
                 return [each.state for each in bus.daemon.drivers[0].routers] == ["live"]
 
-            await eventually(lambda: live() and "over after" in caplog.text, "the end of it")
+            await eventually(lambda: live() and "ended after" in caplog.text, "the end of it")
             await eventually(lambda: live() and "it got the state again at" in caplog.text, "what it has lost")
             (entry,) = await asked(bus.daemon, "/routers")
     (finding,) = entry["findings"]
@@ -120,7 +120,7 @@ async def test_a_finding_about_refused_messages_ends_some_time_after_the_last(
         engine.publish(payload(store([1, 2]), ts=time.time()))
         text = "block_size is 24, but the engine has blocks of 16 tokens"
         await eventually(lambda: f"{text} [block_size]: set block_size" in caplog.text, "the finding")
-        ended = re.compile(rf"source engine: over after \d+ s: events refused \(1\): {text}")
+        ended = re.compile(rf"source engine: ended after \d+ s: events refused \(1\): {text}")
         await eventually(lambda: ended.search(caplog.text), "the end of it")
         (entry,) = await asked(bus.daemon, "/sources")
     assert "block_size" not in [each["id"] for each in entry["findings"]]

@@ -145,7 +145,7 @@ async def test_a_silent_engine_keeps_its_connection_while_its_name_does_not_move
         assert "connection lost" not in caplog.text
         assert "connecting again" not in caplog.text
         names.answer = "127.0.0.9"
-        await eventually(lambda: "and no longer to 127.0.0.1: connecting again" in caplog.text, "it dials anew")
+        await eventually(lambda: "and no longer 127.0.0.1: connecting again" in caplog.text, "it dials anew")
 
 
 async def test_an_address_and_an_engine_that_dials_in_have_no_name_to_look_up(

@@ -83,7 +83,7 @@ def test_two_that_would_have_one_topic_are_refused() -> None:
     same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
     one = config("a", "a1", outputs=[same])
     sources = tuple(each.model_copy(update={"data_parallel_size": 12}) for each in one.sources)
-    with pytest.raises(ConfigError, match=r"would have the topic 'kv@a1[01]' both"):
+    with pytest.raises(ConfigError, match=r"would both have the topic 'kv@a1[01]'"):
         place(Placement(), one.model_copy(update={"sources": sources}))
     with pytest.raises(ConfigError, match="would both have the topic 'kv@a1"):
         config("a", "a1", outputs=[same], ranks=12)

@@ -122,11 +122,11 @@ def test_a_finding_is_said_again_when_it_changes_and_not_when_it_only_counts_on(
     relay.handle(SourceUnreachable(0, stranger), 2.0)
     log.look(relay, [0])
     over, line = lines(caplog)
-    assert over == "source engine: over after 2 min: nothing listens at tcp://127.0.0.1:5557"
+    assert over == "source engine: ended after 2 min: nothing listens at tcp://127.0.0.1:5557"
     assert line.startswith("source engine: tcp://127.0.0.1:5557 does not speak ZeroMQ [sources[0].endpoint]: ")
     relay.handle(SourceUp(0), 3.0)
     log.look(relay, [0])
-    assert "source engine: over after 0 s: tcp://127.0.0.1:5557 does not speak ZeroMQ" in lines(caplog)
+    assert "source engine: ended after 0 s: tcp://127.0.0.1:5557 does not speak ZeroMQ" in lines(caplog)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 3.0)
     for seq in range(3):
         relay.handle(BatchReceived(0, batch(seq, {"type": "Unheard"})), 4.0)
@@ -194,7 +194,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
 
     # a gap that is seen
     live(3)
-    assert looked() == [("state", "engine", "gap", "live → gap: 2 batches missing from seq 1 on; later ones wait")]
+    assert looked() == [("state", "engine", "gap", "live → gap: 2 batches missing from seq 1 on; later batches wait")]
     answer(2, 1, 2)
     said = "gap → live: 2 batches missing: 2 recovered by replay; in sync at seq 3 of epoch 0, 4 blocks"
     assert looked() == [("state", "engine", "live", said)]
@@ -224,14 +224,14 @@ def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Rel
     relay.handle(Tick(1000.0), 1.1)
     log.look(relay, [0])
     over, partial = seen[-2:]
-    assert over == ("finding", "engine", "over", "over after 0 s: nothing listens at tcp://127.0.0.1:5557")
+    assert over == ("finding", "engine", "over", "ended after 0 s: nothing listens at tcp://127.0.0.1:5557")
     assert partial[:3] == ("finding", "engine", "problem")
     assert partial[3].startswith("partial: batches 0 to 4 were trimmed")
     relay.sources[0].sequencer.complete(certain=True)
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
     assert seen[-1][2] == "over"
-    assert seen[-1][3].startswith("over after 0 s: partial: batches 0 to 4 were trimmed")
+    assert seen[-1][3].startswith("ended after 0 s: partial: batches 0 to 4 were trimmed")
 
 
 def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> None:

@@ -93,7 +93,7 @@ def test_more_views_than_there_may_be_are_refused_and_nothing_changes() -> None:
     limited = config(limits={"max_views": 2})
     views = Views(limited, keys(r1=A, r2=B))
     before = list(views.all)
-    with pytest.raises(ConfigError, match=r"3 different rights on the lists, and limits\.max_views allows 2"):
+    with pytest.raises(ConfigError, match=r"3 different sets of rights, but limits\.max_views allows 2"):
         views.change(limited, keys(r1=A, r2=B, r3=AB))
     assert views.all == before
     assert views.change(limited, keys(r1=A, r3=AB)) == [3]

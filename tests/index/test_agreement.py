@@ -54,7 +54,7 @@ def test_another_hash_is_reported_once_and_its_end_too(caplog):
     agreement.compare(named(one=[1, 2], other=[1, 2]), lambda _: SAME)
     (over,) = caplog.messages[1:]
     assert over.endswith(f"s: {finding.text}")
-    assert over.startswith("index: over after ")
+    assert over.startswith("index: ended after ")
 
 
 def test_workers_of_different_models_and_other_prompts_are_not_compared():

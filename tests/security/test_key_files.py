@@ -217,7 +217,7 @@ def test_what_leaves_in_clear_is_known(output, clear):
     assert in_clear(config) == (
         []
         if clear is None
-        else [f"output routers: token ids leave this machine in clear {clear}: see curve_secret_key_file"]
+        else [f"output routers: token ids leave this machine unencrypted {clear}: see curve_secret_key_file"]
     )
 
 
@@ -261,7 +261,7 @@ class TestKeygen:
 def test_an_output_without_tokens_is_said_to_leave_hashes():
     outputs = [{"endpoint": "tcp://*:5657", "token_ids": "drop"}]
     (said,) = in_clear(load(None, env={}, overrides={"sources": [{}], "outputs": outputs}))
-    assert "block hashes leave this machine in clear" in said
+    assert "block hashes leave this machine unencrypted" in said
 
 
 def test_a_broker_without_tls_is_said_to_be_reached_in_clear():

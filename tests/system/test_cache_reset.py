@@ -48,7 +48,7 @@ async def test_everything_is_known_after_a_reset(
         assert line.startswith(f"source engine: partial: {trimmed} before kvbus asked for them")
         engine.ranks[0].reset()
         await is_whole(bus, engine)
-        await eventually(lambda: re.search("source engine: over after .*: partial: ", caplog.text), "and that is said")
+        await eventually(lambda: re.search("source engine: ended after .*: partial: ", caplog.text), "and that is said")
 
 
 async def test_everything_is_known_after_a_reset_of_all_ranks():
