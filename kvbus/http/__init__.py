@@ -1,1 +1,1 @@
-"""The admin port: probes, metrics, sources, routers, blocks, events and a status page over HTTP, on aiohttp."""
+"""The admin port: an aiohttp server for probes, metrics, sources, routers, blocks, events and a status page."""

@@ -1,12 +1,15 @@
-"""Access to the paths of the HTTP port: for everybody, for programs on this machine (or in this pod), or by token.
+"""The rules that decide which client may read a path of the HTTP port.
 
-A local program is recognised by both ends of its connection. A port-forward arrives on loopback, so it works too. A
-request's headers cannot prove that a client is local. But browsers state truthfully which host name they ask for, and
-which site's page sent the request. So kvbus can refuse pages of other sites, and names that an attacker has pointed to
-loopback (DNS rebinding).
+Some paths are open to every client. The other paths are open to programs on this machine (or in this pod), and to
+clients with a valid token.
 
-A principal proves itself by a bearer token, from anywhere and through any proxy. Browsers do not send one by
-themselves.
+A program is local if both ends of its connection have loopback addresses. A port-forward arrives on loopback, so it
+counts as local. A request's headers cannot prove that a client is local. But a browser states truthfully the host name
+that it requests, and the site whose page sent the request. So kvbus can refuse requests from pages of other sites, and
+requests for a host name that an attacker has pointed to loopback (DNS rebinding).
+
+A client that is not local sends a bearer token, from any address and through any proxy. A browser never sends such a
+token without being asked to.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from kvbus.http.credentials import Credentials, Token, find
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site for kvbus's own page, and for an address that a user typed."""
+"""Allowed values of Sec-Fetch-Site: a request from kvbus's own page, and an address that a user has typed."""
 
 _HOW: Final = {
     HttpRefusal.PEER: (
@@ -31,15 +34,15 @@ _HOW: Final = {
         "`kubectl port-forward POD {port}` or `ssh -L {port}:127.0.0.1:{port} HOST`"
     ),
     HttpRefusal.FORWARDED: (
-        "a proxy passed the request on (Forwarded, X-Forwarded-*, X-Real-IP or Via), so it is not known who asks: "
+        "a proxy passed the request on (Forwarded, X-Forwarded-*, X-Real-IP or Via), so its sender is not known: "
         "ask {url} without the proxy"
     ),
     HttpRefusal.HOST: (
         "the Host header has to be localhost, 127.0.0.1 or [::1], or one of http_allowed_hosts: ask {url}"
     ),
-    HttpRefusal.CROSS_SITE: "a page of another site asked for it: enter {url} in the browser yourself",
-    HttpRefusal.TOKEN: "the bearer token is none that may read: a line of http_tokens_file lets one in",
-    HttpRefusal.RIGHTS: "the token is for status alone",
+    HttpRefusal.CROSS_SITE: "a page of another website has sent the request: enter {url} in the browser yourself",
+    HttpRefusal.TOKEN: "the bearer token is not valid: http_tokens_file has no line for it",
+    HttpRefusal.RIGHTS: "the token allows only reading the status",
 }
 
 _TOKEN_IDS: Final = "token ids, which are what users wrote"
@@ -47,24 +50,24 @@ _CONTENT: Final = frozenset({"/blocks", "/events?output="})
 
 
 def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
-    """Return a sentence that says how to get access.
+    """Return a sentence that explains to a refused client how to get access.
 
     Args:
-        refusal: why access was refused.
+        refusal: the reason for the refusal.
         path: the requested path.
         url: the URL of kvbus on this machine, without a path.
     """
     how = _HOW[refusal].format(url=f"{url}{path}", port=url.rpartition(":")[2])
-    return f"{path} shows {_TOKEN_IDS if path in _CONTENT else 'how the bus is'}, and {how}"
+    return f"{path} shows {_TOKEN_IDS if path in _CONTENT else 'the state of the bus'}, and {how}"
 
 
 class Caller(NamedTuple):
-    """A client that may read.
+    """A client that has access.
 
     Attributes:
         name: the client's name in the log.
-        content: whether it may read content too.
-        token: its line of the tokens file; None for a program on this machine.
+        content: whether the client may read blocks and batches, besides the status.
+        token: the client's line of ``http_tokens_file``; None for a local program.
     """
 
     name: str
@@ -76,10 +79,10 @@ LOOPBACK: Final = Caller("loopback")
 
 
 class Access:
-    """The access rule for every path that is not open to everybody.
+    """The check of every request for a path that is not open to all clients.
 
     Args:
-        allowed_hosts: names allowed in the Host header, besides the local ones.
+        allowed_hosts: the values that are allowed in the Host header, besides the names of this machine.
         credentials: the valid tokens.
     """
 
@@ -88,7 +91,12 @@ class Access:
         self.credentials = credentials or Credentials()
 
     def caller(self, request: web.Request, *, content: bool) -> Caller | HttpRefusal:
-        """Return the client if it may read, else the reason why not."""
+        """Return the client that sent a request, or the reason why it has no access.
+
+        Args:
+            request: the request.
+            content: whether the requested path shows blocks or batches.
+        """
         refusal = self.refusal(request)
         if refusal is None:
             return LOOPBACK
@@ -98,11 +106,14 @@ class Access:
         return refusal if found is None else found
 
     def holds(self, caller: Caller) -> bool:
-        """Return whether a client still has access: its token is still valid, or it is local."""
+        """Return whether a client still has access.
+
+        A local client always has; another one needs a token that is still valid.
+        """
         return caller.token is None or caller.token in self.credentials.tokens
 
     def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
-        """Return the owner of the request's token, or why the token is invalid; None if it has none."""
+        """Return the owner of the request's token, or the reason why the token is invalid; None without a token."""
         given = request.headers.getall("Authorization", [])
         if not given or not self.credentials.tokens:
             return None
@@ -113,8 +124,8 @@ class Access:
         return HttpRefusal.TOKEN if found is None else Caller(found.name, found.content, found)
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
-        """Return why a request does not count as local; None if it does."""
-        # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
+        """Return the reason why a request does not count as local; None if it does."""
+        # Check both ends: a service mesh's proxy sends requests of all clients from 127.0.0.6 to the pod's address.
         for name in ("peername", "sockname"):
             end = None if request.transport is None else request.transport.get_extra_info(name)
             if not end or not is_loopback(end[0]):
@@ -127,7 +138,7 @@ class Access:
             return HttpRefusal.HOST
         target = request.raw_path
         if not target.startswith("/") and not self._is_local(urlsplit(target).netloc):
-            return HttpRefusal.HOST  # GET http://HOST/blocks: check the target's host too
+            return HttpRefusal.HOST  # GET http://HOST/blocks: check its HOST too
         return None if _is_own_page(request, hosts[0]) else HttpRefusal.CROSS_SITE
 
     def _is_local(self, authority: str) -> bool:
@@ -136,7 +147,7 @@ class Access:
 
 
 def _is_own_page(request: web.Request, host: str) -> bool:
-    """Return whether the request does not come from a page of another site."""
+    """Return whether the request was sent by kvbus's own page or by a program, and not by a page of another site."""
     origins = request.headers.getall("Origin", [])
     sites = request.headers.getall("Sec-Fetch-Site", [])
     ours = f"{request.scheme}://{host}".lower()

@@ -1,4 +1,4 @@
-"""Answers of the HTTP server: JSON, long texts, problems, refusals and the files of a page."""
+"""The answers of the HTTP servers: JSON, long texts, errors, refusals, and the files of a page."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from kvbus.http import connections
 from kvbus.telemetry.table import kvbus_version
 
 PART: Final = 256 * 1024
-"""Bytes written to a connection in one iteration of the event loop; this takes 0.2 ms."""
+"""Maximum number of bytes written to a connection in one iteration of the event loop; writing them takes 0.2 ms."""
 
 T = TypeVar("T")
 
 
 def as_json(data: object) -> web.Response:
-    """Return a JSON response."""
+    """Return a response with the data as JSON."""
     return web.Response(body=msgspec.json.encode(data), content_type="application/json")
 
 
 def plain(text: str, status: int = 200) -> web.Response:
-    """Return a plain-text response."""
+    """Return a response with a plain text."""
     return web.Response(text=text, status=status)
 
 
 def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return a JSON response that says what is wrong with a request."""
+    """Return an error response: a JSON object with a sentence about what is wrong with the request."""
     body = msgspec.json.encode({"error": text})
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str) -> web.Response:
-    """Return the response for a refused request, and count the reason."""
+    """Count the reason of a refusal, and return the response for the refused request."""
     process.http_refused[refusal] += 1
     return problem(status, text)
 
 
 async def in_slices(work: Generator[None, None, T]) -> T:
-    """Run a generator one step per iteration of the event loop, and return its result."""
+    """Run a generator and return its result. Each iteration of the event loop runs one step."""
     while True:
         try:
             next(work)
@@ -65,7 +65,7 @@ async def write(response: web.StreamResponse, part: bytes) -> None:
 
 
 async def send(request: web.Request, body: bytes, content_type: str) -> web.StreamResponse:
-    """Send a long body in parts.
+    """Send a long body in parts, so that the event loop stays responsive.
 
     Raises:
         TimeoutError: the client reads too slowly.
@@ -92,21 +92,24 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""The page loads nothing external and nothing inline, and no other page may frame it."""
+"""Headers of a page.
+
+The page loads nothing from other servers and no inline scripts, and no other page may frame it.
+"""
 
 
 async def status_page(request: web.Request) -> web.Response:
-    """Return one of the status page's files."""
+    """Return the file of the status page that the request's path names."""
     return page_file("kvbus.http", request.path)
 
 
 def page_file(package: str, path: str) -> web.Response:
-    """Return a file of a page, from the folder ``static`` of a package."""
+    """Return the file of a page that a path names. The files are in the folder ``static`` of a package."""
     name, kind = FILES[path]
     text = (resources.files(package) / "static" / name).read_bytes()
     return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
 def about(config: Config) -> dict[str, Any]:
-    """Return the version and the configuration in force. It has the paths of key files, but no secret."""
+    """Return kvbus's version and the current configuration. It contains the paths of key files, but no secret."""
     return {"version": kvbus_version(), "config": config.to_dict()}

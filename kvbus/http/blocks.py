@@ -1,4 +1,7 @@
-"""``GET /blocks``: the live blocks of sources, one per line. Batches are handled between two parts of the answer."""
+"""``GET /blocks``: the live blocks of the sources, one on each line.
+
+The event loop handles batches between two parts.
+"""
 
 from __future__ import annotations
 
@@ -21,31 +24,31 @@ LINES: Final = 20
 """Number of lines made in one iteration of the event loop."""
 
 MAX_DUMPS: Final = 4
-"""Maximum number of ``/blocks`` answers at a time. Further requests get 503."""
+"""Maximum number of unfinished ``/blocks`` answers. Further requests get the status 503."""
 
 
 class Observed(Protocol):
-    """The bus whose blocks are shown."""
+    """The attributes of the daemon from which ``/blocks`` is answered."""
 
     relay: Relay
     process: ProcessStats
 
 
 async def dump_blocks(observed: Observed, request: web.Request) -> web.StreamResponse:
-    """Answer ``GET /blocks``."""
+    """Answer ``GET /blocks``, with the live blocks of one source or of all sources."""
     name, hashes = request.query.get("source"), request.query.get("hashes", "number")
     if hashes not in HASH_FORMS:
-        return problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
+        return problem(400, f"hashes={hashes!r} is not one of {', '.join(HASH_FORMS)}; for example hashes=string")
     sources = [s for s in observed.relay.present if name in (None, s.spec.label)]
     if name is not None and not sources:
         known = ", ".join(s.spec.label for s in observed.relay.present)
-        return problem(404, f"no source {name!r}; there are: {known}")
+        return problem(404, f"no source {name!r}; the sources are: {known}")
     process = observed.process
     if process.http_dumps >= MAX_DUMPS:
         return refused(process, 503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
     process.http_dumps += 1
     try:
-        # read all sources at the same moment, which is cheap: only their state is copied
+        # freeze all indexes in the same iteration, so that the sources match; this is cheap
         lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)

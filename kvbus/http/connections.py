@@ -1,7 +1,8 @@
-"""The connections of an HTTP server: a limit of their number, and of the time that a client may take for a request.
+"""The connections of an HTTP server, with limits for their number and for the time that a request may take.
 
-aiohttp limits the head of a request. But it accepts any number of connections, waits a minute for a TLS handshake, and
-does not close the connection of a client that does not read. A server without free descriptors cannot answer probes.
+aiohttp limits only the size of a request's head. It accepts any number of connections, waits a minute for a TLS
+handshake, and does not close the connection of a client that does not read. Without limits a client could use up all
+file descriptors, and the server could not answer probes.
 """
 
 from __future__ import annotations
@@ -22,33 +23,36 @@ from kvbus.common.errors import BindError, os_reason
 log = logging.getLogger("kvbus.http.connections")
 
 MAX_CONNECTIONS: Final = 128
-"""Maximum number of open connections. Above it the server closes an old one for a new one, so that probes get in."""
+"""Maximum number of open connections. At the maximum, the server closes an old connection for each new one.
+
+So Kubernetes's probes can always connect.
+"""
 
 TIMEOUT: Final = 10.0
-"""Seconds that a client may take for the TLS handshake and its next request, and to read an answer."""
+"""Seconds that a client may take for the TLS handshake and its next request, and for reading an answer."""
 
 MAX_UNANSWERED_BYTES: Final = 65_536
-"""Bytes that a client of the admin port may send between two answers: heads, bodies, and pipelined requests."""
+"""Maximum number of bytes that a client may send between two answers: heads, bodies, and pipelined requests."""
 
 ACCEPT_AGAIN: Final = 0.1
-"""Seconds until the server accepts again, after the system had no free descriptor."""
+"""Seconds until the server accepts connections again after the system had no free file descriptor."""
 
 
 class ConnectionStats(Protocol):
-    """Counters of connections: the number of open ones, and of those that the server closed, by reason."""
+    """The counters of connections: the open ones, and those that the server has closed, by reason."""
 
     http_connections: int
     http_closed: Counter[str]
 
 
 class Connection(asyncio.Protocol):
-    """One connection. It limits the client's time and bytes, and passes everything on to aiohttp's protocol.
+    """One connection. It limits the client's time and bytes, and passes all data on to aiohttp's protocol.
 
     Attributes:
         address: the client's address.
-        served: whether it has had an answer.
-        answering: whether a handler is answering its request.
-        waiting: whether that handler waits until other answers are made.
+        served: whether the client has received an answer on this connection.
+        answering: whether a handler is answering a request of this connection.
+        waiting: whether that handler waits until other answers are complete.
     """
 
     def __init__(self, connections: Connections, address: str) -> None:
@@ -63,23 +67,23 @@ class Connection(asyncio.Protocol):
         self.start_timer()
 
     def start_timer(self) -> None:
-        """Start counting the time that the client takes for its next request."""
+        """Start the timer that closes the connection if the client takes too long for its next request."""
         loop = asyncio.get_running_loop()
         self._unanswered = 0
         self._timer = loop.call_later(self._connections.timeout, self.close, "slow")
 
     def stop_timer(self) -> None:
-        """Stop counting the client's time."""
+        """Stop the timer of :meth:`start_timer`."""
         if self._timer is not None:
             self._timer.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Pass the new connection to aiohttp. A TLS handshake is complete."""
+        """Pass the new connection on to aiohttp. If TLS is used, its handshake is complete."""
         self._transport = transport  # type: ignore[assignment] # a stream transport
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to aiohttp, unless the client has sent too much."""
+        """Pass data on to aiohttp. If the client has sent too much, close the connection."""
         self._unanswered += len(data)
         if self._unanswered > self._connections.max_unanswered:
             self.close("too_large")
@@ -87,24 +91,24 @@ class Connection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def eof_received(self) -> None:
-        """Pass the end of the client's data on to aiohttp."""
+        """Pass on to aiohttp that the client sends no more data."""
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Make aiohttp wait until the client has read more."""
+        """Make aiohttp wait until the client has read more of the answer."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Let aiohttp write again."""
+        """Let aiohttp continue to write the answer."""
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Remove the connection."""
+        """Remove the connection from the open connections, and inform aiohttp."""
         self._connections.forget(self)
         self._inner.connection_lost(exc)
 
     def close(self, reason: str) -> None:
-        """Close the connection at once, without waiting for the client to read, and count the reason."""
+        """Close the connection immediately, even if the client has not read everything, and count the reason."""
         self._connections.closed(reason)
         self._connections.forget(self)
         if self._transport is not None:
@@ -114,16 +118,16 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """A server of aiohttp with limits for its connections.
+    """An aiohttp server with limits for its connections.
 
     Args:
         app: answers the requests.
-        stats: counters of connections.
-        context: returns the TLS context of a new connection; None for no TLS.
+        stats: the counters of connections.
+        context: returns the TLS context of a new connection; None without TLS.
         most: maximum number of open connections.
-        timeout: seconds for the TLS handshake and a complete request.
-        max_unanswered: bytes that a client may send between two answers.
-        options: options of :class:`aiohttp.web.AppRunner`.
+        timeout: maximum seconds for the TLS handshake and a complete request.
+        max_unanswered: maximum number of bytes that a client may send between two answers.
+        options: the options of :class:`aiohttp.web.AppRunner`.
     """
 
     def __init__(
@@ -148,12 +152,20 @@ class Connections:
         self._accepting: asyncio.Task[None] | None = None
 
     def protocol(self) -> asyncio.Protocol:
-        """Return aiohttp's protocol for a new connection."""
+        """Return the aiohttp protocol that handles a new connection."""
         assert self._runner.server is not None  # noqa: S101 - it listens
         return self._runner.server()
 
     async def listen(self, what: str, host: str, port: int) -> tuple[str, int]:
-        """Listen on an address, and return it with its real port. ``what`` names the server in an error.
+        """Listen on an address.
+
+        Args:
+            what: the server's name in an error, such as ``http``.
+            host: the host name or address.
+            port: the port; 0 lets the system choose one.
+
+        Returns:
+            The host and the port on which the server listens.
 
         Raises:
             BindError: the address cannot be bound.
@@ -172,7 +184,10 @@ class Connections:
         return host, port
 
     async def close(self) -> None:
-        """Stop accepting connections, give unfinished answers the runner's time to end, and close every connection."""
+        """Stop accepting connections, wait for unfinished answers, and close every connection.
+
+        The wait is limited by the option ``shutdown_timeout``.
+        """
         if self._accepting is not None and self._listener is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
@@ -209,11 +224,14 @@ class Connections:
             self.forget(connection)
 
     def _make_room(self) -> bool:
-        """Close a connection if the maximum is reached. Return False if all of them are being answered.
+        """Close a connection if the maximum number is open, so that a new one can be accepted.
 
-        The closed connection belongs to the address that has the most connections, else to the next such address. The
-        first choice is the oldest idle connection that has had an answer, then the newest one whose request waits, then
-        the oldest idle one.
+        It closes a connection of the address with the most connections. If all connections of that address are being
+        answered, the address with the next most connections follows. Within an address the order is: the oldest idle
+        connection that has received an answer, the newest connection whose request waits, the oldest idle connection.
+
+        Returns:
+            False if the maximum number is open and all connections are being answered.
         """
         if len(self._open) < self._most:
             return True
@@ -229,19 +247,19 @@ class Connections:
         return False
 
     def closed(self, reason: str) -> None:
-        """Count a connection that the server closes, unless the reason is empty."""
+        """Count a connection that the server closes. An empty reason is not counted."""
         if reason:
             self._stats.http_closed[reason] += 1
 
     def forget(self, connection: Connection) -> None:
-        """Remove a connection."""
+        """Remove a connection from the open connections."""
         connection.stop_timer()
         self._open.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Stop counting the client's time while the server answers its request."""
+        """Stop the timer of a connection while the server answers its request."""
         connection = _of(transport)
         if connection is None:
             yield
@@ -258,7 +276,7 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Mark a connection whose request waits, so that the server may close it for a new one."""
+        """Mark a connection whose request waits. The server may close such a connection for a new one."""
         connection = _of(transport)
         if connection is None:
             yield
@@ -271,6 +289,6 @@ class Connections:
 
 
 def _of(transport: asyncio.BaseTransport | None) -> Connection | None:
-    """Return the connection of a request's transport; None if the client is gone."""
+    """Return the connection to which a request's transport belongs; None if the client has disconnected."""
     connection = None if transport is None else transport.get_protocol()
     return connection if isinstance(connection, Connection) else None

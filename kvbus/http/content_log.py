@@ -1,7 +1,9 @@
-"""The log of the clients that read content over HTTP: callers, paths and amounts, never the content.
+"""The log of the clients that read blocks and batches over HTTP.
 
-Amounts are added up. Every few seconds there is one line for each caller, path and status. So nothing is omitted,
-however many clients ask, and the line includes the part of an unfinished answer that was sent.
+It has callers, paths and amounts, but never the content.
+
+kvbus adds up the amounts. Every few seconds it writes one line for each caller, path and status. So every answer is in
+the log, however many requests there are. The part of an unfinished answer that was sent is included.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ EVERY: Final = 10.0
 """Seconds between two writes of the lines."""
 
 MAX_LINES: Final = 1000
-"""Maximum number of combinations of caller, path and status. At the maximum the lines are written at once."""
+"""Maximum number of combinations of caller, path and status. When it is reached, the lines are written immediately."""
 
 
 class Reading:
     """An answer with content that is being sent.
 
     Attributes:
-        status: the answer's status; 200 until it is known.
+        status: the status code of the answer; 200 until the answer is complete.
         blocks: number of blocks sent since the last line in the log.
-        bytes: number of bytes sent since then.
+        bytes: number of bytes sent since the last line in the log.
     """
 
     def __init__(self, caller: str, path: str) -> None:
@@ -36,7 +38,7 @@ class Reading:
         self.bytes = 0
 
     def add(self, blocks: int, size: int) -> None:
-        """Count blocks and bytes that are being sent."""
+        """Count the blocks and bytes of a part of the answer."""
         self.blocks += blocks
         self.bytes += size
 
@@ -46,7 +48,7 @@ current: Final[ContextVar[Reading]] = ContextVar("reading")
 
 
 class ContentLog:
-    """The sums of the content that is read over HTTP, and their log."""
+    """The amounts of content that clients read over HTTP, and the log of these amounts."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
@@ -54,25 +56,25 @@ class ContentLog:
         self._next = 0.0
 
     def begin(self, caller: str, path: str) -> Reading:
-        """Record an answer that the current task begins."""
+        """Record the beginning of an answer that the current task sends."""
         reading = Reading(caller, path)
         current.set(reading)
         self._open.add(reading)
         return reading
 
     def end(self, reading: Reading) -> None:
-        """Record the end of an answer."""
+        """Record that an answer is complete or was aborted."""
         self._open.discard(reading)
         self._add(reading, answers=1)
 
     def look(self, now: float) -> None:
-        """Write the lines if they are due."""
+        """Write the lines if :data:`EVERY` seconds have passed since the last time."""
         if now >= self._next:
             self._next = now + EVERY
             self.write()
 
     def write(self) -> None:
-        """Write the lines now."""
+        """Write the lines now, including the amounts of unfinished answers."""
         for reading in self._open:
             if reading.bytes:
                 self._add(reading, answers=0)

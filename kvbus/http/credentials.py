@@ -1,4 +1,4 @@
-"""The credentials of the HTTP port: callers' tokens and the server's TLS, read from the files of a configuration."""
+"""The credentials of the HTTP port, read from files: the clients' tokens, and the server's TLS certificate."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kvbus.transport.curve import KeyFileError, read_file
 from kvbus.transport.tls_files import TlsFileError, read_text, show
 
 PREFIX: Final = "kvbus_"
-"""Prefix of every token, so that scanners for secrets find one that leaks."""
+"""Prefix of every token, by which secret scanners recognise a leaked token."""
 
 MAX_TOKENS: Final = 256
-"""Maximum number of lines of a file. Each request with a token is compared with all of them."""
+"""Maximum number of tokens in a file. The token of each request is compared with all of them."""
 
 STATUS: Final = "status"
 
@@ -32,7 +32,7 @@ _FORM: Final = "NAME sha256:HASH, as `kvbus token` prints it"
 
 
 class Token(NamedTuple):
-    """A valid token: its owner's name, its hash, and whether it may read content."""
+    """A valid token: the name of its owner, its hash, and whether its owner may read blocks and batches."""
 
     name: str
     digest: bytes
@@ -43,32 +43,32 @@ class Token(NamedTuple):
 
 
 def new_token() -> str:
-    """Generate a token."""
+    """Generate a random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def is_name(text: str) -> bool:
-    """Return whether a line of the tokens file may begin with a text."""
+    """Return whether a text is valid as the name of a token's owner, with which a line of the file begins."""
     return _is_name(text) is not None
 
 
 def line_of(name: str, token: str, *, content: bool) -> str:
-    """Return a token's line of the file."""
+    """Return the line of ``http_tokens_file`` that makes a token valid."""
     return f"{name} sha256:{_digest(token).hex()}{'' if content else f' {STATUS}'}"
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read a file of tokens. A name may have two lines while its token is being replaced.
+    """Read a file of tokens. A name may have two lines, so that its owner can change to a new token.
 
     Raises:
-        KeyFileError: the file cannot be used. The error quotes nothing of it.
+        KeyFileError: the file cannot be used. The error contains no part of the file.
     """
     text, mode = read_file(path)
     if mode & stat.S_IWOTH:
-        raise KeyFileError(f"others may write to it (mode {mode:04o}), and so let themselves in: chmod o-w")
-    # An editor may truncate the file for a moment, and that must not revoke every token.
+        raise KeyFileError(f"others may write to it (mode {mode:04o}), and so add their own token: chmod o-w")
+    # An editor may leave the file empty for a moment, which must not revoke every token.
     if not text:
-        raise KeyFileError("is empty; a comment in it (#) says that nobody is meant to be let in")
+        raise KeyFileError("is empty; if no token is to be valid, put a comment line (#) into it")
     found: dict[bytes, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -87,7 +87,10 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def find(tokens: tuple[Token, ...], given: str) -> Token | None:
-    """Return the matching token, or None. The time taken does not depend on the given text or on a match."""
+    """Return the valid token that equals the given text; None if there is none.
+
+    The duration does not depend on the text or on the result, so it reveals nothing about the tokens.
+    """
     digest, found = _digest(given), None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
@@ -101,11 +104,11 @@ def _digest(token: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """The TLS of new connections.
+    """The TLS settings of new connections.
 
     Attributes:
-        context: the server's context.
-        content: hash of the files that it was made from.
+        context: the server's TLS context.
+        content: hash of the files from which the context was made.
     """
 
     context: ssl.SSLContext = field(compare=False, repr=False)
@@ -114,17 +117,17 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """All credentials in force at one moment."""
+    """The valid tokens and the TLS settings at one moment."""
 
     tokens: tuple[Token, ...] = ()
     tls: Tls | None = None
 
 
 def read_credentials(config: Config) -> Credentials:
-    """Read all files of tokens and certificates.
+    """Read the tokens file and the certificate files of a configuration.
 
     Raises:
-        ConfigError: kvbus cannot use a file. The error names all such files, and quotes nothing of them.
+        ConfigError: kvbus cannot use a file. The error lists every such file, and contains no part of it.
     """
     credentials, problems = read_again(config, Credentials())
     if problems:
@@ -133,9 +136,13 @@ def read_credentials(config: Config) -> Credentials:
 
 
 def read_again(config: Config, before: Credentials) -> tuple[Credentials, list[Problem]]:
-    """Read all files again. If a file cannot be used, its former content stays in force.
+    """Read the tokens file and the certificate files again. If a file is not usable, its previous content stays valid.
 
-    Tokens and TLS are read independently: a bad certificate must not keep a token valid that was removed.
+    Tokens and TLS files are read independently. So a removed token becomes invalid even if the certificate is not
+    usable.
+
+    Returns:
+        The new credentials, and the problems with the files.
     """
     problems: list[Problem] = []
     tokens, tls = before.tokens, before.tls
@@ -154,12 +161,12 @@ def read_again(config: Config, before: Credentials) -> tuple[Credentials, list[P
 
 
 def read_tls(certificate: Path, key: Path, before: Tls | None = None) -> Tls:
-    """Read a certificate and its key. Return ``before`` if the files have not changed.
+    """Read a certificate and its private key. Return ``before`` if the files have not changed.
 
-    kvbus never changes a context, so a bad file cannot damage the one in use.
+    kvbus never changes an existing TLS context, so an unusable file does not affect the current context.
 
     Raises:
-        TlsFileError: a file cannot be used; its ``key`` is the key of the configuration.
+        TlsFileError: a file cannot be used. The attribute ``key`` of the error is the configuration key of the file.
     """
     texts = [read_text("http_tls_certificate_file", certificate), read_text("http_tls_key_file", key, secret=True)]
     content = hashlib.sha256("\0".join(texts).encode()).digest()

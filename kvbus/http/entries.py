@@ -1,4 +1,4 @@
-"""The entries of ``/sources`` and ``/routers``, made from readings."""
+"""The JSON entries of ``/sources`` and ``/routers``, made from readings of the bus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Counts(msgspec.Struct):
-    """The counters of a source; ``missing = recovered + lost + pending``."""
+    """The counters of one source, where ``missing = recovered + lost + pending`` always holds."""
 
     batches: int
     bytes: int
@@ -34,7 +34,7 @@ class Counts(msgspec.Struct):
 
 
 class SourceEntry(msgspec.Struct):
-    """One engine publisher."""
+    """One source in ``/sources``."""
 
     name: str
     rank: int
@@ -60,7 +60,7 @@ class SourceEntry(msgspec.Struct):
 
 
 class RouterEntry(msgspec.Struct):
-    """One connection of a router."""
+    """One connection of a router in ``/routers``."""
 
     output: str
     stream: int
@@ -88,15 +88,16 @@ def source_entry(
     dialled_in: list[str] | None = None,
     slot: int | UnsetType = UNSET,
 ) -> SourceEntry:
-    """Return the entry of a source.
+    """Return the ``/sources`` entry of a source.
 
     Args:
-        source: the source's reading.
-        endpoint: the endpoint of its live stream.
-        replay_endpoint: the endpoint of its replay, or None.
-        found: which discoverer found it, and where; None if the configuration names it.
-        dialled_in: the addresses from which its publishers have connected; None if kvbus connects to them.
-        slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
+        source: the reading of the source.
+        endpoint: the endpoint of the engine's live stream.
+        replay_endpoint: the endpoint of the engine's replays; None without one.
+        found: the discoverer that found the engine, and the place where it found it; None for a configured source.
+        dialled_in: the addresses of the engines that have connected to kvbus; None if kvbus dials the engine.
+        slot: the source's number. An output with a port for each source serves it at its first port plus this number.
+            On a merged output it is the source's rank.
     """
     stats = source.stats
     return _entry(
@@ -113,7 +114,7 @@ def source_entry(
 
 
 def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry:
-    """Return the entry of a router."""
+    """Return the ``/routers`` entry of a router's connection."""
     router = reading.router
     return _entry(
         RouterEntry,
@@ -129,5 +130,5 @@ def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry
 
 
 def _entry(kind: type[T], reading: object, **others: Any) -> T:
-    """Return an entry with the fields in ``others``. Every other field is the reading's attribute of the same name."""
+    """Return an entry. Its fields are those in ``others``, and otherwise the attributes of ``reading``."""
     return kind(**{name: getattr(reading, name) for name in kind.__struct_fields__ if name not in others}, **others)

@@ -1,9 +1,9 @@
-"""``GET /events``: transitions, rates once a second and, for clients that may read content, an output's batches.
+"""``GET /events``: a stream of server-sent events, for clients that do not speak ZeroMQ.
 
-The answer is a stream of server-sent events, for clients that do not speak ZeroMQ. kvbus queues nothing for a client.
-Each client has positions in data that is kept anyway (the timeline, the newest sample, the journals of an output), and
-reads from them at its own pace. So a client costs no memory. A slow client misses only data that is no longer kept, and
-it is told what it missed.
+It contains the changes of sources and routers, rates once a second, and for clients with the right to content also the
+batches of an output. kvbus queues nothing for a client. Each client has positions in data that kvbus keeps anyway: the
+timeline, the newest sample, and the journals of an output. It reads from them at its own pace, so it costs no memory. A
+slow client misses only data that kvbus no longer keeps, and it gets an event that states what it has missed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from kvbus.http.history import History
 from kvbus.http.timeline import Timeline
 
 MAX_LISTENERS: Final = 16
-"""Maximum number of clients of ``/events``. Further requests get 503."""
+"""Maximum number of clients of ``/events``. Further requests get the status 503."""
 
 MAX_FOLLOWERS: Final = 4
-"""Maximum number of these clients that get an output's batches."""
+"""Maximum number of clients of ``/events`` that get the batches of an output. Further requests get the status 503."""
 
 PART: Final = 32
-"""Maximum number of a batch's events that a client gets in one iteration of the event loop."""
+"""Maximum number of events of a batch that a client gets in one iteration of the event loop."""
 
 MAX_POSITIONS: Final = 256
-"""Maximum number of streams whose positions are in an id, because the size of a header is limited.
+"""Maximum number of streams whose positions an event's id contains. Clients send the id in a header of limited size.
 
-With more streams a client cannot resume batches.
+If the output has more streams, a client cannot resume the batches after a reconnection.
 """
 
 
@@ -47,11 +47,11 @@ class Listener:
     """One client of ``/events``.
 
     Attributes:
-        number: the last transition sent to it.
-        sampled: the last sample sent to it.
-        output: the output whose batches it gets; None for none.
-        reading: counts the batches sent to it, for the content log.
-        seqs: by slot, the seq of that output that it gets next.
+        number: the number of the last transition sent to the client.
+        sampled: the number of the last sample sent to the client.
+        output: the output whose batches the client gets; None if it gets no batches.
+        reading: counts the content sent to the client, for the content log.
+        seqs: the next seq of each stream of the output, by slot.
     """
 
     def __init__(self, output: Output | None, reading: Reading | None = None) -> None:
@@ -61,11 +61,15 @@ class Listener:
         self.output = output
         self.seqs: dict[int, int] = {}
         self.batches: Iterator[tuple[int, bytes]] | None = None
-        """The rest of the batches being sent: parts, each with the number of blocks that it names."""
+        """The unsent parts of the batches that are being sent, each with its number of blocks."""
         self.wake = asyncio.Event()
 
     def id_in(self, process: str) -> str:
-        """Return the id from which the client may resume."""
+        """Return the id with which the client can resume the stream after a reconnection.
+
+        Args:
+            process: the identifier of this kvbus process.
+        """
         head = f"{process}-{self.number}"
         if not 0 < len(self.seqs) <= MAX_POSITIONS:
             return head
@@ -73,7 +77,7 @@ class Listener:
 
 
 class Events:
-    """The clients of ``/events``."""
+    """All clients of ``/events``."""
 
     def __init__(self, timeline: Timeline, history: History, stats: ProcessStats) -> None:
         self._timeline = timeline
@@ -86,30 +90,35 @@ class Events:
         self._closed = False
 
     def room(self, output: Output | None) -> bool:
-        """Return whether another client of ``/events`` is admitted."""
+        """Return whether one more client is admitted. ``output`` is the output whose batches it requests, or None."""
         followers = sum(each.output is not None for each in self._listeners)
         return len(self._listeners) < MAX_LISTENERS and (output is None or followers < MAX_FOLLOWERS)
 
     def sampled(self) -> None:
-        """Record that there is a new sample."""
+        """Record that the history has a new sample."""
         self._samples += 1
         self._rates = b""
 
     def wake(self) -> None:
-        """Wake the clients that may have something new to read: batches, transitions or samples."""
+        """Wake the clients for which there may be new batches, transitions or samples."""
         before, self._news = self._news, (self._timeline.last, self._samples)
         for listener in self._listeners:
             if listener.output is not None or self._news != before:
                 listener.wake.set()
 
     def close(self) -> None:
-        """End every answer."""
+        """End the answers to all clients."""
         self._closed = True
         for listener in self._listeners:
             listener.wake.set()
 
     async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
-        """Send events until the client disconnects or the server ends.
+        """Send events to a client until it disconnects or the server closes.
+
+        Args:
+            request: the client's request.
+            output: the output whose batches the client gets; None for no batches.
+            last_id: the id of the last event that the client has received; empty if it begins.
 
         Raises:
             TimeoutError: the client reads too slowly.
@@ -136,7 +145,10 @@ class Events:
         return response
 
     def _start(self, listener: Listener, last_id: str) -> bytes:
-        """Set the client's positions from its last id, or to the end, and return an event that says which."""
+        """Set a client's positions, and return the event ``start``, which says whether the client could resume.
+
+        The positions are those of the client's last id. Without a usable id, they are after the newest data.
+        """
         because = self._resume(listener, last_id) if last_id else ""
         if because or not last_id:
             listener.number = self._timeline.last
@@ -145,18 +157,21 @@ class Events:
         return _event("start", said, listener.id_in(self._timeline.process))
 
     def _resume(self, listener: Listener, last_id: str) -> str:
-        """Set the client's positions from an id. Return why that is impossible; empty if it is done."""
+        """Set a client's positions from the id of an event.
+
+        Return the reason why this is impossible; empty if it is done.
+        """
         process, _, rest = last_id.partition("-")
         number, _, seqs = rest.partition("-")
         if not number.isdecimal():
-            return "the id cannot be read; it is that of an earlier event"
+            return "the id is not valid; use the id of an earlier event"
         if process != self._timeline.process:
             return "the id is of an earlier process: kvbus has restarted since"
         try:
             listener.number = int(number)
             listener.seqs = {int(slot): int(seq) for slot, seq in (each.split(":") for each in seqs.split(",") if each)}
         except ValueError:
-            return "the id cannot be read; it is that of an earlier event"
+            return "the id is not valid; use the id of an earlier event"
         if not self._timeline.first - 1 <= listener.number <= self._timeline.last:
             return f"transitions are kept from {self._timeline.first} to {self._timeline.last}"
         if listener.output is None:
@@ -164,11 +179,11 @@ class Events:
             return ""
         ends = _ends(listener.output)
         if listener.seqs.keys() != ends.keys() or any(listener.seqs[slot] > end for slot, end in ends.items()):
-            return f"the id is not of the streams of output {listener.output.spec.name}"
+            return f"the id does not match the streams of output {listener.output.spec.name}"
         return ""
 
     def _next(self, listener: Listener) -> bytes:
-        """Return the next part for a client; empty if it has everything."""
+        """Return the next part of the stream for a client; empty if there is nothing new."""
         process, parts = self._timeline.process, []
         if listener.number < self._timeline.first - 1:
             missed = {"from": listener.number + 1, "to": self._timeline.first - 1}
@@ -193,7 +208,10 @@ class Events:
         return b"".join(parts)
 
     def _batches(self, listener: Listener, output: Output) -> Iterator[tuple[int, bytes]]:
-        """Yield the batches after a client's positions in an output's journals, each part with its number of blocks."""
+        """Yield the batches after a client's positions in the journals of an output, in parts.
+
+        Each part comes with the number of blocks that it contains.
+        """
         process, streams, ends = self._timeline.process, output.open_streams, _ends(output)
         listener.seqs = {slot: listener.seqs.get(slot, streams[slot].first_seq) for slot in ends}
         for slot, end in ends.items():
@@ -212,7 +230,7 @@ class Events:
                 event = next(events, None)
                 while event is not None:
                     some, event = [event, *islice(events, PART - 1)], next(events, None)
-                    if event is None:  # only a complete batch moves the position
+                    if event is None:  # the position moves only after a complete batch
                         listener.seqs[slot] = after
                     last_id = "" if event else listener.id_in(process)
                     blocks = sum(len(each.get("block_hashes", ())) for each in some)
@@ -221,7 +239,7 @@ class Events:
 
 
 def _ends(output: Output) -> dict[int, int]:
-    """Return the next seq of each stream, by slot."""
+    """Return the next seq of each open stream of an output, by slot."""
     return {slot: stream.next_seq for slot, stream in output.open_streams.items()}
 
 
@@ -231,7 +249,10 @@ def _event(name: str, data: Any, last_id: str = "") -> bytes:
 
 
 def batch_events(payload: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a batch that kvbus has sent, as plain JSON. Hashes are strings, because they need 64 bits."""
+    """Yield the events of an outgoing batch as plain JSON data.
+
+    Hashes are strings, because a JSON number in a browser cannot hold 64 bits.
+    """
     batch = decode_batch(payload)
     return iter(()) if isinstance(batch, Reason) else map(_event_json, batch.events)
 

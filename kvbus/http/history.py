@@ -1,10 +1,11 @@
-"""The last five minutes of the bus, a sample a second: rates and levels of each source and each output.
+"""The last five minutes of the bus: rates and levels of each source and each output, with one sample a second.
 
-The history is recorded even if no page is open, so that a new page shows the past. A source takes 6 KB and an output 7
-KB, however long the bus runs. Each of them takes the event loop 4 us a second.
+The history is recorded even if no page is open, so that a new page can show the past. It takes 6 KB for a source and 7
+KB for an output, and 4 µs of the event loop's time a second for each of them.
 
-A sample of many sources is made in slices between batches, and appears when it is complete. With a thousand sources its
-slices are spread over 10 to 50 ms. Each rate uses the time between the source's own two readings.
+A sample of many sources is taken in slices between batches, and becomes visible when it is complete. With a thousand
+sources the slices take 10 to 50 ms in total. Therefore each rate is computed from the times at which its own source was
+read.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from kvbus.core.stats import OutputStats
 from kvbus.telemetry.readings import Driver
 
 KEPT: Final = 300
-"""Number of samples that are kept."""
+"""Number of samples that are kept. With one sample a second, these are five minutes."""
 
 PLACES: Final = KEPT + 1
-"""Number of positions for samples: one more than are kept, for the sample under construction."""
+"""Number of positions for samples: one more than are kept, for the sample that is being taken."""
 
 AT_ONCE: Final = 32
-"""Number of sources that are read in one iteration of the event loop; this takes 0.3 ms."""
+"""Number of sources that are read in one iteration of the event loop; reading 32 sources takes 0.3 ms."""
 
 SOURCE_RATES: Final = ("batches", "events")
 SOURCE_LEVELS: Final = ("blocks", "queue")
@@ -35,11 +36,16 @@ OUTPUT_LEVELS: Final = ("routers", "behind", "queue")
 
 
 class Course:
-    """The samples of one source or output: counters as rates, other values unchanged. NaN is unknown."""
+    """The samples of one source or output. Counters are stored as rates, other values unchanged. NaN means unknown.
+
+    Args:
+        rates: the names of the counters.
+        levels: the names of the other values.
+    """
 
     def __init__(self, rates: Sequence[str], levels: Sequence[str]) -> None:
         self.latest: dict[str, float] = dict.fromkeys((*rates, *levels), nan)
-        """The last sample. Each sample is a new dictionary."""
+        """The newest sample. Each sample is a new dictionary."""
         self._rings = {name: array("f", [nan]) * PLACES for name in self.latest}
         self._rates = tuple(rates)
         self._counted: Sequence[float] | None = None
@@ -49,10 +55,10 @@ class Course:
         """Add one sample.
 
         Args:
-            place: the sample's position.
-            now: seconds of a monotonic clock.
-            counted: the values of the counters, in the order of the rates.
-            levels: the other values by name.
+            place: the position at which the sample is stored.
+            now: the time of a monotonic clock, in seconds.
+            counted: the values of the counters, in the order of their names.
+            levels: the other values, by name.
         """
         before, self._counted = self._counted, counted
         seconds, self._read = now - self._read, now
@@ -66,20 +72,23 @@ class Course:
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
-        """Return the samples at these positions, in this order, with four significant digits."""
+        """Return the samples at the given positions, in the given order, by name.
+
+        Values have four significant digits.
+        """
         return {name: [float(f"{ring[place]:.4g}") for place in order] for name, ring in self._rings.items()}
 
 
 class History:
-    """The courses of each source, of each output, and of all sources together."""
+    """The samples of each source, of each output, and of all sources together."""
 
     def __init__(self) -> None:
         self.every = Course((), (*SOURCE_RATES, *SOURCE_LEVELS))
-        """The course of all sources together."""
+        """The sums over all sources."""
         self.sources: dict[str, Course] = {}
         self.outputs: dict[str, Course] = {}
         self.newest: dict[str, Any] = {}
-        """The newest sample as plain data; empty before the first."""
+        """The newest sample as plain data; empty before the first sample."""
         self._times = array("d", [nan]) * PLACES
         self._taken = 0
 
@@ -91,21 +100,23 @@ class History:
         clock: Callable[[], float],
         wall: float,
     ) -> Generator[None, None, None]:
-        """Take one sample of every source and output, a few sources at a time. It appears when it is complete.
+        """Take one sample of every source and output, a few sources in each step.
+
+        It becomes visible when it is complete.
 
         Args:
             relay: the relay with the sources and outputs.
-            drivers: the drivers of the outputs, in order.
-            stats: the drivers' counters, in order.
-            clock: returns monotonic seconds.
-            wall: time of day.
+            drivers: the drivers of the outputs, in the order of the configuration.
+            stats: the counters of these drivers.
+            clock: returns the time of a monotonic clock, in seconds.
+            wall: the time of day, in seconds.
         """
         place = self._taken % PLACES
         self._times[place] = wall
         courses: dict[str, Course] = {}
         total = dict.fromkeys(self.every.latest, 0.0)
         for number, source in enumerate(relay.present, 1):
-            if not source.gone:  # it may have been removed since the first slice
+            if not source.gone:  # the source may have been removed during an earlier step
                 label = source.spec.label
                 course = courses[label] = self.sources.get(label) or Course(SOURCE_RATES, SOURCE_LEVELS)
                 _sample_source(course, source, place, clock())
@@ -132,11 +143,11 @@ class History:
         self._taken += 1
 
     def times(self) -> list[float]:
-        """Return the times of the samples, oldest first."""
+        """Return the times of day of all samples, oldest first."""
         return [round(self._times[place], 1) for place in self._order()]
 
     def samples(self, course: Course) -> dict[str, list[float]]:
-        """Return the samples of a course, oldest first."""
+        """Return all samples of a source or output, oldest first, by the name of the value."""
         return course.samples(self._order())
 
     def _order(self) -> list[int]:

@@ -43,45 +43,52 @@ SAMPLE: Final = 1.0
 """Seconds between two samples of the history."""
 
 MAX_ANSWERS: Final = 2
-"""Maximum number of answers made at a time; further requests wait.
+"""Maximum number of answers that are made at the same time. Further requests wait.
 
-Probes, files of the page and streams do not count and do not wait.
+Probes, files of the page and event streams do not count, and never wait.
 """
 
 ENDING: Final = 1.0
-"""Seconds that unfinished answers have when the server ends."""
+"""Maximum seconds for which the server waits for unfinished answers when it closes."""
 
 
 class Observed(metrics.Observed, Protocol):
-    """The state of the bus that the server shows."""
+    """The attributes and methods of the daemon that the server uses."""
 
     config: Config
     streams: dict[int, SourceStream]
 
     @property
     def awaited(self) -> str:
-        """What kvbus waits for before it is ready for routers; empty if nothing."""
+        """The reason why kvbus is not ready for routers, such as ``starting``; empty if it is ready."""
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the bus, not about single sources and routers."""
+        """The current findings about the bus itself, without those about single sources and routers."""
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
-        """Return a finding about the source in a slot, or about a router, with the time at which it began."""
+        """Return a finding with the time at which it began.
+
+        ``subject`` is the slot of its source, or the key of its router.
+        """
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
+        """Return the addresses of the engines that have connected to kvbus for this source.
+
+        It is None if kvbus dials the engine.
+        """
 
 
 class Path(NamedTuple):
-    """One path of the server.
+    """One path of the server, and the rules for its requests.
 
     Attributes:
         handler: makes the answer.
-        shows: who may read it. ``nothing`` of the bus is shown to everybody. ``status`` is restricted if ``http_open``
-            is ``probes``. ``content`` is for local programs and principals.
-        takes: the parameters of its query.
-        methods: the HTTP methods.
+        shows: what the answer shows, which decides who may read it. ``nothing``: nothing about the bus, so every client
+            may read it. ``status``: every client may read it, unless ``http_open`` is ``probes``. ``content``: local
+            programs and owners of tokens may read it.
+        takes: the names of the allowed query parameters.
+        methods: the allowed HTTP methods.
     """
 
     handler: Handler
@@ -91,7 +98,12 @@ class Path(NamedTuple):
 
 
 class AdminServer:
-    """The HTTP server of probes, metrics, the state of the bus, its blocks, and a status page."""
+    """The HTTP server of the admin port.
+
+    Args:
+        observed: the daemon that the server shows.
+        credentials: the valid tokens and the TLS settings; None for no tokens and no TLS.
+    """
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
@@ -140,7 +152,7 @@ class AdminServer:
         )
 
     async def start(self) -> None:
-        """Listen on the configured address.
+        """Listen on the configured address. Without an address, do nothing.
 
         Raises:
             BindError: the address cannot be bound.
@@ -149,7 +161,8 @@ class AdminServer:
         if where is None:
             return
         self.address = await self._connections.listen("http", *where)
-        # Start the first worker thread now. That blocks the loop for some 20 ms, which the first /metrics would spend.
+        # Start the first worker thread now. This blocks the event loop for about 20 ms, and otherwise the first request
+        # of /metrics would cause it.
         await asyncio.to_thread(lambda: None)
 
     def _context(self) -> ssl.SSLContext | None:
@@ -158,7 +171,7 @@ class AdminServer:
 
     @web.middleware
     async def _each(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request, within the limits of its connection."""
+        """Answer a request, and close the connection if the client reads too slowly."""
         response: web.StreamResponse | None = None
         with self._connections.answering(request.transport):
             try:
@@ -171,7 +184,7 @@ class AdminServer:
                 if request.transport is not None:
                     request.transport.abort()
             except ConnectionError:
-                pass  # the client is gone
+                pass  # the client has disconnected
             except Exception as error:
                 report_out_of_memory(error)
                 raise
@@ -179,7 +192,7 @@ class AdminServer:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if len(request.headers.getall("Host", ())) != 1 and request.version != HttpVersion10:
-            return problem(400, "a request has one Host header")
+            return problem(400, "the request must have exactly one Host header")
         resource = request.match_info.route.resource
         path = None if resource is None else self.paths[resource.canonical]
         if path is None:
@@ -195,7 +208,7 @@ class AdminServer:
         return await handler(request)
 
     async def _no_path(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request for a path or method that does not exist, and name the existing ones."""
+        """Answer a request for an unknown path or method. The error names the known paths or methods."""
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
@@ -205,10 +218,16 @@ class AdminServer:
         except web.HTTPNotFound:
             if instead := PATHS.get(request.path):
                 return problem(410, gone(instead))
-            return problem(404, f"no path {request.path!r:.100}; there are: {', '.join(self.paths)}")
+            return problem(404, f"no path {request.path!r:.100}; the paths are: {', '.join(self.paths)}")
 
     async def _guarded(self, request: web.Request, handler: Handler, *, content: bool) -> web.StreamResponse:
-        """Answer a local client, or a principal with the right to what it asks for. Refuse every other client."""
+        """Answer a request if its client has access, and refuse it otherwise.
+
+        Args:
+            request: the request.
+            handler: makes the answer.
+            content: whether the answer shows blocks or batches.
+        """
         process = self._observed.process
         path = f"{request.path}?output=" if content and request.path == "/events" else request.path
         caller = self._access.caller(request, content=content)
@@ -233,11 +252,11 @@ class AdminServer:
         config = self._observed.config
         scheme = "http" if config.http_tls_certificate_file is None else "https"
         how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
-        token = ", or show a bearer token that this bus knows (docs/SECURITY.md)"
+        token = ", or send a valid bearer token (docs/SECURITY.md)"
         return f"{how}{token}" if config.http_tokens_file else how
 
     def renew(self, credentials: Credentials) -> None:
-        """Put new tokens and a new certificate into force. End the answers to callers whose token is not valid now."""
+        """Replace the tokens and the TLS certificate. Abort the answers to clients whose token is no longer valid."""
         self._access.credentials = credentials
         for request, caller in list(self._under_way.values()):
             if not self._access.holds(caller) and request.transport is not None:
@@ -246,11 +265,11 @@ class AdminServer:
 
     @property
     def credentials(self) -> Credentials:
-        """The credentials in force."""
+        """The valid tokens and the current TLS settings."""
         return self._access.credentials
 
     async def close(self) -> None:
-        """Stop listening, and give unfinished answers a moment to end."""
+        """Stop listening, and wait up to :data:`ENDING` seconds for unfinished answers."""
         self._events.close()
         if self._sampling is not None:
             self._sampling.cancel()
@@ -259,17 +278,20 @@ class AdminServer:
         self._content_log.write()
 
     def look(self, now: float) -> None:
-        """Take a sample if it is due, and wake the clients of ``/events``. The daemon calls this at each tick."""
+        """Take a sample of the history if it is due, and wake the clients of ``/events``.
+
+        The daemon calls this at each tick.
+        """
         if self.address is None:
             return
         if now >= self._next_sample:
-            self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that each second has a sample
+            self._next_sample = now + SAMPLE - 0.05  # between two ticks: each second has one sample
             observed = self._observed
             whole = observed.relay, observed.drivers, observed.output_stats
             if self._sampling is not None and self._sampling.done():
                 self._sampling.result()
                 self._sampling = None
-            # Otherwise the event loop is so busy that the last sample is not complete.
+            # If the previous sample is still incomplete because the event loop is busy, this one is skipped.
             if self._sampling is None:
                 work = self.history.sample(*whole, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
@@ -286,7 +308,7 @@ class AdminServer:
     async def _turn(self, request: web.Request) -> AsyncIterator[None]:
         """Wait until fewer than :data:`MAX_ANSWERS` answers are being made.
 
-        While a request waits here, its connection may be closed for a new one.
+        The server may close the connection of a waiting request for a new connection.
         """
         with self._connections.waiting(request.transport):
             await self._answers.acquire()
@@ -296,7 +318,7 @@ class AdminServer:
             self._answers.release()
 
     async def _overview(self, request: web.Request) -> web.Response:
-        """Return all data that the page shows at first and that does not come with ``/events``."""
+        """Return all data that the status page shows when it opens, and that ``/events`` does not send."""
         caller, history = self._access.caller(request, content=True), self.history
         async with self._turn(request):
             return as_json(
@@ -321,9 +343,9 @@ class AdminServer:
         async with self._turn(request):
             course = self.history.sources.get(name)
             if course is None and name in {source.spec.label for source in self._observed.relay.present}:
-                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it was added after the last sample
+                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # the source was added after the last sample
             if course is None:
-                return problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
+                return problem(404, f"no source {name!r}; set source= to a name that /sources shows")
             return as_json({"times": self.history.times(), **self.history.samples(course)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
@@ -335,7 +357,7 @@ class AdminServer:
         name = request.query["output"]
         outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
-            return problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+            return problem(404, f"no output {name!r}; the outputs are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])
 
     async def _follow(self, request: web.Request, output: Output | None) -> web.StreamResponse:
@@ -364,7 +386,7 @@ class AdminServer:
         return await send(request, b"[" + b",".join(entries) + b"]", "application/json")
 
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
-        """Return the JSON entries of all sources, made a few at a time."""
+        """Return the encoded ``/sources`` entries of all sources. Each step makes a few of them."""
         observed, entries = self._observed, list[bytes]()
         for slot, found in read_sources(observed.relay):
             stream, since = observed.streams[slot], partial(observed.since, slot)
@@ -388,12 +410,12 @@ class AdminServer:
 
 
 async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Remove the Server header, which names the library and its version."""
+    """Remove the Server header from a response, because it shows the HTTP library and its version."""
     response.headers.popall("Server", None)
 
 
 def quiet(logger: logging.Logger) -> logging.Logger:
-    """Return a logger for aiohttp that drops its traceback for each malformed request."""
+    """Return a logger for aiohttp that leaves out the traceback which aiohttp logs for each malformed request."""
     of_library = logger.getChild("aiohttp")
     of_library.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
     return of_library

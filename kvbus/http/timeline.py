@@ -1,4 +1,4 @@
-"""The newest transitions of sources and routers, each with its cause, numbered and limited."""
+"""The timeline: the newest changes of sources and routers, each with a number and its cause."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.telemetry.readings import Driver, read_routers
 
 KEPT: Final = 1000
-"""Number of transitions that are kept."""
+"""Number of changes that are kept."""
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """A change of a source or a router.
+    """A change of a source or a router, as the status page shows it.
 
     Attributes:
-        number: counts from 1 in each process.
-        at: time of day, in seconds.
-        kind: state, epoch, repaired, finding or router.
+        number: the number of the change. Each process counts from 1.
+        at: the time of day, in seconds.
+        kind: the kind of the change: state, epoch, repaired, finding or router.
         name: the source's name, or the name of the router's output.
-        after: the new state, or a word for it; it selects the colour.
-        text: what happened and why, in words.
+        after: the new state, or a word in its place. It selects the colour on the page.
+        text: a sentence about what has happened and why.
     """
 
     number: int
@@ -40,33 +40,39 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """The newest transitions. Their numbers have no gaps, so a reader knows how many it has missed."""
+    """The newest changes. Their numbers have no gaps, so a client can count the changes that it has missed."""
 
     def __init__(self) -> None:
         self.process: Final = secrets.token_hex(4)
-        """Identifies the process whose numbers these are. Each process numbers from 1."""
+        """A random identifier of this process.
+
+        It distinguishes the numbers of this process from those of another process.
+        """
         self.last = 0
-        """The newest number; 0 for none."""
+        """The number of the newest change; 0 before the first."""
         self._kept: deque[Transition] = deque(maxlen=KEPT)
         self._routers: dict[tuple[str, int, str, float], RouterView] = {}
         self._counted: list[tuple[int, int]] = []
 
     def add(self, kind: str, name: str, after: str, text: str) -> None:
-        """Add a transition that has just been observed."""
+        """Add a change that has just been observed. See :class:`Transition` for the arguments."""
         self.last += 1
         self._kept.append(Transition(self.last, time.time(), kind, name, after, text))
 
     @property
     def first(self) -> int:
-        """The oldest number that is kept; :attr:`last` plus 1 while none is kept."""
+        """The number of the oldest change that is kept. If none is kept, it is :attr:`last` plus 1."""
         return self.last - len(self._kept) + 1
 
     def since(self, number: int) -> Iterator[Transition]:
-        """Return the transitions after a number, oldest first."""
+        """Return the kept changes whose number is higher than ``number``, oldest first."""
         return islice(self._kept, max(0, number + 1 - self.first), None)
 
     def look_at_routers(self, relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> None:
-        """Add the routers that have connected or disconnected. Routers are only read if a counter has changed."""
+        """Add a change for each router that has connected or disconnected.
+
+        Without a changed counter, no router is read.
+        """
         counted = [(each.routers, sum(each.router_disconnects.values())) for each in stats]
         if counted == self._counted:
             return
