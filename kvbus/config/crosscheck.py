@@ -378,7 +378,7 @@ def _front_source(found: Findings, key: str, front: Fronting) -> None:
         wrong = f"there are {len(names)} sources: which of them is the engine behind it?"
         found.report((key, "source"), wrong, example=f"source: {names[0]}")
     if front.source is not None and front.source not in names and all(each.discover is None for each in sources):
-        wrong = f"no source has this name; there are: {', '.join(names)}"
+        wrong = f"no source has this name; the sources are: {', '.join(names)}"
         found.report((key, "source"), wrong, value=front.source, example=f"source: {min(names, default='engine')}")
 
 
@@ -387,7 +387,7 @@ def _front_output(found: Findings, key: str, front: Fronting) -> None:
     number = front.number_of_output(outputs)
     if number is None:
         if outputs:
-            wrong = f"no output has this name; there are: {', '.join(each.name for each in outputs)}"
+            wrong = f"no output has this name; the outputs are: {', '.join(each.name for each in outputs)}"
             found.report((key, "output"), wrong, value=front.output, example=f"output: {outputs[0].name}")
         return
     at: Path = ("outputs", number)

@@ -268,7 +268,7 @@ async def test_from_elsewhere_it_shows_the_bus_to_whoever_signs_in(
         await browser.until(f"{text_of('#verdict')} === 'Sign in to see this bus.'", "what to do")
         assert "engine" not in await browser.run("document.body.textContent")
         await sign_in(new_token())
-        await browser.until(f"{text_of('#content')}.includes('the bearer token is none that may read')", "a refusal")
+        await browser.until(f"{text_of('#content')}.includes('the bearer token is not valid')", "a refusal")
         await sign_in(token)
         await browser.until(f"/live|partial/.test({text_of('#sources')})", "the source on the page")
         await browser.until("document.querySelector('#tile-blocks path')?.getAttribute('d')", "what comes with /events")

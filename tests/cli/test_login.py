@@ -56,7 +56,7 @@ async def test_commands_show_a_token_and_check_the_certificate(
             assert done.exit_code == 0, done.output
             done = await invoke(*command, *bus, *ca, "--http-token-file", wrong)
             assert done.exit_code in {1, 69}
-            assert "the bearer token is none that may read" in done.output
+            assert "the bearer token is not valid" in done.output
             assert WRONG not in done.output
             done = await invoke(*command, *bus, "--http-token-file", right)
             assert done.exit_code in {1, 69}

@@ -212,7 +212,7 @@ async def test_what_it_does_not_know_is_refused_with_a_sentence():
             "/events has no parameter 'blocks'; it takes: after, output",
         )
         status, text = await client.status("/events?output=x")
-        assert (status, json.loads(text)["error"]) == (404, "no output 'x'; there are: routers")
+        assert (status, json.loads(text)["error"]) == (404, "no output 'x'; the outputs are: routers")
 
 
 async def test_batches_are_for_whoever_may_read_content_and_the_rest_is_for_everybody():

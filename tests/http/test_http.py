@@ -306,7 +306,7 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert [(b["source"], b["hash"]) for b in await client.blocks("?source=e1")] == [("e1", 2)]
         status, text = await client.status("/blocks?source=e2")
         assert status == 404
-        assert json.loads(text) == {"error": "no source 'e2'; there are: e0, e1"}
+        assert json.loads(text) == {"error": "no source 'e2'; the sources are: e0, e1"}
         assert (await client.status("/blocks?source="))[0] == 404
         for query, wrong in (
             ("hash=1", "has no parameter 'hash'; it takes: hashes, source"),
