@@ -1,7 +1,7 @@
-"""Configuration: command-line flags override ``KVBUS_*`` variables, which override a YAML file.
+"""The configuration. Command-line flags override ``KVBUS_*`` variables, and these override a YAML file.
 
-`load` returns a frozen `Config`, or raises one error that lists all problems: unknown keys, unknown variables, invalid
-values and contradictions between keys.
+`load` returns an immutable `Config`, or raises one error that lists all problems: unknown keys, unknown variables,
+invalid values and contradictions between keys.
 """
 
 from kvbus.common.errors import ConfigError, Problem

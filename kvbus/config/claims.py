@@ -1,4 +1,4 @@
-"""Checks of addresses: two listeners at one address, ports above the last one, and wildcards to connect to."""
+"""Checks of addresses: two listeners at one address, ports above 65535, and wildcard hosts of peers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An address with a listener. The listener is kvbus (``ours``) or the peer that kvbus connects to."""
+    """An address at which a process listens.
+
+    Attributes:
+        key: the configuration key of the endpoint.
+        who: the rank, stream or section that the address belongs to, for a message.
+        address: the address.
+        ours: whether kvbus is the listener. Otherwise it is the peer that kvbus connects to.
+    """
 
     key: Path
     who: str
     address: Address
     ours: bool
     both: bool = False
-    """Whether engines and routers may share the listener: that of a source, or of an output with ``interpose``."""
+    """Whether a source and an output may share the listener.
+
+    It is true for a source that kvbus binds, and for an output with ``interpose``.
+    """
     topic: str | None = None
-    """Topic prefix of a source whose engine kvbus connects to; None for other claims."""
+    """Topic prefix of a source whose engine kvbus connects to; None for every other listener."""
 
     def collides(self, other: _Claim) -> bool:
         mine, theirs = self.address, other.address
@@ -38,7 +48,8 @@ class _Claim:
             return False
         if mine.host == theirs.host:
             return True
-        # A wildcard occupies the port on every interface. It collides with a peer only if the peer is on this machine.
+        # A wildcard occupies the port on every interface of this machine. So it collides with every listener of kvbus
+        # on that port, and with a peer's listener only if the peer is on this machine.
         return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
             theirs.is_wildcard and (self.ours or mine.is_loopback)
         )
@@ -48,13 +59,13 @@ class _Claim:
         return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
 
     def mixes(self, other: _Claim) -> bool:
-        """Return whether some topic matches the prefixes of both sources."""
+        """Return whether a topic exists that begins with the topic prefixes of both sources."""
         mine, theirs = self.topic or "", other.topic or ""
         return mine.startswith(theirs) or theirs.startswith(mine)
 
 
 def wildcards(found: Findings) -> None:
-    """Reject a wildcard host in an endpoint that kvbus connects to, because it names no peer."""
+    """Reject a wildcard host in an endpoint that kvbus connects to, because a wildcard does not name a peer."""
     connected: list[tuple[Path, str | None]] = []
     for i, source in enumerate(found.config.sources):
         if source.discover is not None:
@@ -80,7 +91,7 @@ def wildcards(found: Findings) -> None:
 
 
 def ports(found: Findings) -> None:
-    """Reject two listeners at one address. Each rank and each stream has its own address."""
+    """Reject two listeners at one address. Each rank of a source and each stream of an output has its own address."""
     by_port: dict[tuple[int, str], list[_Claim]] = {}
     reported: set[tuple[Path, Path]] = set()
     for claim in _claims(found):
@@ -130,7 +141,17 @@ def _claims(found: Findings) -> Iterable[_Claim]:
 def _run(
     found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool, topic: str | None = None
 ) -> Iterable[_Claim]:
-    """Yield a claim for each rank or stream of one endpoint key. Report a port above the last one."""
+    """Yield a claim for each rank or stream that one endpoint key describes. Report a port above 65535.
+
+    Args:
+        found: the configuration, and the list of problems.
+        key: the key of the endpoint. Rank or stream n is at its port + n.
+        numbers: the numbers of the ranks or streams.
+        unit: ``rank`` or ``stream``, for a message.
+        ours: whether kvbus listens at the endpoint.
+        both: whether a source and an output may share the listener.
+        topic: the topic prefix of a source whose engine kvbus connects to; None for every other endpoint.
+    """
     endpoint = found.value(key)
     if endpoint is None or not found.sound(key):
         return
@@ -150,7 +171,7 @@ def _run(
 
 
 def _free(found: Findings, key: Path) -> str | None:
-    """Return an example of the same key with another port or path."""
+    """Return an example for a key whose address collides: the same endpoint with another port or path."""
     value = found.value(key) or ""
     head, _, tail = value.rpartition(":")
     if value.startswith("ipc://") or not tail.isdigit():

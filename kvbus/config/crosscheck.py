@@ -1,4 +1,4 @@
-"""Find contradictions between keys that are individually valid. `check` runs all checks across keys."""
+"""Find contradictions between keys whose values are valid on their own. `check` runs all these checks."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _OF_ONE_ENGINE: Final = ("endpoint", "replay_endpoint", "snapshot_endpoint", "bi
 
 
 def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = frozenset()) -> list[Problem]:
-    """Return every contradiction in a configuration.
+    """Return a problem for every contradiction in a configuration.
 
     Args:
         config: the configuration.
-        origins: file line, variable or ``command line`` that set each key, by key path.
-        bad: keys with a reported problem. ``config`` has their defaults, and the checks skip them.
+        origins: the origin of each key's value, by key path: a line of the file, a variable, or ``command line``.
+        bad: the keys whose values are invalid. ``config`` has their defaults instead, and the checks skip these keys.
     """
     found = Findings(config, origins, bad)
     for rule in (
@@ -85,7 +85,10 @@ def _names(found: Findings) -> None:
 
 
 def _media(found: Findings) -> None:
-    """Reject a medium in both ``expiring_media`` and ``without_media``, whose blocks are filtered out."""
+    """Reject a medium in both ``expiring_media`` and ``without_media``.
+
+    Its blocks could not expire, because ``without_media`` removes them.
+    """
     if found.sound(("without_media",), ("expiring_media",)):
         for i, medium in enumerate(found.config.expiring_media):
             if medium in found.config.without_media:
@@ -95,7 +98,10 @@ def _media(found: Findings) -> None:
 
 
 def _tokens(found: Findings) -> None:
-    """Reject an output without token ids for routers that hash them. Their index would silently be wrong."""
+    """Reject an output without token ids for routers that compute hashes from token ids.
+
+    The index of such a router would be wrong, and the router would report no error.
+    """
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "token_ids")
         profile = PROFILES[output.profile]
@@ -108,9 +114,10 @@ def _tokens(found: Findings) -> None:
 
 
 def _snapshots(found: Findings) -> None:
-    """Reject a source's snapshots without a replay, because a gap of one batch must not cost a complete snapshot.
+    """Reject snapshots of a source without a replay endpoint, and snapshots for routers that cannot read them.
 
-    Reject an output's snapshots if its routers drop batches with the longer sequence frames.
+    Without a replay, a gap of one batch would cost a complete snapshot. An output with snapshots sends sequence frames
+    of 24 bytes, for which some routers drop the batch.
     """
     for i, source in enumerate(found.config.sources):
         keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
@@ -129,10 +136,10 @@ def _snapshots(found: Findings) -> None:
 
 
 def _discovery(found: Findings) -> None:
-    """Check configurations with ``discover``.
+    """Check a configuration in which an entry has ``discover``.
 
-    Reject keys that are specific to one engine beside ``discover``. Reject fixed slots and per-source ports, because
-    discovery assigns slots as engines come and go.
+    Beside ``discover``, keys that are specific to one engine are rejected. Fixed slots and a port for each source are
+    rejected too, because discovery assigns slots when it finds engines.
     """
     sources = found.config.sources
     finding = [i for i, source in enumerate(sources) if source.discover is not None]
@@ -161,7 +168,8 @@ def _discovery(found: Findings) -> None:
 def _slots(found: Findings) -> None:
     """Reject two sources with the same slot.
 
-    Without an output of ``layout: per_source`` no port depends on slots. Only slots that are set count then.
+    If no output has ``layout: per_source``, no port depends on a slot. Then only slots that the user has set are
+    compared.
     """
     if not found.streams_sound():
         return
@@ -179,7 +187,7 @@ def _slots(found: Findings) -> None:
 
 
 def _carriers(found: Findings) -> None:
-    """Reject output types whose package is not installed, and keys that do not fit an output's type."""
+    """Reject an output type whose package is not installed, and keys that do not fit the type of their output."""
     for i, output in enumerate(found.config.outputs):
         at = ("outputs", i, "type")
         # skip zmq: its packages are always installed, and importing them takes time
@@ -192,7 +200,7 @@ def _carriers(found: Findings) -> None:
 
 
 def _number_of_sources(found: Findings) -> None:
-    """Reject more sources than ``limits.max_sources``, counting all ranks."""
+    """Reject more sources than ``limits.max_sources``. Every rank counts as one source."""
     most, key = found.config.limits.max_sources, ("limits", "max_sources")
     if found.streams_sound() and found.sound(("limits",), key):
         count = len(found.config.slots())
@@ -202,7 +210,7 @@ def _number_of_sources(found: Findings) -> None:
 
 
 def _curve(found: Findings) -> None:
-    """Reject an incomplete CURVE configuration. It would let every peer connect, or none."""
+    """Reject an incomplete set of CURVE keys. With it, every peer could connect, or no peer could."""
     for i, source in enumerate(found.config.sources):
         dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
         _curve_keys(found, ("sources", i), source, dials=dials, binds=source.bind)
@@ -214,7 +222,12 @@ def _curve(found: Findings) -> None:
 def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
     """Check the CURVE keys of one source or output.
 
-    A section that ``dials`` needs the peer's key, and a section that ``binds`` needs the keys of its clients.
+    Args:
+        found: the configuration, and the list of problems.
+        section: the path of the source or output.
+        at: the source or output.
+        dials: whether kvbus connects to an endpoint of this section. Then the peer's public key is needed.
+        binds: whether kvbus binds an endpoint of this section. Then the public keys of the clients are needed.
     """
     own = (*section, "curve_secret_key_file")
     if not found.sound(own, (*section, "curve_server_key_file"), (*section, "curve_client_keys")):
@@ -237,7 +250,7 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
 
 
 def _libsodium(found: Findings) -> None:
-    """Reject CURVE keys of a ZeroMQ output, or of a source that binds, if libsodium is not installed."""
+    """Reject CURVE keys of a ZeroMQ output, and of a source with ``bind``, if libsodium is not installed."""
     if parts.has_libsodium():
         return
     config = found.config
@@ -253,7 +266,7 @@ def _libsodium(found: Findings) -> None:
 
 
 def _tls(found: Findings) -> None:
-    """Reject a TLS certificate without a key, or a key without a certificate."""
+    """Reject a TLS certificate for the HTTP port without its private key, and a private key without a certificate."""
     certificate, key = "http_tls_certificate_file", "http_tls_key_file"
     for name, other, file in ((certificate, key, "tls.crt"), (key, certificate, "tls.key")):
         if getattr(found.config, other) is not None and getattr(found.config, name) is None and found.sound((other,)):
@@ -264,9 +277,9 @@ _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_
 
 
 def _interposed(found: Findings) -> None:
-    """Check outputs with ``interpose``.
+    """Check the outputs with ``interpose``.
 
-    Engines must be able to dial them, and a source must have the same address.
+    Engines must be able to connect to them, and each needs sources at its address.
     """
     for i, output in enumerate(found.config.outputs):
         at: Path = ("outputs", i)
@@ -320,7 +333,7 @@ def _interposed_sources(found: Findings, at: Path) -> None:
         try:
             here = endpoint_offset(output.endpoint, slot)
         except ValueError:
-            continue  # the port is above the last one, which `claims.ports` reports
+            continue  # `claims.ports` reports that the port is too high
         if found.sound((*key, "bind")) and not source.bind:
             wrong = f"engines dial {show(at)}.endpoint, so kvbus listens for this one"
             found.report((*key, "bind"), wrong, value=source.bind, example="bind: true")
@@ -338,10 +351,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def _fronted(found: Findings) -> None:
-    """Check the fronts.
+    """Check the keys ``front`` and ``front_grpc``.
 
-    A front must not send requests to itself. Its engine must be unambiguous, and its output must have endpoints that
-    clients can use.
+    A proxy must not send requests to itself. It must be clear which source its engine is. Its output must have
+    endpoints that clients can use.
     """
     for key, front in (("front", found.config.front), ("front_grpc", found.config.front_grpc)):
         if front is None or not found.sound((key,)):
@@ -412,11 +425,11 @@ def _without_endpoints(output: OutputConfig, ranks: int) -> str:
     return ""
 
 
-# -- topics: a profile's routers must be able to read them, and they must distinguish streams
+# -- topics: the routers of a profile must be able to read them, and they must distinguish the streams of an output
 
 
 def _readable_topics(found: Findings) -> None:
-    """Reject topics that the routers of a profile cannot read, and topics with ``{model}`` if ``model`` is not set."""
+    """Reject a topic that routers of the output's profile cannot read, and ``{model}`` without the key ``model``."""
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "topic")
         if not found.sound(key):
@@ -436,7 +449,7 @@ def _readable_topics(found: Findings) -> None:
                 user = f"{show(key)} uses {{model}}" if output.topic != logs.TOPIC else f"{show(key[:-1])} needs it"
                 found.report(("model",), user, value=found.config.model, example=example)
         elif llm_d and found.sound(("worker",), ("model",)):
-            # check one rendering for all streams, because neither a source's name nor a rank can contain an @
+            # one rendering represents all streams, because neither a source's name nor a rank can contain an @
             model, worker = found.config.model or "", found.config.worker
             text = render_template(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
             if not _names_pod_and_model(text):
@@ -444,7 +457,10 @@ def _readable_topics(found: Findings) -> None:
 
 
 def _one_topic_each(found: Findings) -> None:
-    """Reject ``layout: per_topic`` if topics do not distinguish streams, or if a late router cannot get the state."""
+    """Check the outputs with ``layout: per_topic``.
+
+    Their topics must distinguish the streams, and a router that connects later must be able to get the state.
+    """
     for i, output in enumerate(found.config.outputs):
         at: Path = ("outputs", i)
         if output.layout != "per_topic" or not found.sound((*at, "layout")):
@@ -465,7 +481,7 @@ def _one_topic_each(found: Findings) -> None:
 
 
 def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
-    """Reject a topic template that renders to the same topic for two streams."""
+    """Reject a topic template that gives two streams the same topic."""
     if not found.streams_sound() or not found.sound(("worker",), ("model",)):
         return
     several_ranks = any(source.data_parallel_size > 1 for source in found.config.sources)
@@ -487,9 +503,10 @@ def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
 
 
 def _llm_d_own(found: Findings, key: Path) -> None:
-    """Reject forwarding the sources' own topics to llm-d if ``sources[].topic`` is not a complete topic.
+    """Reject an output that forwards the engines' own topics to llm-d if a source's ``topic`` is not a complete topic.
 
-    A partial or empty ``topic`` means that the engine's topic is known only after its first batch.
+    ``sources[].topic`` is a prefix. If it is incomplete or empty, kvbus learns the engine's topic only from a batch, so
+    it cannot check whether llm-d's routers can read the topic.
     """
     for i, source in enumerate(found.config.sources):
         prefix: Path = ("sources", i, "topic")
@@ -506,6 +523,9 @@ def _llm_d(found: Findings, key: Path, instead: str) -> None:
 
 
 def _names_pod_and_model(topic: str) -> bool:
-    """Return whether llm-d's router finds a pod and a model in a topic. It subscribes to ``kv@``."""
+    """Return whether llm-d's router finds a pod and a model in a topic.
+
+    It subscribes to topics that begin with ``kv@``.
+    """
     parts = topic.split("@")
     return len(parts) == _LLM_D_PARTS and parts[0] == "kv" and all(parts)

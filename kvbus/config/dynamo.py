@@ -1,4 +1,4 @@
-"""The keys of ``outputs[].dynamo``, and the checks of an output of ``type: dynamo``."""
+"""The keys of ``outputs[].dynamo``, and the checks of an output with ``type: dynamo``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 TYPE: Final = "dynamo"
 PROFILE: Final = "dynamo-plane"
 TOPIC: Final = "{source}@{rank}"
-"""Topic template that tells the driver a stream's source and rank. This topic is never sent."""
+"""Topic template that passes a stream's source and rank to the driver. kvbus sends no message with this topic."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, its problem, its value, and an example of a valid value."""
+"""A key, a sentence about its problem, its value, and an example of a valid value."""
 
 
 def _discovery(value: str) -> str:
@@ -54,7 +54,7 @@ WorkerId = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
 
 
 class DynamoPlane(Section):
-    """Settings of an output of ``type: dynamo``: the discovery that announces it, and the workers."""
+    """Settings of an output with ``type: dynamo``: the discovery that announces it, and the workers."""
 
     discovery: Discovery = key(
         "file:///tmp/dynamo_store_kv",
@@ -80,12 +80,17 @@ class DynamoPlane(Section):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an output's data with the defaults of ``type: dynamo``."""
+    """Return the values of an output with ``type: dynamo``, with this type's defaults for absent keys."""
     return {"profile": PROFILE, "topic": TOPIC, "replay_endpoint": None, **data}
 
 
 def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """Yield the problems of one output with respect to Dynamo."""
+    """Yield the problems of an output that concern Dynamo.
+
+    Args:
+        config: the configuration.
+        at: the position of the output in ``outputs``.
+    """
     output = config.outputs[at]
     if output.type != TYPE:
         if output.dynamo is not None:

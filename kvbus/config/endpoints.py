@@ -36,23 +36,23 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether this is the wildcard, which binds every interface."""
+        """Whether the host is a wildcard, which stands for every interface of this machine."""
         return not self.is_ipc and self.host in _WILDCARDS
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine (or pod) can reach the address."""
+        """Whether only processes on this machine (or in this pod) can reach the address."""
         return self.is_ipc or is_loopback(self.host)
 
 
 @functools.lru_cache(maxsize=256)  # the HTTP port calls this three times for each request
 def is_loopback(host: str) -> bool:
-    """Return whether a host is loopback, which only this machine (or pod) can reach.
+    """Return whether only processes on this machine (or in this pod) can reach a host.
 
-    IPv4 addresses that are mapped to IPv6 are recognised.
+    An IPv4 address that is mapped to IPv6 is treated as the IPv4 address.
 
     Args:
-        host: name or address, without brackets.
+        host: a host name or an address, without brackets.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -67,7 +67,7 @@ def _host(text: str) -> str:
 
 
 def parse_endpoint(endpoint: str) -> Address:
-    """Parse an endpoint.
+    """Parse an endpoint such as ``tcp://127.0.0.1:5557`` or ``ipc:///run/kv``.
 
     Raises:
         ValueError: the endpoint is neither ``tcp://host:port`` nor ``ipc://path``. The text explains the problem.
@@ -88,7 +88,12 @@ def parse_endpoint(endpoint: str) -> Address:
 
 
 def _hint(text: str, scheme: str) -> str:
-    """Return advice on how to correct a malformed address; empty if the intended address is unknown."""
+    """Return advice for correcting a malformed address; empty if kvbus cannot guess what the user meant.
+
+    Args:
+        text: the malformed address.
+        scheme: the scheme that the address should have, such as ``tcp://``; empty for an address without a scheme.
+    """
     name, separator, rest = text.rpartition("://")
     host, _, port = rest.rpartition(":")
     if name in _BROKERS:
@@ -107,13 +112,13 @@ def _hint(text: str, scheme: str) -> str:
 def _port(text: str) -> int:
     port = int(text)
     if not 1 <= port <= MAX_PORT:
-        # port 0 (a port that the system picks) is useless, because routers need to know the port
+        # port 0 (the system picks a port) is useless, because routers must know the port in advance
         raise ValueError(f"the port must be between 1 and {MAX_PORT}")
     return port
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Parse ``host:port``. Port 0 stands for a port that the system picks.
+    """Parse ``host:port`` and return both. Port 0 means that the system picks a port.
 
     Raises:
         ValueError: the address is not ``host:port``.
@@ -129,10 +134,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def host_name(authority: str) -> str | None:
-    """Return the name or address in a Host header, without port and brackets, normalized for comparison.
+    """Return the host in a Host header, without port and brackets, in a form that can be compared.
 
     Returns:
-        The host, or None if the header has no valid host.
+        The host name or address; None if the header has no valid host.
     """
     match = _HOST.fullmatch(authority.lower())
     if match is None:
@@ -146,11 +151,11 @@ def host_name(authority: str) -> str | None:
 
 
 def endpoint_offset(endpoint: str, n: int) -> str:
-    """Return the endpoint of the n-th stream, counted from 0.
+    """Return the endpoint of the n-th stream. The first stream has the number 0.
 
-    With ``tcp://`` the port is port + n. With ``ipc://`` a ``{rank}`` in the path is replaced by n. Without ``{rank}``,
-    stream 0 has the unchanged path and ``-n`` is appended for the other streams: ``ipc:///run/kv``,
-    ``ipc:///run/kv-1``, and so on.
+    With ``tcp://`` the port is port + n. With ``ipc://`` a ``{rank}`` in the path is replaced by n. If the path has no
+    ``{rank}``, stream 0 has the unchanged path, and every other stream has the path with ``-n`` at its end:
+    ``ipc:///run/kv``, ``ipc:///run/kv-1``, and so on.
 
     Raises:
         ValueError: the endpoint is malformed, or the port would be above 65535.

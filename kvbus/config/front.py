@@ -37,14 +37,14 @@ def _grpc(value: str) -> str:
 
 
 GrpcAddress = Annotated[str, AfterValidator(_grpc)]
-"""Address of an engine's gRPC API."""
+"""The address of an engine's gRPC API, as ``host:port``."""
 
 
 class Fronting(Section):
-    """Keys that the proxies of both protocols have.
+    """The keys that the HTTP proxy and the gRPC proxy have in common.
 
     Attributes:
-        part: the name under which the proxy is registered as a part.
+        part: the name of the optional part that implements the proxy.
     """
 
     part: ClassVar[str]
@@ -78,7 +78,7 @@ class Fronting(Section):
 
 
 class Front(Fronting):
-    """A proxy for an engine's HTTP API. It replaces the engine's event endpoints by kvbus's."""
+    """A proxy in front of an engine's HTTP API. In answers it replaces the engine's event endpoints by kvbus's."""
 
     part = "http"
 
@@ -96,7 +96,7 @@ class Front(Fronting):
 
 
 class FrontGrpc(Fronting):
-    """A proxy for an engine's gRPC API. It replaces the engine's event endpoints by kvbus's."""
+    """A proxy in front of an engine's gRPC API. In answers it replaces the engine's event endpoints by kvbus's."""
 
     part = "grpc"
 

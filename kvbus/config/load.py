@@ -1,4 +1,4 @@
-"""Load a configuration from a file, environment variables and the command line, and check it completely."""
+"""Load a configuration from a file, environment variables and the command line, and check all of it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE"})
-"""Variables that are options of commands, not configuration keys."""
+"""Variables that set options of commands. They are not configuration keys."""
 
-# Kubernetes sets such variables in every container for each Service of its namespace. A Service may be named kvbus.
+# Kubernetes sets such variables in every container, for each Service of the namespace. A Service may be named kvbus.
 _SERVICE: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
 _SERVICE_PORT: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
@@ -34,24 +34,27 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 _DELIMITER: Final = "__"
 _LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
 _BEGINS: Final = frozenset({"endpoint", "discover"})
-"""Keys that identify a new element. A new element without one of them is reported as a mistaken index."""
+"""Keys of a list element. A new element has at least one of them. Otherwise its index was probably mistyped."""
 
 Look = Callable[[Config], Iterable[Problem]]
-"""A function that checks the files and directories of a configuration on this machine."""
+"""A function that checks the files and directories that a configuration names, on this machine."""
 
 
 def load(
     path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, Any], look: Look = lambda _config: ()
 ) -> Config:
-    """Load the configuration. Overrides replace ``KVBUS_*`` variables, variables the file, and the file the defaults.
+    """Load the configuration.
+
+    The command line overrides ``KVBUS_*`` variables, these override the file, and the file overrides the defaults.
 
     Args:
-        path: the YAML file; None for no file.
+        path: the YAML file; None if there is no file.
         env: the environment. ``KVBUS_OUTPUTS__0__LAYOUT`` sets ``outputs[0].layout``. The value ``null`` means null.
-            The value of a complete list or section (``KVBUS_SOURCES``) is YAML or JSON.
-        overrides: values by key path, such as ``http`` or ``outputs[0].layout``, in order of application. A text is
-            parsed like the value of a variable. A list replaces the complete list of lower layers.
-        look: finds further problems on this machine, which are reported together with the configuration's.
+            The value of a complete list or section, such as ``KVBUS_SOURCES``, is YAML or JSON.
+        overrides: the values of the command line, by key path such as ``http`` or ``outputs[0].layout``. They are
+            applied in order. A text is parsed like the value of a variable. A list replaces the complete list of the
+            file.
+        look: finds problems with files on this machine. They are reported together with the configuration's problems.
 
     Raises:
         ConfigError: the configuration has problems. The error lists all of them.
@@ -71,13 +74,13 @@ def load(
 class _Layers:
     """The values of the file, changed by environment variables and the command line.
 
-    Lists of the configuration are mappings by index here (``{"0": ..., "1": ...}``), so that a key path can change one
+    A list of the configuration is a mapping by index here (``{"0": ..., "1": ...}``), so that a key path can change one
     element.
 
     Attributes:
-        data: the values so far.
-        origins: origin of each value, by key path, such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP``.
-        problems: the problems so far.
+        data: the values.
+        origins: the origin of each value, such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP``, by key path.
+        problems: the problems that were found while the values were collected.
     """
 
     data: dict[Any, Any]
@@ -85,7 +88,7 @@ class _Layers:
     problems: list[Problem]
 
     def add_variables(self, env: Mapping[str, str]) -> None:
-        """Apply the ``KVBUS_*`` variables, and report variables that name no key."""
+        """Apply the ``KVBUS_*`` variables, and report variables that do not name a configuration key."""
         found: list[tuple[paths.Path, str, str]] = []
         for name, value in env.items():
             if not name.upper().startswith(PREFIX) or name in RESERVED:
@@ -102,7 +105,7 @@ class _Layers:
             self._give(path, value, name)
 
     def add_overrides(self, overrides: Mapping[str, Any]) -> None:
-        """Apply the values of the command line, and report names that are not keys."""
+        """Apply the values of the command line, and report names that are not configuration keys."""
         for key, value in overrides.items():
             try:
                 path = paths.parse(key)
@@ -116,7 +119,7 @@ class _Layers:
                 self.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))
 
     def _give(self, path: paths.Path, value: Any, origin: str) -> None:
-        """Set the value of a key path. It replaces all values below the path."""
+        """Set the value of a key path. The new value replaces the values of all keys below the path."""
         if value == "null":
             value = None
         elif isinstance(value, str) and paths.is_structure(path):
@@ -130,8 +133,8 @@ class _Layers:
         for piece in path[:-1]:
             inner = node.get(str(piece)) or _Begun()
             if not isinstance(inner, dict):
-                return  # a lower layer has a single value instead of a section, which validation rejects
-            inner = copy.copy(inner)  # do not change the caller's data or other YAML aliases of the same section
+                return  # the file has a single value instead of a section, and the validation rejects that
+            inner = copy.copy(inner)  # a copy: YAML aliases may share the section
             node[str(piece)] = inner
             node = inner
         node[str(path[-1])] = _by_index(path[0], value) if len(path) == 1 else value
@@ -140,12 +143,15 @@ class _Layers:
         self.origins[path] = origin
 
     def with_lists(self) -> dict[Any, Any]:
-        """Return the data with mappings by index converted to lists."""
+        """Return the values with lists in place of the mappings by index."""
         indexed = {name: value for name, value in self.data.items() if name in _LISTS and _is_indexed(value)}
         return {**self.data, **{name: self._listed(name, elements) for name, elements in indexed.items()}}
 
     def _listed(self, name: str, elements: dict[str, Any]) -> list[Any]:
-        """Return a list's elements in order. Report elements after a missing index, and elements with a wrong index."""
+        """Return the elements of a list in order.
+
+        Elements after a missing index are reported, and elements whose index was probably mistyped.
+        """
         items: list[Any] = []
         while str(len(items)) in elements:
             items.append(elements[str(len(items))])
@@ -165,7 +171,7 @@ class _Layers:
 
 
 class _Begun(dict[str, Any]):
-    """A list element or a section that exists only because a variable or the command line set one of its keys."""
+    """A list element or section that exists only because a variable or the command line has set one of its keys."""
 
 
 def _by_index(name: object, value: Any) -> Any:
@@ -179,23 +185,24 @@ def _is_indexed(value: object) -> bool:
 
 
 def variable(path: paths.Path) -> str:
-    """Return the name of a key's environment variable."""
+    """Return the name of the environment variable that sets a key."""
     return PREFIX + _DELIMITER.join(str(piece).upper() for piece in path)
 
 
 def _is_service_link(name: str, value: str) -> bool:
     if _SERVICE.fullmatch(name) or _SERVICE_LINK.fullmatch(name):
         return True
-    # KVBUS_HTTP_PORT=9477 is a mistake to report; KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 comes from Kubernetes
+    # KVBUS_HTTP_PORT=9477 is a mistake to report, but KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 was set by Kubernetes
     return bool(_SERVICE_PORT.fullmatch(name)) and value.startswith(("tcp://", "udp://", "sctp://"))
 
 
 def _validated(
     data: dict[str, Any], origins: Mapping[paths.Path, str], look: Look
 ) -> tuple[Config | None, list[Problem]]:
-    """Validate the data. Return the configuration and the problems.
+    """Validate the values. Return the configuration and all problems.
 
-    Invalid values are replaced by defaults. The configuration is None if it is still invalid then.
+    An invalid value is replaced by its default, so that the other values can be checked too. If this is still not a
+    valid configuration, None is returned in its place.
     """
     bad: dict[paths.Path, Problem] = {}
     try:
@@ -217,7 +224,10 @@ def _validated(
 
 
 def _forget(data: Any, path: paths.Path) -> None:
-    """Replace an invalid value by its default. An element of a list becomes empty: later elements keep their index."""
+    """Replace an invalid value by its default.
+
+    An invalid element of a list becomes an empty mapping, so that the elements after it keep their indexes.
+    """
     node: Any = data
     for piece in path[:-1]:
         node = node[piece]
@@ -228,4 +238,4 @@ def _forget(data: Any, path: paths.Path) -> None:
     if known is None or known.default_factory is not None:
         node.pop(path[-1], None)
     else:
-        node[path[-1]] = known.default  # the key stays set, because the default of a replay endpoint depends on that
+        node[path[-1]] = known.default  # keep the key set: the default of a replay endpoint depends on it

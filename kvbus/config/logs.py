@@ -1,4 +1,4 @@
-"""Outputs that write a log and sources that are read from one: their keys, and the checks across keys."""
+"""Outputs that write to a log, and sources that are read from a log: their keys, and the checks across keys."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ if TYPE_CHECKING:
 
 
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
-"""Types of outputs that are a log, and the display name of each. A type is also the name of its section of keys."""
+"""The types of outputs that write to a log, each with its display name.
+
+The type is also the name of the section of keys.
+"""
 
 PORTS: Final = {"kafka": 9092, "nats": 4222, "redis": 6379}
-"""Default port of the servers, by type."""
+"""The default port of each type's servers."""
 
 SEPARATOR: Final = "\N{SYMBOL FOR UNIT SEPARATOR}"
 TOPIC: Final = SEPARATOR.join(("{model}", "{worker}/{source}", "{rank}"))
-"""Topic template that tells the driver a stream's model, worker, source and rank. No record contains it."""
+"""Topic template that passes a stream's model, worker, source and rank to the driver. No record contains this topic."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, its problem, its value, and an example of a valid value."""
+"""A key, a sentence about its problem, its value, and an example of a valid value."""
 
 
 class LogAccess(Section):
-    """Settings of TLS and authentication for the servers of a log."""
+    """The settings for TLS and authentication at the servers of a log."""
 
     tls_ca_file: Path | None = key(
         None,
@@ -60,7 +63,7 @@ class LogAccess(Section):
 
 
 class LogKeys(LogAccess):
-    """Settings of every output that writes a log."""
+    """The settings of every output that writes to a log."""
 
     cluster: Text = key(
         "default", "First part of the streams' keys. It tells apart the clusters that share a log.", example="eu-1"
@@ -75,13 +78,18 @@ class LogKeys(LogAccess):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Return an output's data with the defaults of a log."""
+    """Return the values of an output that writes to a log, with the defaults of such outputs for absent keys."""
     said = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
     return {**said, **data}
 
 
 def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """Yield the problems of one output with respect to logs."""
+    """Yield the problems of an output that concern logs.
+
+    Args:
+        config: the configuration.
+        at: the position of the output in ``outputs``.
+    """
     output = config.outputs[at]
     for name in TYPES:
         if name != output.type and getattr(output, name) is not None:
@@ -119,14 +127,20 @@ NEEDED: Final = {
     "password_file": ("username",),
     "sentinel": ("more_servers",),
 }
-"""Keys that are needed if one of the listed keys is set.
+"""Keys that must be set if one of the listed keys is set.
 
-kvbus authenticates only over TLS. ``more_servers`` of Redis are Sentinels, so they need the primary's name.
+kvbus authenticates only over TLS, so a password needs ``tls_ca_file``. In Redis, the servers in ``more_servers`` are
+Sentinels, so they need the name of the primary (``sentinel``).
 """
 
 
 def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
-    """Yield a problem for each key that is missing although a key that needs it is set."""
+    """Yield a problem for each absent key that another key of the section requires.
+
+    Args:
+        section: the name of the section.
+        keys: the keys of the section.
+    """
     fields = type(keys).model_fields
     for name, others in NEEDED.items():
         given = [other for other in others if getattr(keys, other, None)]
@@ -136,7 +150,7 @@ def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
 
 
 def _name(marks: str, max_length: int | None = None) -> AfterValidator:
-    """Return the check of a broker's name, which may have ASCII letters, digits and these marks."""
+    """Return a validator for a name at a broker. It accepts ASCII letters, digits and the characters in ``marks``."""
     *first, last = (f"'{mark}'" for mark in marks)
     limit = "" if max_length is None else f", {max_length} at most"
 
@@ -150,14 +164,17 @@ def _name(marks: str, max_length: int | None = None) -> AfterValidator:
 
 
 MAX_TOPIC: Final = 240
-"""Maximum length of a topic's name. Kafka's limit is 249, and the topic of pointers has the suffix ``-pointers``."""
+"""Maximum length of a topic's name, in characters.
+
+Kafka's limit is 249, and the topic of the pointers adds ``-pointers``.
+"""
 TopicName = Annotated[str, _name("._-", MAX_TOPIC)]
 StreamName = Annotated[str, _name("_-")]
 Prefix = Annotated[str, _name(".:_-")]
 
 
 class KafkaServers(LogAccess):
-    """Location of a log in Kafka. ``endpoint`` is a broker."""
+    """The location of a log in Kafka. ``endpoint`` is the address of a broker."""
 
     topic: TopicName = key(
         "kvbus",
@@ -171,11 +188,11 @@ class KafkaServers(LogAccess):
 
 
 class KafkaTopic(KafkaServers, LogKeys):
-    """The keys of an output of ``type: kafka``."""
+    """The keys of an output with ``type: kafka``."""
 
 
 class NatsServers(LogAccess):
-    """Location of a log in NATS JetStream. ``endpoint`` is a server."""
+    """The location of a log in NATS JetStream. ``endpoint`` is the address of a server."""
 
     stream: StreamName = key(
         "kvbus",
@@ -190,11 +207,11 @@ class NatsServers(LogAccess):
 
 
 class NatsStream(NatsServers, LogKeys):
-    """The keys of an output of ``type: nats``."""
+    """The keys of an output with ``type: nats``."""
 
 
 class RedisServer(LogAccess):
-    """Location of a log in Redis or Valkey. ``endpoint`` is the primary or a Sentinel."""
+    """The location of a log in Redis or Valkey. ``endpoint`` is the address of the primary or of a Sentinel."""
 
     prefix: Prefix = key(
         "kvbus", "Beginning of all key names. A stream has two keys, in one hash slot.", example="kvbus"
@@ -212,7 +229,7 @@ class RedisServer(LogAccess):
 
 
 class RedisKeys(RedisServer, LogKeys):
-    """The keys of an output of ``type: redis``."""
+    """The keys of an output with ``type: redis``."""
 
     retention: Seconds = key(
         300.0,
@@ -230,17 +247,23 @@ AS_WRITTEN: Final[dict[str, Any]] = {
     "without_media": (),
     "expiring_media": (),
 }
-"""Required values of keys that would otherwise change the content of a log that kvbus reads."""
+"""Keys that must have these values if sources are read from a log.
+
+With other values, kvbus would change the content.
+"""
 
 
 def settings_of(source: SourceConfig) -> dict[str, Any] | None:
-    """Return the ``discover`` settings of a source that is read from a log; None for another source."""
+    """Return the ``discover`` settings of a source that is read from a log; None for every other source."""
     found = [settings for kind, settings in (source.discover or {}).items() if kind in TYPES]
     return found[0] if found else None
 
 
 def numbered(config: Config) -> tuple[OutputConfig, ...]:
-    """Return the outputs. If a source is read from a log, ``numbers`` is ``log`` unless the user has set it."""
+    """Return the outputs of a configuration with the right default of ``numbers``.
+
+    The default is ``log`` if a source is read from a log, and otherwise ``own``.
+    """
     if not any(settings_of(source) is not None for source in config.sources):
         return config.outputs
     return tuple(
@@ -250,7 +273,7 @@ def numbered(config: Config) -> tuple[OutputConfig, ...]:
 
 
 def sources_of_a_log(found: Findings) -> None:
-    """Reject settings that would give routers other seqs or other content than the log has."""
+    """Reject settings with which the seqs or the content of a log would change on the way to routers."""
     config = found.config
     read = [settings_of(source) for source in config.sources]
     logged = [settings for settings in read if settings is not None]

@@ -1,4 +1,4 @@
-"""The complete configuration, and the source streams that it describes."""
+"""The model of the complete configuration, and the streams of the sources that it describes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Limits(Section):
 
 
 class Interpose(Section):
-    """A port that both an engine and its routers connect to: the address in the engine's own flags."""
+    """A port to which both an engine and its routers connect. It is the address in the engine's own flags."""
 
     name: Name = key("engine", "Name of the engine's source in metrics.", example="engine")
     endpoint: Endpoint = key(
@@ -141,7 +141,7 @@ class Interpose(Section):
     )
 
     def parts(self) -> tuple[SourceConfig, OutputConfig]:
-        """Return the source and the output that this section is an abbreviation of."""
+        """Return the source and the output for which this section is a short form."""
         source = SourceConfig(
             name=self.name,
             endpoint=self.endpoint,
@@ -161,22 +161,22 @@ class Interpose(Section):
 
 @dataclass(frozen=True, slots=True)
 class SourceStream:
-    """One engine publisher: a source and one of its ranks.
+    """The stream of one engine publisher, which is one rank of a source.
 
     Attributes:
-        label: label in metrics: the source's name, or ``name/rank`` if it has several ranks.
-        source_index: position of the source in ``Config.sources``.
-        rank: data-parallel rank within the source.
-        endpoint: endpoint of the rank's live stream.
-        replay_endpoint: endpoint of the rank's replay; None without one.
-        snapshot_endpoint: endpoint of the rank's snapshots; None without one.
-        bind: whether kvbus binds ``endpoint``.
-        topic: prefix of the engine's topic.
-        clears: blocks that the engine's AllBlocksCleared removes; see ``SourceConfig.clears``.
-        duplicates: number of removals that end a block with several stores; see ``Config.duplicates``.
-        index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
-        found: the ``discover`` entry and the place where it found the engine; empty if the configuration names it.
-        interposed: whether routers dial ``endpoint`` too.
+        label: the label in metrics: the source's name, or ``name/rank`` if the source has several ranks.
+        source_index: the position of the source in ``Config.sources``.
+        rank: the data-parallel rank within the source.
+        endpoint: the endpoint of the rank's live stream.
+        replay_endpoint: the endpoint for the rank's replays; None without one.
+        snapshot_endpoint: the endpoint for the rank's snapshots; None without one.
+        bind: whether kvbus binds ``endpoint``, and the engine connects to it.
+        topic: the prefix of the engine's topic.
+        clears: the blocks that an AllBlocksCleared of the engine removes. See ``SourceConfig.clears``.
+        duplicates: how many removals end a block that was stored several times. See ``Config.duplicates``.
+        index: the slot of the source. ``OutputConfig.stream_endpoints(index)`` returns its endpoints on an output.
+        found: the ``discover`` entry and the place where it found the engine; empty for a configured source.
+        interposed: whether routers connect to ``endpoint`` too.
         shared: whether another source has the same ``endpoint`` or ``replay_endpoint``.
     """
 
@@ -197,7 +197,7 @@ class SourceStream:
 
     @property
     def log_fields(self) -> dict[str, str | int]:
-        """Fields of a log line about this publisher."""
+        """The structured fields of a log line about this source."""
         return {"source": self.label, "rank": self.rank}
 
 
@@ -382,7 +382,7 @@ class Config(Section):
     limits: Limits = key(Limits(), "Limits on what a peer may make kvbus keep.", example={"max_frames": 16})
 
     _interpose_at: tuple[int, int] | None = PrivateAttr(None)
-    """Positions of the source and the output that ``interpose`` has added; None without ``interpose``."""
+    """The positions of the source and the output that ``interpose`` has added; None without ``interpose``."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -397,7 +397,10 @@ class Config(Section):
         return made
 
     def as_written(self, text: str) -> str:
-        """Replace the keys of the source and the output that ``interpose`` adds by the user's keys of ``interpose``."""
+        """Replace key paths in a text by those that the user has written.
+
+        ``interpose`` adds a source and an output. Their keys are replaced by the keys of ``interpose``.
+        """
         if self._interpose_at is None:
             return text
         source, output = self._interpose_at
@@ -407,25 +410,25 @@ class Config(Section):
 
     @property
     def log_numbers(self) -> bool:
-        """Whether batches for routers keep the seqs of a log."""
+        """Whether outgoing batches keep the seqs of the log that the sources are read from."""
         return any(output.numbers == "log" for output in self.outputs)
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """Host and port of the HTTP server; None without one."""
+        """The host and port on which the HTTP server is to listen; None without a server."""
         return None if self.http is None else parse_address(self.http)
 
     def sections(self, sources: Iterable[SourceConfig]) -> list[str]:
-        """Return the position of each source in this configuration, such as ``sources[0]``.
+        """Return the key path of each source in this configuration, such as ``sources[0]``.
 
-        A discovered engine has the position of the entry that found it.
+        A discovered engine has the path of the entry that has found it.
         """
         positions = {source.name: index for index, source in enumerate(self.sources)}
         names = [each.where.partition(":")[0] if isinstance(each, FoundSource) else each.name for each in sources]
         return [f"sources[{positions.get(name, '')}]" for name in names]
 
     def slots(self) -> list[tuple[int, int, int]]:
-        """Return (position in ``sources``, rank, slot) for each rank of each source, in order."""
+        """Return a tuple for each rank of each source: the source's position in ``sources``, the rank, the slot."""
         out: list[tuple[int, int, int]] = []
         slot = 0
         for source_index, source in enumerate(self.sources):
@@ -436,7 +439,7 @@ class Config(Section):
         return out
 
     def streams(self) -> list[SourceStream]:
-        """Return all engine publishers: one for each rank of each source, in order."""
+        """Return the stream of every rank of every source, in order."""
         out: list[SourceStream] = []
         interposed = any(output.interpose for output in self.outputs)
         for source_index, rank, slot in self.slots():
@@ -468,11 +471,11 @@ class Config(Section):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the effective configuration, including defaults, as JSON types."""
+        """Return the configuration, including defaults, as JSON types."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the effective configuration, including defaults, as YAML that `load` reads unchanged."""
+        """Return the configuration, including defaults, as YAML. `load` reads the same configuration from it."""
         yaml = YAML(typ="safe", pure=True)
         yaml.default_flow_style = False
         yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -482,12 +485,14 @@ class Config(Section):
 
 
 def _sockets(stream: SourceStream) -> set[str]:
-    """Return the addresses of the engine's live stream and replay, with localhost normalized to 127.0.0.1."""
+    """Return the endpoints of the engine's live stream and replays, with ``localhost`` written as ``127.0.0.1``."""
     return {at.replace("//localhost:", "//127.0.0.1:") for at in (stream.endpoint, stream.replay_endpoint) if at}
 
 
 def further_ranks(config: Config) -> dict[int, SourceStream]:
-    """Return the stream at the port after each source's last rank, by the source's position.
+    """Return a stream at the port after each source's last rank, by the source's position.
+
+    The engine may have a rank there.
 
     A source is left out if that port is an endpoint of this configuration, or if the source has no fixed ports.
     """
@@ -506,7 +511,7 @@ def further_ranks(config: Config) -> dict[int, SourceStream]:
 
 
 def _endpoints(config: Config, stream: SourceStream) -> Iterator[str]:
-    """Yield the endpoints of a source's stream, and those of the outputs for it."""
+    """Yield the endpoints of a source's stream, and the endpoints of its streams on the outputs."""
     ours = [each for output in config.outputs for each in output.stream_endpoints(stream.index)]
     yield from filter(None, (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint, *ours))
 
@@ -517,5 +522,5 @@ def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
 
 
 def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
-    """Return the topic frame for a source of this name. The configuration need not contain the source."""
+    """Return the topic frame for a source and a rank. The configuration does not have to contain the source."""
     return render_template(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

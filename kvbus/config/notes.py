@@ -1,4 +1,4 @@
-"""Notes of ``kvbus check`` about a valid configuration: access rights, and routers whose view may be inexact."""
+"""The notes of ``kvbus check`` about a valid configuration: who has access, and whose views may be inexact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.wire.profiles import PROFILES
 
 
 def notes(config: Config) -> list[str]:
-    """Return a note for each output whose routers may have an inexact view."""
+    """Return a note for each output whose routers may have wrong blocks in their views."""
     return [config.as_written(each) for each in (*_clears(config), *_replays(config))]
 
 
@@ -30,10 +30,10 @@ def _clears(config: Config) -> list[str]:
 
 
 def _replays(config: Config) -> list[str]:
-    """Return notes about routers that may use the engine's replay endpoint for kvbus's stream.
+    """Return notes about routers that may request a replay from the engine for a stream of kvbus.
 
-    With ``interpose``, routers dial the engine's own address. They may also learn the engine's replay endpoint, whose
-    seqs differ from kvbus's.
+    With ``interpose``, routers connect to the engine's own address. They may also learn the engine's replay endpoint,
+    but the engine's seqs differ from kvbus's.
     """
     engines = [source.replay_endpoint for source in config.sources if source.replay_endpoint is not None]
     return [
@@ -46,9 +46,9 @@ def _replays(config: Config) -> list[str]:
 
 
 def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
-    """Return the largest number of streams that routers count as one pod.
+    """Return the largest number of streams that routers of an output treat as one pod.
 
-    Streams with the same topic are one pod if routers read the pod from the topic. Otherwise all streams are one pod.
+    If routers read the pod from the topic, streams with the same topic are one pod. Otherwise all streams are one pod.
     """
     by_topic = PROFILES[output.profile].topics == "pod and model"
     pods = Counter(
@@ -59,7 +59,7 @@ def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
 
 
 def exposure(config: Config) -> list[str]:
-    """Return sentences about access: over HTTP, to each output, to each source that kvbus binds, and to each front."""
+    """Return sentences about who has access to HTTP, each output, each source that kvbus binds, and each proxy."""
     sentences = (*_http(config), *_outputs(config), *_sources(config), *_fronts(config))
     return [config.as_written(each) for each in sentences]
 

@@ -1,4 +1,4 @@
-"""The keys of ``outputs[]``: the endpoints of routers, and the form of the streams there."""
+"""The keys of ``outputs[]``: the endpoints for routers, and the form of the streams at these endpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StreamEndpoints(NamedTuple):
 
 
 class OutputConfig(Section):
-    """A set of outgoing endpoints with the framing and encoding of its routers."""
+    """The keys of one output: the endpoints for one family of routers, and the form of the streams there."""
 
     name: Name = key("routers", "Unique name in metrics.", example="routers")
     type: OutputType = key("zmq", "Transport of the stream: `zmq`, or another type that is installed.", example="zmq")
@@ -194,7 +194,7 @@ class OutputConfig(Section):
 
     @property
     def log(self) -> LogKeys | None:
-        """Settings of the log if this output is a log, else None."""
+        """The settings of the log to which this output writes; None if it does not write to a log."""
         if self.type == "kafka":
             return self.kafka or KafkaTopic()
         if self.type == "nats":
@@ -203,13 +203,16 @@ class OutputConfig(Section):
 
     @property
     def framing(self) -> frames.Framing:
-        """Framing of replay answers. The profile determines it for ``auto``."""
+        """The number of frames of a replay message. For ``auto`` it depends on the profile."""
         if self.replay_framing == "auto":
             return PROFILES[self.profile].framing
         return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
-        """Return the endpoints of the stream in slot ``i``. Only ``layout: per_source`` has different ones per slot."""
+        """Return the endpoints of the stream in slot ``i``.
+
+        They depend on the slot only with ``layout: per_source``.
+        """
         n = i if self.layout == "per_source" and self.type not in logs.TYPES else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(

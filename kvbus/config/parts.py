@@ -1,9 +1,9 @@
-"""Optional parts. A part is a folder of code that an entry point registers. An extra installs its library, if any.
+"""Optional parts of kvbus. A part is a folder of code that an entry point registers.
 
-Output drivers register in the entry point group ``kvbus.outputs``, discoverers of engines in ``kvbus.discovery``, and
-proxies in front of an engine's API in ``kvbus.fronts``.
+If a part needs a library, an extra of the package installs it. Drivers of outputs register in the entry point group
+``kvbus.outputs``, discoverers in ``kvbus.discovery``, and proxies in front of an engine's API in ``kvbus.fronts``.
 
-A configuration is rejected if it names a part that is not registered or whose library is not installed.
+A configuration is rejected if it names a part that is not registered, or a part whose library is not installed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 OUTPUTS: Final = "kvbus.outputs"
-"""Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.parts.outputs`."""
+"""Entry point group of the drivers for ``outputs[].type``. See :mod:`kvbus.parts.outputs`."""
 DISCOVERY: Final = "kvbus.discovery"
-"""Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.parts.discovery`."""
+"""Entry point group of the discoverers for ``sources[].discover``. See :mod:`kvbus.parts.discovery`."""
 FRONTS: Final = "kvbus.fronts"
-"""Entry point group of the proxies in front of an engine's API; see :mod:`kvbus.parts.front`."""
+"""Entry point group of the proxies in front of an engine's API. See :mod:`kvbus.parts.front`."""
 
 
 def _found(group: str) -> dict[str, EntryPoint]:
@@ -25,19 +25,19 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 
 def installed(group: str) -> list[str]:
-    """Return the sorted names of the parts in a group."""
+    """Return the names of the parts in an entry point group, in alphabetical order."""
     return sorted(_found(group))
 
 
 def has_libsodium() -> bool:
-    """Return whether the extra ``curve`` is installed. kvbus's own implementation of ZMTP needs it for CURVE."""
+    """Return whether the extra ``curve`` is installed. kvbus's own ZMTP implementation needs it for CURVE keys."""
     return find_spec("nacl") is not None
 
 
 def missing(group: str, name: str) -> str:
-    """Return a sentence about the package that a part needs and that is not installed; empty if none is missing.
+    """Return a sentence about the package that a part needs but that is not installed; empty if nothing is missing.
 
-    The extra that installs the package has the part's name.
+    The extra that installs the package has the same name as the part.
     """
     try:
         load(group, name)
@@ -47,10 +47,10 @@ def missing(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return the object that is registered under a name.
+    """Import a part, and return the object that its entry point names.
 
     Raises:
-        KeyError: no part has this name.
+        KeyError: no part of the group has this name.
         ImportError: a package that the part needs is not installed.
     """
     return _found(group)[name].load()

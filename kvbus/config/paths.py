@@ -21,7 +21,7 @@ Path = tuple[str | int, ...]
 
 LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": OutputConfig}
 PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media", "expiring_media"})
-"""Lists whose elements are single values."""
+"""Keys whose value is a list of single values."""
 PARTS: Final = frozenset({"discover"})
 """Keys whose value is a mapping that an optional part validates."""
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
@@ -36,12 +36,12 @@ _MAX_INDEX_DIGITS: Final = 6
 
 
 def index(text: str) -> str | int:
-    """Return an element of a path: an int if the text looks like a list index, else the text."""
+    """Return one element of a path: an int if the text is a list index, otherwise the text itself."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_INDEX_DIGITS else text
 
 
 def parse(text: str) -> Path:
-    """Parse ``outputs[0].layout`` or ``outputs.0.layout``.
+    """Parse a key path such as ``outputs[0].layout`` or ``outputs.0.layout``.
 
     Raises:
         ValueError: the text is not a key path.
@@ -60,7 +60,7 @@ def parse(text: str) -> Path:
 
 
 def show(path: Iterable[str | int]) -> str:
-    """Format a path as ``outputs[0].layout``."""
+    """Format a key path as text, such as ``outputs[0].layout``."""
     text = ""
     for piece in path:
         text += f"[{piece}]" if isinstance(piece, int) else f".{piece}" if text else piece
@@ -68,7 +68,10 @@ def show(path: Iterable[str | int]) -> str:
 
 
 def model_at(path: Path) -> type[BaseModel] | None:
-    """Return the model of a section; None if the path is not a section. The empty path is the configuration itself."""
+    """Return the model of the section at a path; None if there is no section.
+
+    The empty path is the complete configuration.
+    """
     match path:
         case ():
             return Config
@@ -80,7 +83,7 @@ def model_at(path: Path) -> type[BaseModel] | None:
 
 
 def field_at(path: Path) -> FieldInfo | None:
-    """Return the model field of a path, even if its value is a list or a section; None for an unknown key."""
+    """Return the model field of a key, even if its value is a list or a section; None for an unknown key."""
     if not path or not isinstance(path[-1], str):
         return None
     model = model_at(path[:-1])
@@ -88,14 +91,14 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def is_structure(path: Path) -> bool:
-    """Return whether a path is a list, a list's element, a section or a part's mapping, but not a single value."""
+    """Return whether the value at a path is a list or a mapping, and not a single value."""
     if len(path) == 3 and path[-1] in PARTS:
         return True
     return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
 
 
 def is_known(path: Path) -> bool:
-    """Return whether a path is a configuration key."""
+    """Return whether a path is a configuration key, or an element of a list."""
     match path:
         case (str(name), int()) if name in PLAIN_LISTS:
             return True
@@ -103,12 +106,12 @@ def is_known(path: Path) -> bool:
 
 
 def suggest(path: Path) -> str | None:
-    """Return the known key that is closest to an unknown key; None if no key is close."""
+    """Return the known key that is most similar to an unknown key; None if no key is similar."""
     name = path[-1]
     if not isinstance(name, str):
         return None
-    # Prefer the same name in another section to a similar name in this section. For example, a user may have written
-    # a source's key at the top level.
+    # The same name in another section is a better suggestion than a similar name in this section: a user may have
+    # written a source's key at the top level.
     homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
     homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
     homes += [((section,), cls) for section, cls in SECTIONS.items()]
@@ -121,6 +124,6 @@ def suggest(path: Path) -> str | None:
 
 
 def unknown(path: Path) -> str:
-    """Return the message about an unknown key, with the closest known key if there is one."""
+    """Return the message about an unknown key. It suggests a similar known key if there is one."""
     near = suggest(path)
     return "unknown key" if near is None else f"unknown key, did you mean {near}?"

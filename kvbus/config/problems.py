@@ -1,4 +1,4 @@
-"""Problems of a configuration: pydantic's errors about single keys, and findings of the checks across keys."""
+"""Problems of a configuration: pydantic's errors about single keys, and contradictions between keys."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def shown(value: Any) -> str:
 
 
 def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
-    """Convert one of pydantic's errors to a problem."""
+    """Convert one of pydantic's errors to a problem, with the origin of the value and an example."""
     path: Path = tuple(error["loc"])
     origin = _origin(path, origins)
     value = None if error["type"] == "missing" else shown(error["input"])
@@ -107,12 +107,12 @@ def _origin(path: Path, origins: Mapping[Path, str]) -> str | None:
 
 
 class Findings:
-    """The configuration under check, and the contradictions found so far.
+    """The configuration that is being checked, and the contradictions that the checks have found.
 
     Args:
         config: the configuration.
-        origins: file line, variable or ``command line`` that set each key, by key path.
-        bad: keys with a reported problem. ``config`` has their defaults, and the checks skip them.
+        origins: the origin of each key's value, by key path: a line of the file, a variable, or ``command line``.
+        bad: the keys whose values are invalid. ``config`` has their defaults instead, and the checks skip these keys.
     """
 
     def __init__(self, config: Config, origins: Mapping[Path, str], bad: frozenset[Path]) -> None:
@@ -122,11 +122,18 @@ class Findings:
         self.problems: list[Problem] = []
 
     def sound(self, *keys: Path) -> bool:
-        """Return whether neither these keys nor the sections that contain them have a reported problem."""
+        """Return whether all of these keys, and the sections that contain them, have valid values."""
         return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
 
     def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
-        """Add a contradiction at a key, unless the key already has a reported problem."""
+        """Add a contradiction about a key, unless the value of the key is invalid.
+
+        Args:
+            key: the path of the key.
+            wrong: a sentence about the contradiction.
+            value: the value of the key.
+            example: a valid line of YAML.
+        """
         if not self.sound(key):
             return
         text = None if value is None else shown(value)
@@ -140,7 +147,7 @@ class Findings:
         return None if node is None else str(node)
 
     def streams_sound(self) -> bool:
-        """Return whether the keys that determine the sources' slots have no reported problem."""
+        """Return whether all keys that determine the slots of the sources have valid values."""
         several = range(len(self.config.sources))
         return self.sound(
             ("sources",), *(("sources", i, key) for i in several for key in ("data_parallel_size", "slot"))

@@ -1,7 +1,8 @@
-"""Generate the reference of all keys from the models. ``python -m kvbus.config.reference`` prints it.
+"""Print a reference of all configuration keys: ``python -m kvbus.config.reference``.
 
-With the argument ``discover`` it prints the settings of the kinds of ``sources[].discover``. With ``example`` it prints
-a configuration file with every key, its meaning and its default. That file is deploy/kvbus.yaml.
+Without an argument it is a table. With the argument ``discover`` it is a table of the settings of all kinds of
+``sources[].discover``. With ``example`` it is a configuration file with every key, its meaning and its default; that
+file is deploy/kvbus.yaml.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "tr
 
 
 def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield key, type, default, unit and meaning of every key, in the order of the models."""
+    """Yield the key, type, default, unit and meaning of every configuration key, in the order of the models."""
     for prefix, model in _SECTIONS:
         yield from _rows(prefix, model)
 
@@ -55,23 +56,23 @@ def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, 
 
 
 def _extra(field: FieldInfo, name: str) -> str:
-    """Return a further entry of the key's documentation: ``unit`` or ``default_text``."""
+    """Return the ``unit`` or the ``default_text`` of a key; empty if the key has none."""
     return str(field.json_schema_extra[name] or "") if isinstance(field.json_schema_extra, dict) else ""
 
 
 def _shown(field: FieldInfo) -> str:
-    """Return a key's default in Markdown."""
+    """Return the default of a key in Markdown."""
     return _extra(field, "default_text") or ("none" if field.is_required() else f"`{_yaml(field.default)}`")
 
 
 def kinds() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield key, type, default, unit and meaning of every setting of the installed kinds of ``sources[].discover``."""
+    """Yield key, type, default, unit and meaning of each setting of all installed kinds of ``sources[].discover``."""
     for kind in parts.installed(parts.DISCOVERY):
         yield from _rows(f"discover.{kind}.", parts.load(parts.DISCOVERY, kind).Settings)
 
 
 def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
-    """Return rows as a Markdown table. The default is the rows of all keys."""
+    """Format rows as a Markdown table. Without an argument, the rows are those of all configuration keys."""
     lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in (rows() if of is None else of)]
     return "\n".join([HEADER, *lines]) + "\n"
 
@@ -111,7 +112,7 @@ def _lines(name: str, field: FieldInfo, value: Any, indent: str) -> Iterator[str
 
 
 def _comment(field: FieldInfo) -> str:
-    """Return a key's meaning, its choices and its default, without Markdown."""
+    """Return the meaning, the choices and the default of a key as plain text, for a comment in YAML."""
     text = field.description or ""
     choices = [word for word in dict.fromkeys(_words(field.annotation)) if word.startswith("`")]
     if any(word.strip("`") not in text for word in choices):
@@ -124,14 +125,14 @@ def _comment(field: FieldInfo) -> str:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model of a section, or of the elements of a list; None for a single value."""
+    """Return the model of a section or of a list's elements; None if the annotation is of a single value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for arm in get_args(annotation) if (found := _section(arm)) is not None), None)
 
 
 def type_text(field: FieldInfo) -> str:
-    """Describe the type and the bounds of a key's value in words."""
+    """Return a text about the type and the bounds of a key's value."""
     text = " or ".join(dict.fromkeys(_words(field.annotation)))
     bounds = []
     for item in field.metadata:
@@ -162,7 +163,7 @@ def _words(annotation: Any) -> Iterator[str]:
 
 
 def _yaml(value: Any) -> str:
-    """Return a key's value as YAML."""
+    """Format the value of a key as YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The keys of ``sources[]``: an engine's endpoints, or the discovery that finds engines."""
+"""The keys of ``sources[]``. An entry has an engine's endpoints, or a discovery that finds engines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FoundRank:
 
 
 class SourceConfig(Section):
-    """One engine, or the discovery of engines."""
+    """The keys of one engine, or of a discovery that finds engines."""
 
     name: Name = key("engine", "Unique name in metrics. Rank r of several is `NAME/r`.", example="engine")
     discover: Discover | None = key(
@@ -106,17 +106,21 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_replay(cls, data: Any) -> Any:
-        # With another endpoint, the default replay endpoint may be that of another engine.
+        # If the user has set another endpoint, the default replay endpoint may belong to another engine.
         if isinstance(data, dict) and "endpoint" not in data and data.get("discover") is None:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return (rank, slot) of each rank. Rank 0 has the slot ``first``. An entry with ``discover`` has no ranks."""
+        """Return the rank and the slot of each rank. An entry with ``discover`` has no ranks.
+
+        Args:
+            first: the slot of rank 0.
+        """
         return [] if self.discover is not None else [(rank, first + rank) for rank in range(self.data_parallel_size)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
-        """Return the live, replay and snapshot endpoints of one rank."""
+        """Return the endpoints of one rank: live stream, replay and snapshot."""
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return (
             endpoint_offset(self.endpoint, rank),
@@ -126,17 +130,20 @@ class SourceConfig(Section):
 
 
 class FoundSource(SourceConfig):
-    """A discovered engine. It has the keys of the ``discover`` entry, but its own endpoints for each rank."""
+    """A discovered engine. It has the keys of the entry that has found it, and endpoints for each rank."""
 
     ranks: tuple[FoundRank, ...] = ()
     where: str = ""
-    """The ``discover`` entry and the place where it found the engine, as text for people."""
+    """The ``discover`` entry, and a text about the place where it found the engine."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return (rank, slot) of each rank. A worker that already has another slot keeps that slot."""
+        """Return the rank and the slot of each rank. A worker that already has another slot later keeps that slot."""
         return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
-        """Return the live and replay endpoints of one rank, and None, because discovery finds no snapshot endpoints."""
+        """Return the endpoints of one rank: live stream, replay, and None for the snapshots.
+
+        Discovery finds no snapshot endpoints.
+        """
         found = next(each for each in self.ranks if each.rank == rank)
         return found.endpoint, found.replay_endpoint, None

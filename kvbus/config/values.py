@@ -1,4 +1,4 @@
-"""The types of the keys' values with their checks and messages, and the base class of all sections."""
+"""The types of the keys' values, with their checks and error messages, and the base class of all sections."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def key(
     default_text: str | None = None,
     **bounds: float,
 ) -> Any:
-    """Return a pydantic field with documentation, an example and a unit.
+    """Return a pydantic field with a description, an example and a unit.
 
     Args:
-        default: the default, or a function that returns it.
-        about: the key's meaning, in Markdown.
+        default: the default value, or a function that returns it.
+        about: the meaning of the key, in Markdown.
         example: a valid value.
-        unit: unit of the value; empty without one.
-        default_text: description of a default that depends on other keys or on the machine.
-        bounds: pydantic's bounds, such as ``ge``.
+        unit: the unit of the value; empty if it has none.
+        default_text: a text about the default, if it depends on other keys or on the machine.
+        bounds: pydantic's bounds of the value, such as ``ge``.
     """
     extra = {"unit": unit, "default_text": default_text}
     given = {"default_factory": default} if callable(default) else {"default": default}
@@ -41,7 +41,7 @@ def key(
 
 
 class Section(BaseModel):
-    """Base class of a section of the configuration. It is immutable and rejects unknown keys."""
+    """Base class of the sections of the configuration. A section is immutable and rejects unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False, protected_namespaces=()
@@ -52,10 +52,10 @@ PLACEHOLDERS: Final = ("model", "worker", "source", "rank")
 
 
 def placeholders(template: str) -> set[str]:
-    """Return the names of the placeholders in a template.
+    """Return the names of the placeholders in a topic template.
 
     Raises:
-        ValueError: the template is malformed, or uses an unknown placeholder.
+        ValueError: the template is malformed, or has an unknown placeholder.
     """
     allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     used: set[str] = set()
@@ -79,7 +79,7 @@ def _template(value: str) -> str:
 
 
 def render_template(template: str, *, model: str, worker: str, source: str, rank: int) -> bytes:
-    """Return the template with its placeholders filled in, as UTF-8."""
+    """Return a topic template with its placeholders filled in, encoded as UTF-8."""
     return template.format(model=model, worker=worker, source=source, rank=rank).encode()
 
 
@@ -97,7 +97,7 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kmgt])(i?))?b?", re.IGNO
 
 
 def _size(value: object) -> object:
-    """Return the number of bytes of a size such as 64MiB."""
+    """Return the number of bytes of a size such as ``64MiB``."""
     if not isinstance(value, str):
         return _not_bool(value)
     match = _SIZE.fullmatch(value.strip())
@@ -109,7 +109,7 @@ def _size(value: object) -> object:
 
 
 def _port_alone(value: object) -> object:
-    """Convert a number to text, so that the error message for a port without a host is about the address."""
+    """Convert a number to text. A port without a host then fails with the error message about addresses."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -177,7 +177,7 @@ _MAX_TEXT: Final = 1024
 
 
 def _text(value: str) -> str:
-    if not value.isprintable():  # neither a topic nor a file can contain control characters or lone surrogates
+    if not value.isprintable():  # neither a topic nor a file name can have control characters or lone surrogates
         raise ValueError("must be printable text")
     if len(value) > _MAX_TEXT:
         raise ValueError(f"must have at most {_MAX_TEXT:,} characters; it has {len(value):,}")
@@ -210,10 +210,10 @@ def _state_dir(value: object) -> object:
 
 
 def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
-    """Return the value of ``discover``: the kind with all its settings, including defaults.
+    """Check the value of ``discover``, and return it with all settings of its kind, including defaults.
 
     Raises:
-        ValueError: the value is not exactly one installed kind, the kind's package is missing, or a setting is invalid.
+        ValueError: the value does not name exactly one installed kind, a package is missing, or a setting is invalid.
     """
     found = parts.installed(parts.DISCOVERY)
     if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in found:
@@ -235,7 +235,7 @@ def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
 
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Size = Annotated[int, BeforeValidator(_size)]
-"""A number of bytes, as a number or as a text such as 64MiB."""
+"""A number of bytes, written as a number or as a text such as 64MiB."""
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 ApiUrl = Annotated[str, AfterValidator(_api)]
@@ -245,7 +245,7 @@ if TYPE_CHECKING:
     ProfileName = str
 else:
     ProfileName = Literal[*PROFILES]
-"""A family of routers. The core's table of profiles is the only list of names."""
+"""The name of a family of routers. The names come from the table of profiles in ``kvbus.core.wire.profiles``."""
 Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(checked_discovery)]
 OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(_template)]

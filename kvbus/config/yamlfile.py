@@ -1,4 +1,4 @@
-"""Read a YAML file with a safe parser. Record the line of every key and all duplicate keys."""
+"""Read a YAML file with a safe parser, and record the line of every key and all duplicate keys."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A file's content, the line of each key, and the duplicate keys.
+    """The content of a YAML file, the line of each key, and the duplicate keys.
 
     Attributes:
-        data: the content, a mapping. The caller may change it.
-        origins: a text such as ``kvbus.yaml line 12`` by key path.
+        data: the content, which is a mapping. The caller may change it.
+        origins: the origin of each value, such as ``kvbus.yaml line 12``, by key path.
         problems: a problem for each duplicate key.
     """
 
@@ -56,7 +56,7 @@ def read(path: Path) -> YamlFile:
 
 
 def parse(text: str, name: str) -> YamlFile:
-    """Parse a configuration's text. Messages call the file ``name``.
+    """Parse the text of a configuration file. ``name`` is the file's name in error messages.
 
     Raises:
         ConfigError: the text is not a YAML mapping.
@@ -64,7 +64,7 @@ def parse(text: str, name: str) -> YamlFile:
     try:
         root = YAML(typ="safe", pure=True).compose(text)
         loader = YAML(typ="safe", pure=True)
-        loader.allow_duplicate_keys = True  # `_Walk` reports all duplicates, the loader only the first
+        loader.allow_duplicate_keys = True  # `_Walk` reports all duplicates, the loader only one
         data = loader.load(text)
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark
@@ -89,7 +89,10 @@ def _refuse(where: str, wrong: str) -> ConfigError:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the node tree. It visits an aliased node only once, so that nested aliases cannot make it slow."""
+    """A pass over the tree of YAML nodes that records the lines and the duplicate keys.
+
+    It visits a node with several aliases only once, so that nested aliases cannot make it slow.
+    """
 
     name: str
     result: YamlFile
@@ -107,7 +110,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # the models reject it, and their message has the key
+                    continue  # the models reject it, and their message contains the key
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:
