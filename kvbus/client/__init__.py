@@ -1,7 +1,8 @@
-"""The library for routers: streams of KV-cache events, in order and complete, and the blocks they describe.
+"""The library for routers in Python: it reads streams of KV-cache events, and keeps the blocks that they describe.
 
-`PrefixRouter` answers which of many workers holds the longest prefix of a prompt. `Subscriber` reads one stream in an
-event loop; `BlockingSubscriber` reads one in a program without a loop; `BlockView` has its live blocks.
+`PrefixRouter` finds the workers that hold the longest prefix of a prompt. `Subscriber` reads one stream in an event
+loop, completely and in order. `BlockingSubscriber` reads one stream in a program without an event loop. `BlockView`
+holds the live blocks of one stream.
 
 >>> from kvbus.client import BlockView, Subscriber
 >>> async def follow(view: BlockView) -> None:

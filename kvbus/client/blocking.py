@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 
 class BlockingSubscriber:
-    """An iterator over a subscriber's updates, without asyncio and without a thread. Ctrl-C ends a wait at once.
+    """An iterator over a subscriber's updates that needs no asyncio and no thread. Ctrl-C ends a wait immediately.
 
-    ``for update in BlockingSubscriber(Subscriber(…))`` opens the sockets at the first step and closes them when the
+    ``for update in BlockingSubscriber(Subscriber(…))`` opens the sockets at the first step, and closes them when the
     loop ends. ``with BlockingSubscriber(…) as subscriber`` keeps them open for the block; call `receive` for each
-    update. The sockets are read only while `receive` waits; see `Subscriber`.
+    update. The sockets are read only while `receive` waits. See `Subscriber` for what that means.
+
+    Args:
+        subscriber: the subscriber to read.
     """
 
     def __init__(self, subscriber: Subscriber) -> None:
@@ -32,10 +35,13 @@ class BlockingSubscriber:
         self._closed = False
 
     def receive(self, timeout: float | None = None) -> Update:
-        """Wait for the next update.
+        """Wait for the next update, and return it.
+
+        Args:
+            timeout: maximum seconds to wait; None for no limit.
 
         Raises:
-            TimeoutError: no update has come within ``timeout`` seconds. Nothing is lost.
+            TimeoutError: no update has arrived within ``timeout`` seconds. No update is lost.
             SubscriberClosedError: the subscriber is closed.
             BindError: the first call opens the sockets, and an endpoint cannot be bound.
         """
@@ -45,12 +51,13 @@ class BlockingSubscriber:
             try:
                 self._runner.run(self._take(timeout))
             except asyncio.CancelledError:
-                # Python forgets a Ctrl-C that comes just before Runner.run resets its count of interrupts
+                # asyncio does not turn a Ctrl-C into KeyboardInterrupt if it comes just before Runner.run resets its
+                # interrupt count
                 raise KeyboardInterrupt from None
         return self._taken.popleft()
 
     def close(self) -> None:
-        """Close the sockets at once."""
+        """Close the sockets immediately."""
         if not self._closed:
             self._closed = True
             self._runner.run(self._subscriber.aclose())
@@ -74,7 +81,11 @@ class BlockingSubscriber:
         self.close()
 
     async def _take(self, seconds: float | None) -> None:
-        """Fetch all updates that are ready in one run of the loop: a run for each would cost more than the update."""
+        """Wait for an update, and then take all updates that are ready.
+
+        Taking them in one run of the event loop is faster: starting a run for each update would cost more than the
+        update.
+        """
         async with asyncio.timeout(seconds):
             self._taken.append(await self._subscriber.receive())
         while self._subscriber.pending:

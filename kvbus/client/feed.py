@@ -36,9 +36,9 @@ _NO_GROUP: Final = -1
 
 
 class Worker(NamedTuple):
-    """The worker that holds blocks: a stream's name and a data-parallel rank, None if the stream carries no rank.
+    """A worker that holds blocks, identified by the name of its stream and its data-parallel rank.
 
-    On a merged output of kvbus the rank is the source's slot.
+    The rank is None if the stream has no ranks. On a merged output of kvbus the rank is the source's slot.
     """
 
     name: str
@@ -53,14 +53,15 @@ class Status:
     """The condition of one stream.
 
     Attributes:
-        state: ``connecting`` until the state has arrived, or until the first live batch if the publisher has no state;
-            ``live``; ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
+        state: ``connecting``: the state has not arrived, or there has been no live batch if the publisher has no state.
+            ``live``: every known batch has been applied. ``gap``: batches are missing. ``conflict``: several publishers
+            share the endpoint.
         partial: whether batches were lost for good. The workers then hold blocks that are not in the index, until the
             next epoch, rebuild or snapshot.
-        unreachable: why there is no connection; empty if there is one.
-        seq: seq of the last batch that was applied; -1 for none.
+        unreachable: the reason why there is no connection; empty if there is one.
+        seq: the seq of the last applied batch; -1 before the first.
         refused: number of events and batches that were not applied, by reason.
-        tokenless: number of stores without token ids. Their blocks are found by hash, but not by a prompt.
+        tokenless: number of stores without token ids. Their blocks can be found by hash, but not by a prompt's tokens.
     """
 
     state: State = "connecting"
@@ -72,11 +73,11 @@ class Status:
 
     @property
     def settled(self) -> bool:
-        """Whether the state is complete, or known to be unavailable."""
+        """Whether the stream's state is complete, or known to be unavailable."""
         return self.state != "connecting" or self.partial or bool(self.unreachable)
 
     def note(self, update: Update) -> None:
-        """Update the condition after an update."""
+        """Change the condition according to an update."""
         match update:
             case Received(seq=seq):
                 self.seq = seq
@@ -103,22 +104,22 @@ class Status:
 
 
 class Feed:
-    """The applier of one stream's updates to an index. Each rank is a separate worker.
+    """Applies the updates of one stream to an index, in which each rank of the stream is a separate worker.
 
-    A worker may have several KV-cache groups. The feed applies the first group that carries prefixes, until the worker
-    is cleared.
+    A worker may have several KV-cache groups. The feed applies only one of them, until the worker is cleared: the group
+    of the first store with tokens that carries prefixes.
 
     Args:
-        name: the workers' name.
-        index: the index.
-        copies: whether to count copies; see `BlockView`.
-        status: the stream's status; None for a new one.
+        name: the name of the workers, which is the stream's name.
+        index: the index that gets the blocks.
+        copies: whether to count the copies of a block. See `BlockView`.
+        status: the condition of the stream, which the feed updates; None to create one.
     """
 
     def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool, status: Status | None = None) -> None:
         self.status: Final = status or Status()
         self.discarded = False
-        """Whether the stream was discarded. An update that was already under way is then ignored."""
+        """Whether the router no longer follows the stream. An update that is already being applied is then ignored."""
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies
@@ -126,12 +127,15 @@ class Feed:
         self._workers: dict[int | None, Worker] = {}
         self._groups: dict[Worker, int | None] = {}
         self._more: dict[Worker, Counter[tuple[str, Hash]]] = {}
-        """Copies beyond the first, by medium and hash."""
+        """Number of further copies of each block, by worker, and then by medium and hash.
+
+        The first copy is not counted.
+        """
 
     def of(self, topic: bytes) -> Feed:
-        """Return the feed of one topic, for a stream whose topics are separate streams.
+        """Return the feed of one topic, if each topic of the stream is a separate stream.
 
-        Its workers are called ``NAME/TOPIC``.
+        Its workers have the name ``NAME/TOPIC``.
         """
         found = self._topics.get(topic)
         if found is None:
@@ -141,11 +145,11 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """The names of the workers."""
+        """The names of the feed's workers, including those of its topics."""
         return [self._name, *(name for each in self._topics.values() for name in each.names)]
 
     def clear(self) -> None:
-        """Remove all blocks of all workers from the index."""
+        """Remove all blocks of the stream's workers from the index."""
         for each in self._topics.values():
             each.clear()
         for worker in self._workers.values():
@@ -153,7 +157,7 @@ class Feed:
         self._workers.clear()
 
     def apply(self, batch: Batch) -> None:
-        """Apply the events of a batch, and count the refused ones."""
+        """Apply the events of a batch to the index, and count the events that are refused."""
         worker = self._workers.get(batch.rank)
         if worker is None:
             worker = self._workers[batch.rank] = Worker(self._name, batch.rank)
@@ -186,7 +190,8 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        # An offloaded block may be announced without tokens and without a group.
+        # An offloaded block may be announced without tokens and without a group, so such a store does not select the
+        # group.
         if tokens:
             self._groups.setdefault(worker, _group(event))
         else:

@@ -1,12 +1,13 @@
-"""An index of prefixes: how much of a prompt each of many workers holds.
+"""An index of prefixes: it finds how much of a prompt each of many workers holds.
 
-Each block of a worker has a *place*: a digest of the tokens from the prompt's beginning to the block's end, of the LoRA
-adapter, and of everything else that the engine puts into its block hashes (a salt, images). Workers may use different
-hashes and block sizes, because a question computes the places of its own prompt and looks them up.
+Each block of a worker has a *place*. This is a digest of the tokens from the prompt's beginning to the block's end, of
+the LoRA adapter, and of everything else that the engine's block hash depends on (a salt, images). To answer a question,
+the index computes the places of the prompt's blocks and looks them up. So workers may use different hashes and block
+sizes.
 
-A block whose parent has no place waits, and gets its place when the parent gets one. If a parent is removed, its
-children keep their places, and they count again when the parent is back. A worker's blocks on several media are blocks
-of one prefix.
+A block whose parent has no place yet waits, and gets its place when the parent gets one. If a parent is removed, its
+children keep their places, and can be found again when the parent is back. A worker's blocks on different media can
+form one prefix.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ W = TypeVar("W", bound=Hashable)
 K = TypeVar("K")
 
 Tokens = Sequence[int] | bytes
-"""A prompt's token ids, or the same ids packed as little-endian integers of 32 bits."""
+"""The token ids of a prompt: a sequence of integers, or the same ids packed as little-endian integers of 32 bits."""
 
 Adapter = str | int | None
-"""A LoRA adapter's name, or its id if the engine announces no name."""
+"""The name of a LoRA adapter, or its id if the engine announces no name. None means the base model."""
 
 
 class Shape(NamedTuple):
-    """The form of a worker's blocks: the number of tokens in a block, and whether each token is a pair (EAGLE)."""
+    """The form of a worker's blocks: the number of tokens in a block, and whether a token is a pair (EAGLE)."""
 
     size: int
     pairs: bool = False
 
 
 class Label(NamedTuple):
-    """A block's content: its packed tokens, and its extra keys in msgpack (empty if it has none)."""
+    """The content of a block: its packed tokens, and its extra keys encoded as msgpack (empty if it has none)."""
 
     tokens: bytes
     keys: bytes = b""
@@ -55,8 +56,8 @@ class Match(NamedTuple):
     """The part of a prompt that one worker holds.
 
     Attributes:
-        blocks: number of the prompt's leading blocks that the worker holds, up to the first missing block.
-        block_size: tokens in one block; 0 if the publisher does not say.
+        blocks: number of blocks at the beginning of the prompt that the worker holds without a gap.
+        block_size: number of tokens in one block; 0 if the publisher does not state it.
         tiers: number of these blocks on each medium.
     """
 
@@ -66,32 +67,32 @@ class Match(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Number of the prompt's tokens that the worker holds."""
+        """Number of tokens at the beginning of the prompt that the worker holds."""
         return self.blocks * self.block_size
 
 
 class PrefixIndex(Generic[W]):
-    """The live blocks of many workers, searched by prompt or by block hashes."""
+    """The live blocks of many workers, which can be searched by a prompt's tokens or by block hashes."""
 
     def __init__(self) -> None:
         self._workers: dict[W, _WorkerBlocks] = {}
 
     def __len__(self) -> int:
-        """Count the blocks of all workers on all media."""
+        """Return the number of blocks of all workers on all media."""
         return sum(blocks.on_media.total() for blocks in self._workers.values())
 
     @property
     def workers(self) -> list[W]:
-        """The workers that have announced a block since they were last cleared."""
+        """The workers that have stored a block since they were last cleared."""
         return list(self._workers)
 
     def on_media(self, worker: W) -> dict[str, int]:
-        """Count a worker's blocks by medium."""
+        """Return the number of a worker's blocks on each medium."""
         blocks = self._workers.get(worker)
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks by place. Read up to ``most`` blocks."""
+        """Return the hashes of a worker's oldest blocks by place. At most ``most`` blocks are read."""
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
 
@@ -100,7 +101,7 @@ class PrefixIndex(Generic[W]):
     def apply(self, worker: W, event: AnyEvent) -> None:
         """Apply one event of a worker.
 
-        The index does not separate KV-cache groups: pass the events of one group only.
+        The index does not separate KV-cache groups, so pass only the events of one group.
         """
         if isinstance(event, AllBlocksCleared):
             if clears_all(event):
@@ -108,7 +109,7 @@ class PrefixIndex(Generic[W]):
             elif worker in self._workers:
                 self._workers[worker].clear_medium(medium_of(event))
             return
-        if isinstance(event, dict):  # an event with fields that the struct does not have
+        if isinstance(event, dict):  # a store with fields that the struct does not have
             event = readable(event)
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
         medium = medium_of(event)
@@ -119,7 +120,7 @@ class PrefixIndex(Generic[W]):
             self._workers.setdefault(worker, _WorkerBlocks()).store(event, medium)
 
     def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
-        """Remove a worker's block from a medium. Return whether it was there."""
+        """Remove a worker's block from a medium. Return whether the medium held the block."""
         blocks = self._workers.get(worker)
         return blocks is not None and blocks.remove(block, medium)
 
@@ -129,13 +130,15 @@ class PrefixIndex(Generic[W]):
         return blocks is not None and medium in blocks.media_of(block)
 
     def clear(self, worker: W) -> None:
-        """Forget all blocks of a worker."""
+        """Remove all blocks of a worker."""
         self._workers.pop(worker, None)
 
     # -- questions
 
     def longest_prefix(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
-        """Return how many leading blocks of a prompt each worker holds, longest first, without workers that hold none.
+        """Return how many leading blocks of a prompt each worker holds.
+
+        The worker with the most tokens is first. Workers that hold no block of the prompt are left out.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -143,9 +146,15 @@ class PrefixIndex(Generic[W]):
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
-        """Return the part of a prompt that each worker holds, longest first, without workers that hold none of it.
+        """Return the part of a prompt that each worker holds.
 
-        If a worker has blocks of several sizes, the answer is for the size that covers the most tokens.
+        The worker with the most tokens is first. Workers that hold no block of the prompt are left out. If a worker has
+        blocks of several sizes, the result is for the size that covers the most tokens.
+
+        Args:
+            tokens: the token ids of the prompt.
+            lora: the LoRA adapter of the prompt.
+            salt: the cache salt of the prompt.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -160,7 +169,11 @@ class PrefixIndex(Generic[W]):
         return dict(sorted(found.items(), key=lambda each: each[1].tokens, reverse=True))
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[W, Match]:
-        """Return the part of a prompt that each worker holds, given the prompt's block hashes from first to last."""
+        """Return the part of a prompt that each worker holds, found by the hashes of the prompt's blocks.
+
+        Args:
+            hashes: the hashes of the prompt's blocks, from the first to the last.
+        """
         holders = {worker: blocks.media_of for worker, blocks in self._workers.items()}
         found = {
             worker: Match(count, self._workers[worker].size_of(hashes[0]), tiers)
@@ -172,7 +185,7 @@ class PrefixIndex(Generic[W]):
 def medium_of(event: AnyEvent) -> str:
     """Return the medium that an event names, in upper case.
 
-    All names of the device, such as ``GPU`` or no name at all, are one medium.
+    All names of the device, such as ``GPU`` or no name, result in the same medium.
     """
     medium = value(event, "medium")
     return medium_key(medium) or str(medium).upper()
@@ -194,12 +207,12 @@ class _Block:
     """One block of a worker.
 
     Attributes:
-        size: number of tokens in the block; 0 if the publisher does not say.
+        size: number of tokens in the block; 0 if the publisher does not state it.
         media: the media that hold the block.
-        parent: hash of the block before it; None for the first block of a prompt.
-        label: the block's content; None while its tokens are unknown.
-        place: digest of the prompt up to the block's end; None while the block waits for its tokens or for its parent's
-            place.
+        parent: the hash of the block before this one; None for the first block of a prompt.
+        label: the content of the block; None as long as its tokens are unknown.
+        place: the digest of the prompt up to the end of the block. It is None as long as the block's tokens or the
+            place of its parent are unknown.
     """
 
     __slots__ = ("label", "media", "parent", "place", "size")
@@ -213,11 +226,11 @@ class _Block:
 
 
 class _WorkerBlocks:
-    """The blocks of one worker since it was last cleared.
+    """The blocks that one worker has stored since it was last cleared.
 
     Attributes:
-        shapes: the forms that the worker's blocks have had.
-        on_media: number of blocks by medium.
+        shapes: the forms of the worker's blocks.
+        on_media: number of blocks on each medium.
     """
 
     def __init__(self) -> None:
@@ -225,21 +238,24 @@ class _WorkerBlocks:
         self.on_media: Final[Counter[str]] = Counter()
         self._blocks: Final[dict[Hash, _Block]] = {}
         self._places: Final[dict[str, Counter[bytes]]] = {}
-        """Number of blocks by medium and place. An engine may have several hashes for equal tokens."""
+        """Number of blocks by medium and place.
+
+        It can be higher than 1, because engines may have several hashes for equal tokens.
+        """
         self._waiting: Final[dict[Hash, set[Hash]]] = {}
-        """The blocks that wait for their parent's place, by the parent's hash."""
+        """Hashes of the blocks that wait for the place of their parent, by the hash of the parent."""
 
     def media_of(self, block: Hash) -> Sequence[str]:
-        """Return the media that hold the block of this hash."""
+        """Return the media that hold the block with this hash."""
         found = self._blocks.get(block)
         return () if found is None else found.media
 
     def media_at(self, place: bytes) -> Sequence[str]:
-        """Return the media that hold a block at this place."""
+        """Return the media that hold a block with this place."""
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks by place. Read up to ``most`` blocks."""
+        """Return the hashes of the oldest blocks by place. At most ``most`` blocks are read."""
         oldest = islice(self._blocks.items(), most)
         return {known.place: block for block, known in oldest if known.place is not None}
 
@@ -248,7 +264,7 @@ class _WorkerBlocks:
         return self._blocks[block].size
 
     def store(self, event: BlockStored, medium: str) -> None:
-        """Add the blocks of a store. A known block keeps its place."""
+        """Add the blocks of a store event. A block that already has a place keeps it."""
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         lora = _adapter(event.lora_id, event.lora_name)
         found = _labels(event, lora if isinstance(lora, str) else None, root=parent is None)
@@ -274,7 +290,7 @@ class _WorkerBlocks:
             parent = block
 
     def remove(self, block: Hash, medium: str) -> bool:
-        """Remove a block from a medium. Return whether it was there."""
+        """Remove a block from a medium. Return whether the medium held the block."""
         known = self._blocks.get(block)
         if known is None or medium not in known.media:
             return False
@@ -301,7 +317,7 @@ class _WorkerBlocks:
         return None if known is None else known.place
 
     def _settle(self, block: Hash, above: bytes) -> None:
-        """Give a block its place below its parent's place. Then do the same for the blocks that wait for it."""
+        """Compute the place of a block from its parent's place, and then the places of all blocks that wait for it."""
         settled = [(block, above)]
         while settled:
             block, above = settled.pop()
@@ -319,11 +335,12 @@ class _WorkerBlocks:
 def _longest(
     holders: Mapping[W, Callable[[K], Sequence[str]]], keys: Iterable[K]
 ) -> dict[W, tuple[int, dict[str, int]]]:
-    """Count the leading keys that each worker holds, in total and by medium.
+    """Return how many leading keys each worker holds, in total and on each medium.
 
     Args:
-        holders: by worker, the function that returns the media of a key.
-        keys: the blocks of a prompt, first to last. They are read up to the first block that no worker holds.
+        holders: for each worker, a function that returns the media which hold the block of a key.
+        keys: the places or hashes of a prompt's blocks, from the first to the last. They are read only up to the first
+            block that no worker holds.
     """
     found: dict[W, tuple[int, dict[str, int]]] = {}
     left = dict(holders)
@@ -343,7 +360,7 @@ def _longest(
 
 
 def _decrement(counts: Counter[Any], key: Any) -> None:
-    """Subtract one, and delete the key at zero."""
+    """Subtract one from a count, and delete the key if the count is zero."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
@@ -356,17 +373,17 @@ _LENGTH: Final = Struct("<Q")
 
 
 def _root(lora: Adapter, shape: Shape) -> bytes:
-    """Return the place above a prompt's first block, for an adapter and a shape."""
+    """Return the place that precedes the first block of a prompt, for an adapter and a form of blocks."""
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
 
 def _place(above: bytes, label: Label) -> bytes:
-    """Return the place of a block with this content below the place ``above``."""
+    """Return the place of a block from its content and its parent's place ``above``."""
     return sha256(above + _LENGTH.pack(len(label.tokens)) + label.tokens + label.keys).digest()
 
 
 def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
-    """Yield the places of a prompt's complete blocks.
+    """Yield the places of the complete blocks of a prompt.
 
     Raises:
         ValueError: a token id does not fit into 32 bits.
@@ -383,19 +400,19 @@ def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> It
 
 
 def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
-    """Divide packed tokens into blocks of a shape. Drop an incomplete last block."""
+    """Divide packed tokens into blocks. An incomplete last block is left out."""
     width = _ID.size * shape.size * (1 + shape.pairs)
     return [tokens[start : start + width] for start in range(0, len(tokens) - width + 1, width)]
 
 
 def _labels(event: BlockStored, lora_name: str | None, *, root: bool) -> tuple[Shape, list[Label]] | None:
-    """Return the contents of a store's blocks; None if their tokens are unknown.
+    """Return the form and the contents of a store's blocks; None if their tokens are unknown.
 
     Args:
         event: the store.
-        lora_name: the adapter's name, which vLLM repeats as the first extra key of each block.
-        root: whether the store begins a prompt. SGLang then puts the salt into the event, vLLM into the first block's
-            extra keys.
+        lora_name: the name of the adapter, which vLLM repeats as the first extra key of each block.
+        root: whether the store begins a prompt. In that case SGLang puts the salt into the event, and vLLM puts it into
+            the extra keys of the first block.
     """
     count, size = len(event.block_hashes), event.block_size
     decoded = decode_tokens(event.token_ids)
@@ -416,13 +433,13 @@ def _labels(event: BlockStored, lora_name: str | None, *, root: bool) -> tuple[S
 
 
 def _extra_keys(raw: Raw | bytes | UnsetType | None) -> list[Any]:
-    """Decode the extra keys of a store's blocks."""
+    """Return the extra keys of a store's blocks, decoded. They are empty if the event has none."""
     keys = decode_value(raw) if isinstance(raw, Raw | bytes) else None
     return keys if isinstance(keys, list) else []
 
 
 def _adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) -> Adapter:
-    """Return the adapter's name, or its id if the event has no name."""
+    """Return the name of an event's LoRA adapter, or its id if the event has no name."""
     if lora_name is UNSET or lora_name is None:
         return None if lora_id is UNSET else lora_id
     return lora_name

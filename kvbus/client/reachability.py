@@ -1,6 +1,8 @@
-"""Find out why there is no connection. libzmq retries silently, so the client connects once by hand to see the error.
+"""Find out why a subscriber has no connection.
 
-The client reports the reason once, and again when it changes.
+libzmq retries without a message, so kvbus connects once with its own code to see the error.
+
+The subscriber reports the reason once, and again if it changes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from kvbus.core.types import Refused
 from kvbus.transport.reach import MissingConnection, Outcome, Stop, connectable
 
 _SECONDS: Final = 3.0
-"""Timeout of one connection attempt, in seconds."""
+"""Maximum seconds for one connection attempt."""
 
 _NO_PUBLISHER: Final = (
     "{} accepts connections, and no publisher answers: another port of it, another program's, or it stands still"
@@ -27,10 +29,10 @@ _STOPS: Final = {
 
 
 class Reachability(MissingConnection):
-    """A watch of one live connection, which reports why the connection is missing.
+    """A watch of one live connection that reports why the connection is missing.
 
     Args:
-        bind: whether the publisher connects to the subscriber.
+        bind: whether the subscriber binds its endpoint, and the publisher connects to it.
         after: seconds without a connection before the first attempt to find the reason.
         report: called with each report.
     """
@@ -44,20 +46,20 @@ class Reachability(MissingConnection):
         self._refused: Refused | None = None
 
     def missing_at(self, endpoint: str, now: float) -> None:
-        """Record that the connection to an endpoint is missing since ``now``."""
+        """Record that the connection to an endpoint has been missing since ``now``."""
         self._endpoint = endpoint
         self._refused = None
         self.missing(now)
 
     def connected(self) -> None:
-        """Record that there is a connection, and report it if the endpoint was reported as unreachable."""
+        """Record that the connection is up. If it was reported as missing, report that it is back."""
         super().connected()
         if self._why:
             self._why = ""
             self._report(Reachable(self._endpoint))
 
     def refused(self, reason: Refused) -> None:
-        """Record why a handshake has failed."""
+        """Record the reason of a failed handshake."""
         self._refused = reason
 
     async def _look(self, first: bool) -> None:
@@ -69,7 +71,7 @@ class Reachability(MissingConnection):
             self._say(outcome.sentence)
         elif self._refused in _STOPS:
             self._say(Outcome(self._endpoint, _STOPS[self._refused]).sentence)
-        elif self._refused or not first:  # the first time, the connection may still be under way
+        elif self._refused or not first:  # the first attempt may come too early
             self._say(_NO_PUBLISHER.format(self._endpoint))
 
     def _say(self, why: str) -> None:

@@ -27,26 +27,28 @@ T = TypeVar("T")
 
 
 class RouterError(Exception):
-    """The router is not open, or has failed."""
+    """The router is not open, or it has failed."""
 
 
 class PrefixRouter:
-    """An index that follows many publishers and finds the worker that holds the longest prefix of a prompt.
+    """An index that follows many publishers, and finds the workers that hold the longest prefix of a prompt.
 
     ``async with`` follows the streams in the running event loop. ``with`` follows them in a separate thread, for
-    programs without a loop. All methods may be called from any thread.
+    programs without an event loop. All methods may be called from any thread.
 
-    A restart removes a stream's blocks from the index. So does a loss, because removals may be among the lost batches.
-    A stream without a connection keeps its blocks, but answers leave its workers out until the connection is back.
+    A restart of a publisher removes the blocks of its stream from the index. A loss of batches removes them too,
+    because the lost batches may contain removals. A stream without a connection keeps its blocks, but its workers are
+    left out of the answers until the connection is back.
 
     Args:
-        subscribers: one subscriber for each stream, by a name of your choice. A stream is an engine's, or an output's
-            of kvbus. A subscriber with ``by_topic`` has many workers, called ``NAME/TOPIC``.
-        copies: True counts copies, right for engines' own streams (see `BlockView`); False is right for kvbus.
-        keep_unreachable: True keeps the workers of a stream without a connection in the answers; `status` then says
-            that the stream is unreachable.
+        subscribers: one subscriber for each stream, by a name of your choice. A stream comes from an engine or from an
+            output of kvbus. A subscriber with ``by_topic`` has many workers, with the names ``NAME/TOPIC``.
+        copies: whether to count the copies of a block (see `BlockView`). True is right for streams of engines, False
+            for streams of kvbus.
+        keep_unreachable: whether answers include the workers of a stream without a connection. `status` shows that the
+            stream is unreachable.
         on_update: called with a stream's name and each update that was applied, for metrics and logs. It is called in
-            the loop that follows the streams, so it must not block. An exception in it ends the router.
+            the event loop that follows the streams, so it must not block. An exception in it ends the router.
     """
 
     def __init__(
@@ -62,14 +64,14 @@ class PrefixRouter:
         self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # Written by the loop and read by any thread, under the lock.
+        # These are written by the event loop and read by any thread, under the lock.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}
         self._away: Final[set[str]] = set()
         self._failure: BaseException | None = None
 
-        # Used by the loop only.
+        # These are used only by the event loop.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -78,7 +80,9 @@ class PrefixRouter:
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """Return how many leading blocks of a prompt each worker holds, longest first, without workers that hold none.
+        """Return how many leading blocks of a prompt each worker holds.
+
+        The worker with the most tokens is first. Workers that hold no block of the prompt are left out.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -87,12 +91,14 @@ class PrefixRouter:
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
-        """Return the part of a prompt that each worker holds: blocks, block size, and blocks by medium; longest first.
+        """Return the part of a prompt that each worker holds: number of blocks, block size, and blocks on each medium.
+
+        The worker with the most tokens is first. Workers that hold no block of the prompt are left out.
 
         Args:
-            tokens: the prompt's token ids, or these packed as little-endian integers of 32 bits.
-            lora: the adapter's name, or its id if the engine announces no name.
-            salt: the cache salt.
+            tokens: the token ids of the prompt, or the same ids packed as little-endian integers of 32 bits.
+            lora: the name of the LoRA adapter, or its id if the engine announces no name; None for the base model.
+            salt: the cache salt of the prompt; None without one.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -103,10 +109,10 @@ class PrefixRouter:
             return self._without_unreachable(self._index.matches(tokens, lora=lora, salt=salt))
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
-        """Return the part of a prompt that each worker holds, given the prompt's block hashes.
+        """Return the part of a prompt that each worker holds, found by the hashes of the prompt's blocks.
 
         Args:
-            hashes: the prompt's block hashes from first to last, as the engines compute them.
+            hashes: the hashes of the prompt's blocks from the first to the last, as the engines compute them.
 
         Raises:
             RouterError: the router has failed.
@@ -116,21 +122,21 @@ class PrefixRouter:
             return self._without_unreachable(self._index.matches_by_hash(hashes))
 
     def blocks(self) -> dict[Worker, dict[str, int]]:
-        """Count the blocks of each worker by medium."""
+        """Return the number of blocks of each worker on each medium."""
         with self._lock:
             return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
         """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        Workers that compute hashes alike have the same hash for a digest. Up to ``most`` blocks of each worker are
-        read.
+        Two workers that compute hashes in the same way have the same hash for the same digest. At most ``most`` blocks
+        of each worker are read.
         """
         with self._lock:
             return {worker: self._index.names(worker, most) for worker in self._index.workers}
 
     def status(self) -> dict[str, Status]:
-        """Return the condition of each stream, by its name."""
+        """Return the condition of each stream, by the stream's name."""
         with self._lock:
             return {
                 name: replace(feed.status, refused=Counter(feed.status.refused))
@@ -138,18 +144,25 @@ class PrefixRouter:
             }
 
     def __len__(self) -> int:
-        """Count the blocks of all workers."""
+        """Return the number of blocks of all workers."""
         with self._lock:
             return len(self._index)
 
     async def settled(self) -> None:
-        """Wait until the state of each stream is complete, or known to be unavailable. `status` says which."""
+        """Wait until the state of each stream is complete, or known to be unavailable. `status` shows which it is."""
         self._check()
         await self._settled.wait()
         self._check()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `settled` does, in a program without an event loop. Return False after ``timeout`` seconds."""
+        """Wait as `settled` does, in a program without an event loop.
+
+        Args:
+            timeout: maximum seconds to wait; None for no limit.
+
+        Returns:
+            False if the time has run out.
+        """
 
         async def within() -> bool:
             try:
@@ -162,17 +175,21 @@ class PrefixRouter:
         return self._run(within())
 
     def add(self, name: str, subscriber: Subscriber) -> None:
-        """Follow another stream.
+        """Follow one more stream.
+
+        Args:
+            name: the name of the stream.
+            subscriber: the subscriber that reads the stream.
 
         Raises:
-            ValueError: a stream has this name already, or an endpoint is malformed.
+            ValueError: another stream already has this name, or an endpoint is malformed.
             BindError: an endpoint cannot be bound.
             RouterError: the router is not open.
         """
         self._call(lambda: self._add(name, subscriber))
 
     def discard(self, name: str) -> None:
-        """Stop following a stream, and remove the blocks of its workers.
+        """Stop following a stream, and remove the blocks of its workers from the index.
 
         Raises:
             KeyError: no stream has this name.
@@ -222,7 +239,7 @@ class PrefixRouter:
             if loop is not None:
                 self._end(loop)
 
-    # -- called in the loop
+    # -- methods that run in the event loop
 
     def _add(self, name: str, subscriber: Subscriber) -> None:
         if name in self._streams:
@@ -259,12 +276,13 @@ class PrefixRouter:
                         return
                     part.apply(batch)
                 if isinstance(update, Snapshot):
-                    # A snapshot may have a million blocks: let other tasks run.
+                    # A snapshot may have a million blocks, so let other tasks run between its batches.
                     await asyncio.sleep(0)
             with self._lock:
                 if feed.discarded:
                     return
-                # The lost batches of a topic do not make the stream partial: the topic's state follows.
+                # Lost batches of one topic do not make the stream partial, because kvbus then sends the state of this
+                # topic again.
                 if part is feed or not isinstance(update, Lost):
                     feed.status.note(update)
                 (self._away.update if feed.status.unreachable else self._away.difference_update)(feed.names)
@@ -293,7 +311,7 @@ class PrefixRouter:
             self._failure = failure
             self._settled.set()
 
-    # -- called from any thread
+    # -- methods that any thread may call
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -315,10 +333,10 @@ class PrefixRouter:
             self._run(call())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop from another thread, and wait for its result.
+        """Run a coroutine in the router's event loop from another thread, and wait for its result.
 
         Raises:
-            RouterError: the router is not open, or this is called in the loop.
+            RouterError: the router is not open, or the caller runs in the router's event loop.
         """
         if self._loop is not None and not self._inside():
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()

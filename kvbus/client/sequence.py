@@ -1,10 +1,11 @@
-"""The order of one stream, for callers of the library: the sequencer's decisions as updates.
+"""The order of one stream for users of the library: the decisions of the sequencer, as updates.
 
-The sequencer is the daemon's (:mod:`kvbus.core.sequencing`). Its settings suit a client of any publisher that speaks
-the protocol: a replay may be compacted, and the caller decides what a loss means. This module turns positions into
-ranges, so that each loss is reported once with its reason, and sequence frames into numbers and publisher ids.
+The sequencer is the one that the daemon uses (:mod:`kvbus.core.sequencing`). Its settings here suit any publisher that
+speaks the protocol: a replay may be a compacted state, and the user decides what happens after a loss. This module
+turns the sequencer's positions into ranges of seqs, so that each loss is reported once with its reason. It also reads
+seqs and publisher ids from sequence frames.
 
-:class:`Timing` and :class:`BufferLimits` are the settings that a caller can choose.
+Users can choose the settings in :class:`Timing` and :class:`BufferLimits`.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Timeouts in seconds, and the number of attempts.
+    """The timeouts of a subscriber in seconds, and its number of attempts.
 
     Attributes:
-        connect_s: how long the first replay request waits for the live connection, at most.
-        idle_s: silence after which a replay request has failed; idle engines answer up to 0.1 s late.
-        answer_s: maximum time of one complete answer.
-        snapshot_s: maximum time of a snapshot. It is one message, so nothing arrives before it is complete.
+        connect_s: maximum time for which the first replay request waits for the live connection.
+        idle_s: silence after which a replay request has failed. An idle engine answers up to 0.1 s late.
+        answer_s: maximum time for one complete answer.
+        snapshot_s: maximum time for a snapshot. It is one message, so nothing arrives before it is complete.
         attempts: number of consecutive requests without a new batch after which the missing batches are lost.
         confirm_s: pause between a connection and a second request for the last batch, unless live batches arrive. The
-            request finds a batch that was published after the answer but before the publisher had the subscription.
-        rebuild_s: pause before the next request, after batches were lost because the publisher did not answer.
-        unreachable_s: time without a connection before the subscriber finds out why and reports it.
-        overlap_s: time after a replay in which the live stream may still bring batches that the replay has brought.
+            request finds a batch that was published after the first answer, but before the publisher had the
+            subscription.
+        rebuild_s: pause before the next request after batches were lost because the publisher did not answer.
+        unreachable_s: time without a connection after which the subscriber finds out the reason and reports it.
+        overlap_s: time after a replay in which live batches may repeat batches of the replay.
     """
 
     connect_s: float = 0.5
@@ -62,12 +64,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """Limits of a subscriber's memory.
+    """Limits of the memory that a subscriber uses.
 
     Attributes:
-        held_batches: maximum number of batches in the reorder buffer. Above it the subscriber drops newer batches and
-            asks for them again.
-        held_bytes: maximum number of payload bytes in the reorder buffer. The same happens above it.
+        held_batches: maximum number of batches in the reorder buffer. At the limit, the subscriber drops newer batches
+            and requests them again later.
+        held_bytes: maximum size in bytes of the payloads in the reorder buffer. At the limit, the same happens.
     """
 
     held_batches: int = 10_000
@@ -75,20 +77,20 @@ class BufferLimits:
 
 
 _LIMITS: Final = FrameLimits(max_frame_bytes=sys.maxsize)
-"""No limit here: the sockets have refused frames that are too large."""
+"""No limit of the frame size, because the sockets have already refused frames that are too large."""
 
 _GAP: Final = (Phase.GAP, Phase.GAP_SNAPSHOT, Phase.GRACE)
 
 
 class Payload(bytes):
-    """An undecoded batch, with its topic and whether it was replayed. The sequencer ignores both."""
+    """An undecoded batch, with its topic and whether it was replayed. The sequencer ignores the two attributes."""
 
     topic: bytes
     replayed: bool
 
     @classmethod
     def of(cls, payload: bytes, topic: bytes, *, replayed: bool) -> Payload:
-        """Return the payload with a topic and whether it was replayed."""
+        """Return a payload with its topic and whether it was replayed."""
         made = cls(payload)
         made.topic = topic
         made.replayed = replayed
@@ -96,7 +98,7 @@ class Payload(bytes):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """The complete state as of batch ``seq``, in undecoded batches. It replaces the state before it."""
+    """The complete state as of batch ``seq``, as undecoded batches. It replaces all earlier batches."""
 
     seq: int
     chunks: tuple[bytes, ...]
@@ -106,14 +108,17 @@ Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Confli
 
 
 class Sequence:
-    """The order of one stream. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out.
+    """The order of one stream. It has no sockets and no clock.
+
+    Each method that handles an event gets the time as ``now``, in seconds from any origin. It returns the outputs that
+    the caller must carry out: updates for the user, and requests to the publisher.
 
     Args:
         replay: whether there is a replay endpoint.
         snapshot: whether there is a snapshot endpoint.
-        from_start: True rebuilds from seq 0 or a snapshot; False begins with the first live batch.
-        timing: timeouts and attempts.
-        limits: limits of the buffers.
+        from_start: True to rebuild the state from seq 0 or from a snapshot; False to begin with the first live batch.
+        timing: timeouts and attempts; None for the defaults.
+        limits: limits of the buffers; None for the defaults.
     """
 
     def __init__(
@@ -150,27 +155,27 @@ class Sequence:
             self.stats,
         )
 
-        # The connection. If none is reported, the stream counts as connected after `connect_s`.
+        # The connection. If the sockets do not report one, the stream counts as connected after `connect_s`.
         self._connect_s: Final = timing.connect_s
         self._connect_at = inf
 
-        # The state of the stream as reported to the caller.
+        # What was reported to the caller about the stream.
         self._position: int | None = 0 if self._asks and from_start else None
         self._gap_end = 0
-        """The seq after the last reported gap."""
+        """The first seq after the last reported gap."""
         self._unanswered = False
-        """Whether an unanswered request was reported as a loss, with no answer since."""
+        """Whether an unanswered request was reported as a loss, and no request has been answered since."""
         self._owes_synced = False
         self._in_conflict = False
 
-        # The publisher.
+        # The publisher, and the last request to it.
         self._publisher: bytes | None = None
         self._request = -1
         self._out: list[Output] = []
 
     @property
     def next_seq(self) -> int | None:
-        """The next seq to deliver; None before the first batch of a stream that is not rebuilt from its start."""
+        """The next seq to deliver; None before the first batch if the stream begins with a live batch."""
         return self._position
 
     @property
@@ -180,19 +185,20 @@ class Sequence:
 
     @property
     def deadline(self) -> float:
-        """The time at which to call `tick`; infinity for never."""
+        """The time at which `tick` must be called; infinity if it need not be called."""
         return min(self._connect_at, self._sequencer.deadline)
 
     def open(self, now: float) -> list[Output]:
-        """Start the timer for the first request, which waits a moment for the live connection.
+        """Start the timer for the first request, which waits briefly for the live connection.
 
-        Otherwise the publisher could send a batch after the answer and before it has the subscription.
+        If the request came first, the publisher could publish a batch after its answer, but before it has the
+        subscription.
         """
         self._connect_at = now + self._connect_s
         return self._take()
 
     def connected(self, now: float) -> list[Output]:
-        """Handle a new live connection, the first or a later one."""
+        """Handle a new live connection: the first one, or one after a disconnection."""
         self._connect_at = inf
         if self._sequencer.connected:
             self._sequencer.down(now)
@@ -215,17 +221,17 @@ class Sequence:
         if self._changed(message.publisher_id):
             sequencer.publisher_changed(now)
         if known and seq < sequencer.next:
-            self.stats.duplicates += 1  # the publisher's id shows that the epoch is the same
+            self.stats.duplicates += 1  # the publisher's id shows that it is the same epoch
         else:
             sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
         out = self._take()
         if not self._asks:
-            sequencer.tick(now)  # without a publisher to ask, missing batches are lost at once
+            sequencer.tick(now)  # without a replay endpoint, missing batches are lost at once
             out += self._take()
         return out
 
     def replayed(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Handle a message that answers the last `Ask`."""
+        """Handle a message of the answer to the last `Ask`."""
         message = parse_replay(frames, _LIMITS)
         if isinstance(message, Reason):
             self._out.append(Rejected(None, b"", message))
@@ -258,7 +264,7 @@ class Sequence:
         return self._take()
 
     def tick(self, now: float) -> list[Output]:
-        """Handle timeouts. Call it at `deadline`."""
+        """Handle the timeouts that have passed. Call this at `deadline`."""
         if now >= self._connect_at:
             self._connect_at = inf
             self._sequencer.up(now)
@@ -266,7 +272,7 @@ class Sequence:
         return self._take()
 
     def unread(self, now: float) -> None:
-        """Postpone the timeout of the last request, because a part of its answer waits to be read."""
+        """Postpone the timeout of the last request, because received messages of its answer have not been read yet."""
         self._sequencer.unread(self._request, now)
 
     def sent(self, request: int, now: float) -> None:
@@ -279,7 +285,7 @@ class Sequence:
         known, self._publisher = self._publisher, publisher
         return known is not None
 
-    # -- reports to the caller
+    # -- outputs for the caller
 
     def _take(self) -> list[Output]:
         decided = self._sequencer.actions
@@ -301,7 +307,7 @@ class Sequence:
                 self._position = 0
                 self._gap_end = 0
                 if action.reason in (RestartReason.WENT_BACK, RestartReason.PAYLOAD):
-                    self._publisher = None  # its id comes with its first message
+                    self._publisher = None  # the new publisher's id comes with its first message
                 self._out.append(Restarted(self.epoch, action.reason))
             elif isinstance(action, actions.Synced):
                 synced = self.stats.replays > 0
@@ -314,7 +320,7 @@ class Sequence:
         return out
 
     def _lose_before(self, batch: Deliver) -> bool:
-        """Report the batches that are missing before a delivered batch. Return whether there are any."""
+        """Report the batches that are missing before a delivered batch as lost. Return whether there are any."""
         seq = batch.seq
         if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
@@ -324,7 +330,7 @@ class Sequence:
         return True
 
     def _report(self, *, lost: bool, synced: bool) -> None:
-        """Report a conflict, a gap, an unanswered request, or that the stream is complete."""
+        """Report a conflict, a gap, an unanswered request, or that the stream is complete, if this is new."""
         sequencer = self._sequencer
         conflict = sequencer.phase is Phase.CONFLICT
         if conflict and not self._in_conflict:
@@ -340,8 +346,8 @@ class Sequence:
             self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
         self._unanswered = unanswered
         self._owes_synced |= synced
-        # After a complete replay (`synced`), PROBE only looks for newer batches. Otherwise it asks for batches after a
-        # snapshot.
+        # In the phase PROBE, the sequencer has asked for newer batches. After a complete replay (`synced`) there is
+        # nothing to wait for. After a snapshot, its answer may have the batches that follow the snapshot.
         quiet = sequencer.phase is Phase.LIVE or (synced and sequencer.phase is Phase.PROBE)
         if self._owes_synced and quiet and self._asks and not unanswered:
             self._owes_synced = False
@@ -351,6 +357,6 @@ class Sequence:
 def _begins_anew(payload: bytes) -> bool:
     """Return whether a replayed batch begins with AllBlocksCleared, as a state from kvbus does.
 
-    The batches before it are then not missing: the state replaces them.
+    The batches before it are not missing in that case, because the state replaces them.
     """
     return isinstance(payload, Payload) and payload.replayed and begins_with_clear(payload)

@@ -1,4 +1,4 @@
-"""`Subscriber`: an async iterator over one stream of an engine or of kvbus, in order and complete."""
+"""`Subscriber`: an async iterator over one stream of an engine or of kvbus, complete and in order."""
 
 from __future__ import annotations
 
@@ -30,47 +30,48 @@ _YIELD_EVERY: Final = 256  # updates returned before other tasks may run
 
 
 class SubscriberClosedError(Exception):
-    """The subscriber is closed, or was closed during `receive`."""
+    """The subscriber is closed, or was closed while `receive` waited."""
 
 
 class Subscriber:
-    """A subscription to a stream of KV-cache events.
+    """A subscription to one stream of KV-cache events.
 
-    The subscriber rebuilds the state from the publisher's snapshot, or from its replay from seq 0, then follows the
-    live stream. It yields each batch once and in order. It asks for missing batches, notices a restart of the
-    publisher, and then rebuilds. Pass each update to a `BlockView`, and the view holds the blocks that the publisher
-    holds.
+    The subscriber rebuilds the state from a snapshot of the publisher, or from its replay from seq 0, and then follows
+    the live stream. It yields each batch once and in order. It requests missing batches. If the publisher restarts, it
+    rebuilds the state. If you pass each update to a `BlockView`, the view has the blocks that the publisher holds.
 
     There are two ways to use it. ``async for update in Subscriber(…)`` opens the sockets at the first step, and closes
     them when the loop ends by ``break``, an exception or cancellation. ``async with Subscriber(…) as subscriber`` keeps
-    them open for the block; `receive` then waits for one update at a time, and cancelling it loses nothing.
+    them open for the block; `receive` then waits for one update at a time, and cancelling it loses no update.
 
     The subscriber reads its sockets only while `receive` waits. If the caller is slow, the publisher drops batches at
-    its high-water mark, and the subscriber asks for the missing batches.
+    its high-water mark, and the subscriber requests the missing batches.
 
     Args:
         endpoint: the publisher's PUB endpoint, such as ``tcp://127.0.0.1:5557``; None for a replay without a live
             stream.
-        replay_endpoint: its replay ROUTER. Without it and without snapshots the view begins empty, and every gap is
-            lost.
-        snapshot_endpoint: its snapshot ROUTER. One `Snapshot` replaces the replay from seq 0 at the start, after a
-            restart, and if the replay cannot fill a gap. Give a replay endpoint too: it fills gaps, and it is used if
-            the publisher has no snapshot.
-        topic: subscription prefix; it does not filter replay answers.
-        by_topic: True for kvbus's ``layout: per_topic``: each topic is a separate stream with its own seqs and state,
-            and updates name their topic. There is no replay, and none is needed.
-        bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
-        from_start: False begins with the first live batch; replay and snapshots then only repair gaps and restarts.
-        framing: layout of replay answers; ``auto`` accepts every known layout.
+        replay_endpoint: the publisher's ROUTER endpoint for replays. Without it and without snapshots, the view begins
+            empty, and missing batches are always lost.
+        snapshot_endpoint: the publisher's ROUTER endpoint for snapshots. One `Snapshot` replaces the replay from seq 0
+            at the start, after a restart, and if the replay cannot fill a gap. Set a replay endpoint too: it fills
+            gaps, and it is used if the publisher has no snapshot.
+        topic: the prefix of the topics to subscribe to. It does not filter replay answers.
+        by_topic: True for kvbus's ``layout: per_topic``. Each topic is then a separate stream with its own seqs and
+            state, and each update contains its topic. There is no replay, because kvbus sends the state on the live
+            connection.
+        bind: True if the publisher connects to the subscriber (vLLM with a concrete host).
+        from_start: False to begin with the first live batch. Replays and snapshots then only repair gaps and restarts.
+        framing: the layout of replay answers; ``auto`` accepts every known layout.
         timing: timeouts in seconds, and attempts.
         limits: limits of the buffers.
-        hwm: number of messages that ZeroMQ queues for each socket.
-        max_message_bytes: limit of one frame, in bytes.
-        context: a ZeroMQ context to share, for ``inproc://`` endpoints; by default the subscriber has its own.
-        curve: keys for a publisher that requires CURVE, from `client_keys`.
+        hwm: maximum number of messages that ZeroMQ queues for each socket.
+        max_message_bytes: maximum size of one frame, in bytes.
+        context: a ZeroMQ context to share, for ``inproc://`` endpoints; None: the subscriber creates its own.
+        curve: the keys for a publisher that requires CURVE, from `client_keys`.
 
     Raises:
-        ValueError: there is no endpoint, there are keys for a socket that binds, or ``by_topic`` and a replay.
+        ValueError: there is no endpoint, or there are keys for a socket that binds, or a replay or snapshot endpoint is
+            set together with ``by_topic``.
     """
 
     def __init__(
@@ -132,45 +133,45 @@ class Subscriber:
         timing = timing or Timing()
         self._reachability: Final = Reachability(bind=bind, after=timing.unreachable_s, report=self._report)
 
-        # The updates for the caller, and how many of them `receive` has returned.
+        # The updates for the caller, and the number of updates that `receive` has returned.
         self._updates: deque[Update | _Decoding] = deque()
         self._handed_out = 0
 
-        # The task that waits in `receive`.
+        # The event loop, and the future for which `receive` waits.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-        # Lifecycle; `_managed` is True within ``async with``.
+        # Whether the subscriber is closed, and whether an ``async with`` block will close it.
         self._closed = False
         self._managed = False
 
     @property
     def endpoint(self) -> str | None:
-        """The live endpoint. After `open` it is the bound one, with its real port."""
+        """The endpoint of the live stream. After `open`, a bound endpoint has its real port."""
         return self._sockets.endpoint
 
     @property
     def epoch(self) -> int:
-        """Number of restarts noticed so far, of the publisher or of all publishers."""
+        """Number of restarts that the subscriber has noticed, of all publishers together."""
         return sum(sequence.epoch for sequence in self._sequences)
 
     @property
     def duplicates(self) -> int:
-        """Number of batches dropped as duplicates."""
+        """Number of batches that were dropped as duplicates."""
         return sum(sequence.stats.duplicates for sequence in self._sequences)
 
     @property
     def pending(self) -> int:
-        """Number of updates that `receive` can return at once."""
+        """Number of updates that `receive` can return without waiting."""
         return len(self._updates)
 
     def open(self) -> None:
-        """Open the sockets, as `receive` does at its first call. This needs a running event loop.
+        """Open the sockets. The first call of `receive` does this too. It needs a running event loop.
 
         Raises:
             BindError: the endpoint cannot be bound.
             ValueError: an endpoint is malformed.
-            SubscriberClosedError: it is closed; make a new one.
+            SubscriberClosedError: the subscriber is closed. Create a new one.
         """
         if self._closed:
             raise SubscriberClosedError("the subscriber is closed")
@@ -181,26 +182,26 @@ class Subscriber:
         self._follow(self._sequence.open(self._now()))
         self._reachability.missing_at(self.endpoint or "", self._now())
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            # There is no connection to wait for, or ZeroMQ reports none for inproc.
+            # There is no connection to wait for, or ZeroMQ reports none because the endpoint is inproc.
             self.on_connection(up=True)
 
     async def aclose(self) -> None:
-        """Close the sockets at once. A waiting `receive` ends with `SubscriberClosedError`."""
+        """Close the sockets immediately. A waiting `receive` raises `SubscriberClosedError`."""
         if self._closed:
             return
         self._closed = True
         self._wake()
         try:
             await self._reachability.aclose()
-        finally:  # the caller may be cancelled during the wait
+        finally:  # the caller may be cancelled during this wait
             await self._sockets.aclose()
 
     async def receive(self) -> Update:
-        """Wait for the next update. Cancelling this loses nothing.
+        """Wait for the next update, and return it. Cancelling this loses no update.
 
         Raises:
             SubscriberClosedError: the subscriber is closed, or was closed during the wait.
-            BindError: the first call opens the sockets; see `open`.
+            BindError: the first call opens the sockets, and the endpoint cannot be bound.
         """
         self.open()
         self._handed_out += 1
@@ -249,10 +250,10 @@ class Subscriber:
     ) -> None:
         await self.aclose()
 
-    # -- the sockets' handler
+    # -- callbacks of the sockets
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Handle a live message. Called by the sockets."""
+        """Handle a message of the live stream. The sockets call this."""
         if not self.by_topic:
             self._follow(self._sequence.live(frames, self._now()))
             return
@@ -266,15 +267,15 @@ class Subscriber:
         self._follow(sequence.live(frames, self._now()), topic)
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Handle a message of a replay answer. Called by the sockets."""
+        """Handle a message of a replay answer. The sockets call this."""
         self._follow(self._sequence.replayed(frames, self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Handle a snapshot. Called by the sockets."""
+        """Handle a snapshot. The sockets call this."""
         self._follow(self._sequence.snapshot(frames, self._now()))
 
     def on_connection(self, up: bool) -> None:
-        """Handle a new connection or a lost one. Called by the sockets."""
+        """Handle a new connection, or the loss of a connection. The sockets call this."""
         now = self._now()
         if up:
             self._reachability.connected()
@@ -285,7 +286,7 @@ class Subscriber:
             self._follow(sequence.connected(now) if up else sequence.interrupted(now), topic)
 
     def on_refused(self, reason: Refused) -> None:
-        """Handle a failed handshake. Called by the sockets."""
+        """Handle a failed handshake. The sockets call this."""
         self._reachability.refused(reason)
 
     # -- internals
@@ -319,13 +320,13 @@ class Subscriber:
         self._wake()
 
     async def _wait(self) -> None:
-        """Read the sockets until a message has arrived or a timeout is due."""
+        """Read the sockets until a message has arrived, a timeout is due, or the subscriber is closed."""
         if self._loop is None:
             return
         if self._waiter is not None:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
-        # Read before the timer is set: an answer that already waits in the socket is not late.
+        # Read before the timer is set, because an answer that waits in the socket is not late.
         self._sockets.read(on=True)
         deadline = min(self._reachability.deadline, *(sequence.deadline for sequence in self._sequences))
         timer = None if deadline == inf else self._loop.call_at(deadline, self._wake)
@@ -350,7 +351,7 @@ class Subscriber:
 class _Decoding:
     """A snapshot that is decoded in steps, because it may have a million blocks.
 
-    If `receive` is cancelled, the decoded part is kept.
+    If `receive` is cancelled, the decoded part is kept for its next call.
     """
 
     def __init__(self, source: Replace) -> None:
@@ -360,7 +361,7 @@ class _Decoding:
         self._chunks: Final = iter(source.chunks)
 
     def steps(self) -> Iterator[None]:
-        """Decode the remaining batches, with a pause after each."""
+        """Decode the remaining batches. Each step decodes one batch."""
         for chunk in self._chunks:
             decoded = decode_batch(chunk)
             if isinstance(decoded, Reason):

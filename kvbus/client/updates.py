@@ -1,4 +1,4 @@
-"""A subscriber's updates: one frozen record for each kind of event on a stream."""
+"""The updates of a subscriber. There is an immutable class for each kind of occurrence on a stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch, in order. ``seq`` follows the last received or lost batch.
+    """A batch. Batches are delivered in order, so ``seq`` follows that of the last received or lost batch.
 
-    ``topic`` is empty for replayed batches of the 3-frame framing, which carries none.
+    ``topic`` is empty if a publisher with three frames has replayed the batch, because such a message has no topic.
     """
 
     kind: ClassVar[Kind] = "batch"
@@ -31,9 +31,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The publisher's complete state as of batch ``seq``, as batches. It replaces the blocks of every rank.
+    """The complete state of the publisher as of batch ``seq``, as batches. It replaces the blocks of every rank.
 
-    The next batch has seq + 1. Only subscribers with a snapshot endpoint receive this update.
+    The next batch has the seq ``seq + 1``. Only subscribers with a snapshot endpoint get this update.
     """
 
     kind: ClassVar[Kind] = "snapshot"
@@ -43,7 +43,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An unreadable message or part of a snapshot. ``seq`` is None if the sequence frame is unreadable too."""
+    """A message, or a part of a snapshot, that cannot be read.
+
+    ``seq`` is None if the sequence frame cannot be read either.
+    """
 
     kind: ClassVar[Kind] = "rejected"
     seq: int | None
@@ -53,20 +56,23 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches ``first`` to ``last`` (both included) are missing. Later batches wait until they arrive or are lost."""
+    """The batches ``first`` to ``last`` (inclusive) are missing. Later batches wait until these arrive or are lost."""
 
     kind: ClassVar[Kind] = "gap"
     first: int
     last: int
     topic: bytes = b""
-    """The topic whose stream has the gap. Only subscribers with ``by_topic`` set it, here and in the updates below."""
+    """The topic of the stream that has the gap. It is set only by subscribers with ``by_topic``.
+
+    The field has the same meaning in the updates Lost, Restarted and Conflict.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Batches ``first`` to ``last`` (both included) will never arrive. A view may now be wrong.
+    """The batches ``first`` to ``last`` (inclusive) will never arrive, so a view may be wrong now.
 
-    ``last`` is None if it is unknown.
+    ``last`` is None if it is not known how many batches are lost.
     """
 
     kind: ClassVar[Kind] = "lost"
@@ -78,7 +84,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The publisher began a new epoch: drop all blocks of the old one. ``epoch`` counts restarts from 0."""
+    """The publisher has begun a new epoch, so drop all blocks of the old epoch.
+
+    ``epoch`` counts the restarts from 0.
+    """
 
     kind: ClassVar[Kind] = "restarted"
     epoch: int
@@ -88,9 +97,9 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The replay or snapshot is complete, and the held batches are delivered.
+    """The replay or snapshot is complete, and all batches that waited for it are delivered.
 
-    ``seq`` is the last batch's, -1 if there is none.
+    ``seq`` is the seq of the last delivered batch; -1 if there is none.
     """
 
     kind: ClassVar[Kind] = "synced"
@@ -101,7 +110,7 @@ class Synced:
 class Conflict:
     """Several publishers share one endpoint.
 
-    The subscriber drops their batches for some seconds, then rebuilds the state.
+    The subscriber drops their batches for some seconds, and then rebuilds the state.
     """
 
     kind: ClassVar[Kind] = "conflict"
@@ -110,7 +119,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """There is no live connection. ``why`` is the reason, for people.
+    """There is no live connection. ``why`` is the reason, as a text for people.
 
     The update is repeated when the reason changes.
     """
@@ -122,7 +131,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """The live connection is back after `Unreachable`."""
+    """The live connection is back after an `Unreachable`."""
 
     kind: ClassVar[Kind] = "reachable"
     endpoint: str

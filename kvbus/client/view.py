@@ -1,4 +1,4 @@
-"""The live blocks of one stream, built from its events."""
+"""The live blocks of one stream, built from the stream's events."""
 
 from __future__ import annotations
 
@@ -21,17 +21,29 @@ if TYPE_CHECKING:
     from kvbus.core.wire.schema import Event
 
 Key = tuple[int | None, int | None, str, Hash]
-"""(rank, group_idx, medium, hash): the same hash can be stored in several groups and on several media at once."""
+"""The key of a block: rank, group_idx, medium and hash.
+
+One hash can be stored in several groups and on several media.
+"""
 
 
 class _Tokens:
-    """The tokens of one store event as raw msgpack. Its blocks share them. They are divided when first needed."""
+    """The tokens of one store event as raw msgpack. All blocks of the event share this object.
+
+    The tokens are divided into blocks only when a block's tokens are first needed.
+
+    Args:
+        raw: the tokens as msgpack.
+        size: number of tokens in a block.
+        count: number of tokens in ``raw``.
+        blocks: number of blocks of the store.
+    """
 
     __slots__ = ("_parts", "_raw", "_size")
 
     def __init__(self, raw: bytes, size: int, count: int, blocks: int) -> None:
         self._size: Final = size
-        # vLLM omits the hashes of masked blocks but sends their tokens: the tokens of a single block are then unknown.
+        # vLLM omits the hashes of masked blocks but sends their tokens. The tokens of a single block are then unknown.
         self._raw = raw if count == size * blocks else b""
         self._parts: list[bytes] | None = [] if count else None
 
@@ -55,14 +67,15 @@ class Block:
     """One live block: ``block_size`` tokens on one medium, in one KV-cache group, on one data-parallel rank.
 
     Attributes:
-        hash: the engine's name for the block, an integer (signed or unsigned 64 bits) or raw bytes.
-        parent: hash of the block before it; None at the root, or if the engine does not say.
-        rank: data-parallel rank; None if the stream carries none.
-        medium: upper-case medium, every device name as ``GPU``.
-        group_idx: KV-cache group of a hybrid model (vLLM 0.20 and later), else None.
-        block_size: tokens in the block (token pairs with EAGLE); 0 from publishers that do not say.
-        lora: adapter name, or its id from vLLM before 0.14; None for the base model.
-        copies: physical copies counted so far; always 1 in a view that does not count.
+        hash: the engine's hash of the block: an integer (signed or unsigned, 64 bits) or raw bytes.
+        parent: the hash of the block before this one. It is None for the first block of a prompt, and if the engine
+            sends no parent.
+        rank: the data-parallel rank; None if the stream has no ranks.
+        medium: the medium in upper case. Every name of the device becomes ``GPU``.
+        group_idx: the KV-cache group of a hybrid model (vLLM 0.20 and later); None for other models.
+        block_size: number of tokens in the block (token pairs with EAGLE); 0 if the publisher does not send it.
+        lora: the name of the LoRA adapter, or its id from vLLM before 0.14; None for the base model.
+        copies: number of copies that the view has counted; always 1 if the view does not count copies.
     """
 
     __slots__ = (
@@ -93,11 +106,14 @@ class Block:
 
     @property
     def token_ids(self) -> list[Token] | None:
-        """The block's tokens (pairs with EAGLE); empty for a placeholder, None if they are unknown."""
+        """The token ids of the block (pairs with EAGLE).
+
+        They are empty for a block announced without tokens; None if unknown.
+        """
         return self._tokens.of(self._index)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the block as plain values; byte hashes become hex strings."""
+        """Return the block as values for JSON. A hash of raw bytes becomes a string of hex digits."""
         return {
             "rank": self.rank,
             "hash": printable(self.hash),
@@ -112,42 +128,44 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A block became live, or its tokens became known."""
+    """A block has become live, or its tokens have become known."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A block is no longer live: its last copy was removed."""
+    """A block is no longer live, because its last copy was removed."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """All blocks were dropped."""
+    """All blocks of the view were removed."""
 
 
 Change = Stored | Removed | Cleared
-"""A change of the live blocks. A set to which the changes are applied in order stays equal to the view."""
+"""A change of the live blocks. If you apply all changes in order to a set of blocks, it stays equal to the view."""
 
 
 class BlockView:
     """The live blocks of one stream.
 
     Args:
-        copies: False follows the rule of routers, right for kvbus's output: the first store stores, one removal
-            removes. True counts copies, right for an engine's own stream: vLLM stores a hash once per physical copy and
-            removes it as often (not with ``kv_cache_report_mode=full``, where a cache hit is a store too).
-        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps a
-            view that may be wrong.
-        cleared: what AllBlocksCleared drops if it names no medium: ``all`` is the rule of routers and kvbus, ``device``
-            is vLLM's (its offloaded blocks survive a reset of the prefix cache, and are deleted by a second clear in
-            the same batch). An AllBlocksCleared that names a medium drops the blocks on this medium.
+        copies: whether to count the copies of a block. False is the rule of routers and right for outputs of kvbus: one
+            removal ends a block, regardless of the number of stores. True is right for streams of engines: vLLM stores
+            a hash once for each physical copy, and removes it equally often. (With ``kv_cache_report_mode=full`` True
+            is wrong, because a cache hit is a store too.)
+        on_lost: what happens when batches are lost. ``clear`` removes all blocks, because the lost batches may contain
+            removals. ``keep`` keeps the blocks, although the view may be wrong.
+        cleared: what an AllBlocksCleared without a medium removes. ``all`` removes all blocks, as routers and kvbus do.
+            ``device`` removes the blocks on the device, as vLLM means it: offloaded blocks survive a reset of the
+            prefix cache, and a second clear in the same batch removes them. An AllBlocksCleared with a medium removes
+            the blocks on this medium.
 
     Attributes:
-        refused: number of stores that were not applied because they have too few tokens or unreadable ones, by reason.
+        refused: number of stores that were not applied because their tokens are too few or unreadable, by reason.
     """
 
     def __init__(
@@ -171,24 +189,27 @@ class BlockView:
         return iter(self._blocks.values())
 
     def __contains__(self, block: object) -> bool:
-        """Return whether a hash is live under any key, or a complete `Key` is live."""
+        """Return whether a block is live. ``block`` is a hash, which may be live under any key, or a complete `Key`."""
         return block in self._blocks if isinstance(block, tuple) else block in self._places
 
     def get(
         self, block: Hash, *, rank: int | None = None, medium: str | None = None, group_idx: int | None = None
     ) -> Block | None:
-        """Return the block under exactly this key, or None. Without a medium the key is the device's."""
+        """Return the block with exactly this key, or None.
+
+        Without a medium, the key is that of the block on the device.
+        """
         return self._blocks.get((rank, group_idx, _medium(medium), block))
 
     def keys(self) -> Iterator[Key]:
-        """Return all live keys."""
+        """Return the keys of all live blocks."""
         return iter(self._blocks)
 
     def update(self, update: Update) -> list[Change]:
-        """Apply an update of a `Subscriber`. Return the changes in order.
+        """Apply an update of a `Subscriber`, and return the changes in order.
 
-        A batch applies its events. A snapshot replaces everything. A restart clears the view, and so does a loss
-        (`on_lost`).
+        A batch applies its events. A snapshot replaces all blocks. A restart of the publisher removes all blocks, and
+        so does a loss of batches with ``on_lost="clear"``. Other updates change nothing.
         """
         if isinstance(update, Received):
             return self.apply_batch(update.batch)
@@ -202,9 +223,10 @@ class BlockView:
         return changes
 
     def apply_batch(self, batch: Batch) -> list[Change]:
-        """Apply a batch's events in order, because one batch may remove and store the same hash.
+        """Apply the events of a batch in order, and return the changes.
 
-        A second AllBlocksCleared in a batch drops the offloaded blocks, as vLLM means it.
+        The order matters, because one batch may remove and store the same hash. A second AllBlocksCleared in a batch
+        removes the offloaded blocks, as vLLM means it.
         """
         changes: list[Change] = []
         cleared = False
@@ -218,7 +240,7 @@ class BlockView:
         return changes
 
     def apply(self, event: Event, rank: int | None = None) -> list[Change]:
-        """Apply one event of this data-parallel rank."""
+        """Apply one event of a data-parallel rank, and return the changes."""
         changes: list[Change] = []
         if isinstance(event, BlockStored):
             self._store(event, rank, changes)
@@ -236,7 +258,7 @@ class BlockView:
         return changes
 
     def clear(self) -> list[Change]:
-        """Drop every block of every rank."""
+        """Remove every block of every rank."""
         changes: list[Change] = [Cleared()] if self._blocks else []
         self._blocks.clear()
         self._places.clear()
@@ -252,7 +274,7 @@ class BlockView:
         raw = bytes(event.token_ids)
         count = count_tokens(raw)
         if not isinstance(count, Reason) and 0 < count < event.block_size * len(hashes):
-            # More tokens are right: vLLM omits the hashes of masked blocks.
+            # More tokens are valid, because vLLM omits the hashes of masked blocks.
             count = Reason.TOKEN_COUNT
         if isinstance(count, Reason):
             self.refused[count] += 1
@@ -269,7 +291,7 @@ class BlockView:
                 continue
             if self._copies:
                 known.copies += 1
-            # An offloaded block may first be announced without tokens. Replace it by the block with tokens.
+            # An offloaded block may first be announced without tokens. A later store with tokens replaces it.
             if tokens and not known._tokens:  # noqa: SLF001
                 better = Block(key, event, tokens, index)
                 better.copies = known.copies
@@ -300,7 +322,7 @@ def _sent(value: Any) -> Any:
 
 
 def _medium(name: str | UnsetType | None) -> str:
-    # A block on a medium that this version does not know must still reach routers.
+    # The name of an unknown medium is kept, so that its blocks still reach routers.
     return medium_key(name) or str(name).upper()
 
 
