@@ -96,7 +96,7 @@ class PrefixIndex(Generic[W]):
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
 
-    # -- events
+    # -- applying events
 
     def apply(self, worker: W, event: AnyEvent) -> None:
         """Apply one event of a worker.
@@ -133,7 +133,7 @@ class PrefixIndex(Generic[W]):
         """Remove all blocks of a worker."""
         self._workers.pop(worker, None)
 
-    # -- questions
+    # -- finding the workers that hold a prompt
 
     def longest_prefix(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
         """Return how many leading blocks of a prompt each worker holds.
@@ -366,7 +366,7 @@ def _decrement(counts: Counter[Any], key: Any) -> None:
         del counts[key]
 
 
-# -- places
+# -- places: digests of a prompt up to the end of a block
 
 _ID: Final = Struct("<I")
 _LENGTH: Final = Struct("<Q")

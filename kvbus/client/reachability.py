@@ -18,7 +18,7 @@ _SECONDS: Final = 3.0
 """Maximum seconds for one connection attempt."""
 
 _NO_PUBLISHER: Final = (
-    "{} accepts connections, and no publisher answers: another port of it, another program's, or it stands still"
+    "{} accepts connections, but no publisher answers: it is another port or program, or the engine hangs"
 )
 
 _STOPS: Final = {
@@ -71,7 +71,7 @@ class Reachability(MissingConnection):
             self._say(outcome.sentence)
         elif self._refused in _STOPS:
             self._say(Outcome(self._endpoint, _STOPS[self._refused]).sentence)
-        elif self._refused or not first:  # the first attempt may come too early
+        elif self._refused or not first:  # at first, libzmq may still be connecting
             self._say(_NO_PUBLISHER.format(self._endpoint))
 
     def _say(self, why: str) -> None:

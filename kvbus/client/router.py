@@ -243,7 +243,7 @@ class PrefixRouter:
 
     def _add(self, name: str, subscriber: Subscriber) -> None:
         if name in self._streams:
-            raise ValueError(f"there is a stream named {name!r} already")
+            raise ValueError(f"another stream already has the name {name!r}")
         subscriber.open()
         feed = Feed(name, self._index, copies=self._copies)
         with self._lock:
@@ -343,7 +343,7 @@ class PrefixRouter:
         work.close()
         if self._loop is None:
             raise RouterError("the router is not open: use it in a with or async with statement")
-        raise RouterError("this would wait for its own event loop: await settled()")
+        raise RouterError("this would block the router's own event loop: use await settled()")
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(loop.stop)

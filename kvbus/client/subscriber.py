@@ -99,7 +99,7 @@ class Subscriber:
                 "keys work only where the subscriber connects; it cannot check the key of a publisher that connects"
             )
         if by_topic and (replay_endpoint is not None or snapshot_endpoint is not None):
-            raise ValueError("a replay or a snapshot is of one stream: by_topic goes without them")
+            raise ValueError("with by_topic there can be no replay and no snapshot, because each is of one stream")
         self._live: Final = endpoint is not None
 
         def sequence() -> Sequence:
@@ -289,7 +289,7 @@ class Subscriber:
         """Handle a failed handshake. The sockets call this."""
         self._reachability.refused(reason)
 
-    # -- internals
+    # -- internal methods
 
     @property
     def _sequences(self) -> list[Sequence]:

@@ -158,7 +158,7 @@ def _run(
     base = parse_endpoint(endpoint)
     last = max(numbers, default=0)
     if not base.is_ipc and base.port + last > MAX_PORT:
-        wrong = f"{unit} {last} would be at port {base.port + last}, the last one is {MAX_PORT}"
+        wrong = f"{unit} {last} would be at port {base.port + last}, but the highest port is {MAX_PORT}"
         found.report(key, wrong, value=endpoint, example=f"{key[-1]}: {endpoint.rpartition(':')[0]}:5557")
         return
     for n in numbers:

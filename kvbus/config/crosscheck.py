@@ -93,7 +93,10 @@ def _media(found: Findings) -> None:
         for i, medium in enumerate(found.config.expiring_media):
             if medium in found.config.without_media:
                 found.report(
-                    ("expiring_media", i), "left out by without_media", value=medium, example="without_media: []"
+                    ("expiring_media", i),
+                    "without_media already removes the blocks on it",
+                    value=medium,
+                    example="without_media: []",
                 )
 
 
@@ -107,8 +110,8 @@ def _tokens(found: Findings) -> None:
         profile = PROFILES[output.profile]
         if output.token_ids == "drop" and profile.hashes_tokens and found.sound(key, (*key[:-1], "profile")):
             wrong = (
-                f"routers of profile {output.profile} hash the tokens themselves: without them they would find no "
-                "prompt, and report nothing"
+                f"routers of profile {output.profile} hash the token ids themselves: without token ids they would find "
+                "no blocks, and report no error"
             )
             found.report(key, wrong, value="drop", example="token_ids: keep")
 
@@ -131,7 +134,7 @@ def _snapshots(found: Findings) -> None:
             and PROFILES[output.profile].short_seqs
             and found.sound((*key[:2], "profile"))
         ):
-            wrong = f"routers of profile {output.profile} drop every batch whose sequence frame has 24 bytes"
+            wrong = f"it makes sequence frames 24 bytes long, and routers of profile {output.profile} drop such batches"
             found.report(key, wrong, value=output.snapshot_endpoint, example="snapshot_endpoint: null")
 
 
@@ -149,19 +152,21 @@ def _discovery(found: Findings) -> None:
         for name in _OF_ONE_ENGINE:
             value = getattr(sources[i], name)
             if value != type(sources[i]).model_fields[name].default:
-                found.report(("sources", i, name), "discover finds it out for each engine", value=value)
+                found.report(
+                    ("sources", i, name), "discovery finds this for each engine, so it cannot be set", value=value
+                )
     for i, source in enumerate(sources):
         if source.slot is not None and i not in finding:
-            wrong = f"{show(('sources', finding[0], 'discover'))} gives out slots as engines come"
+            wrong = f"{show(('sources', finding[0], 'discover'))} assigns slots to engines when it finds them"
             found.report(("sources", i, "slot"), wrong, value=source.slot)
     for i, output in enumerate(found.config.outputs):
         if output.layout == "per_source":
-            wrong = "the ports of engines that are found would move as they come and go"
+            wrong = "the ports of discovered engines would change when engines come and go"
             found.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
         template: Path = ("outputs", i, "topic")
         named = {"source", "rank"} & placeholders(output.topic or "") if found.sound(template) else set()
         if output.layout == "merged" and named:
-            wrong = f"one topic for all engines that are found cannot have {{{min(named)}}}"
+            wrong = f"all discovered engines share this topic, so it cannot have {{{min(named)}}}"
             found.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
 
 
@@ -240,13 +245,13 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
         key = (*section, name)
         value = getattr(at, name)
         if value is not None and not given:
-            found.report(own, f"needed too, with {name}", example=f"{own[-1]}: /etc/kvbus/keys/kvbus.key_secret")
+            found.report(own, f"needed if {name} is set", example=f"{own[-1]}: /etc/kvbus/keys/kvbus.key_secret")
             return
         if value is not None and not needed:
-            found.report(key, f"there is nothing here that {why}", value=str(value))
+            found.report(key, f"has no effect, because there is no endpoint here that {why}", value=str(value))
         if value is None and needed and given:
             example = f"{name}: /etc/kvbus/keys/{'peer.key' if name.endswith('file') else 'clients'}"
-            found.report(key, f"needed with curve_secret_key_file, for what {why}", example=example)
+            found.report(key, f"needed with curve_secret_key_file, for the endpoint that {why}", example=example)
 
 
 def _libsodium(found: Findings) -> None:
@@ -270,7 +275,7 @@ def _tls(found: Findings) -> None:
     certificate, key = "http_tls_certificate_file", "http_tls_key_file"
     for name, other, file in ((certificate, key, "tls.crt"), (key, certificate, "tls.key")):
         if getattr(found.config, other) is not None and getattr(found.config, name) is None and found.sound((other,)):
-            found.report((name,), f"needed with {other}", example=f"{name}: /etc/kvbus/tls/{file}")
+            found.report((name,), f"needed if {other} is set", example=f"{name}: /etc/kvbus/tls/{file}")
 
 
 _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_keys")
@@ -293,18 +298,23 @@ def _interposed(found: Findings) -> None:
 def _interposed_output(found: Findings, at: Path) -> None:
     output = found.config.outputs[int(at[1])]
     wrongs: list[tuple[str, bool, str, str | None]] = [
-        ("type", output.type != "zmq", "interpose is for type zmq: engines dial ZeroMQ", "type: zmq"),
-        ("bind", not output.bind, "with interpose both sides dial kvbus, so it listens", "bind: true"),
+        ("type", output.type != "zmq", "interpose needs type zmq, because engines speak ZeroMQ", "type: zmq"),
+        (
+            "bind",
+            not output.bind,
+            "with interpose, engines and routers connect to kvbus, so it must listen",
+            "bind: true",
+        ),
         (
             "layout",
             output.layout != "per_source",
-            "with interpose each rank has a port, which its engine dials",
+            "with interpose, each rank of an engine connects to its own port",
             "layout: per_source",
         ),
         (
             "endpoint",
             parse_endpoint(output.endpoint).is_ipc,
-            "engines bind an ipc:// endpoint: nobody would dial in",
+            "engines bind ipc:// endpoints, so no engine would connect to kvbus",
             "endpoint: tcp://127.0.0.1:5557",
         ),
     ]
@@ -318,7 +328,9 @@ def _no_keys(found: Findings, at: Path, section: object) -> None:
     for name in _KEYS:
         value = getattr(section, name)
         if value is not None:
-            found.report((*at, name), "a port with interpose has no CURVE: engines know none", value=value)
+            found.report(
+                (*at, name), "engines do not support CURVE, so a port with interpose cannot use it", value=value
+            )
 
 
 def _interposed_sources(found: Findings, at: Path) -> None:
@@ -335,12 +347,12 @@ def _interposed_sources(found: Findings, at: Path) -> None:
         except ValueError:
             continue  # `claims.ports` reports that the port is too high
         if found.sound((*key, "bind")) and not source.bind:
-            wrong = f"engines dial {show(at)}.endpoint, so kvbus listens for this one"
+            wrong = f"engines connect to {show(at)}.endpoint, so kvbus must listen for this source"
             found.report((*key, "bind"), wrong, value=source.bind, example="bind: true")
             reported.add(index)
         elif found.sound((*key, "endpoint")) and source.rank_endpoints(rank)[0] != here:
             first = endpoint_offset(output.endpoint, slot - rank)
-            wrong = f"{show(at)}.endpoint has the stream of this source at {here}, and its engine dials the same"
+            wrong = f"{show(at)}.endpoint has the stream of this source at {here}, so its endpoint must be the same"
             found.report((*key, "endpoint"), wrong, value=source.endpoint, example=f"endpoint: {first}")
             reported.add(index)
         if rank == 0:
@@ -374,7 +386,7 @@ def _front_loops(found: Findings, key: str, front: Fronting) -> None:
         asked.append((("sources", i, "discover"), (source.discover or {}).get("http", {}).get("url")))
     for at, url in asked:
         if url is not None and found.sound(at) and _is_here(url if "://" in url else f"http://{url}", front.listen):
-            found.report(at, f"{key}.listen is there: kvbus would ask itself", value=url)
+            found.report(at, f"this is the address of {key}.listen: kvbus would send requests to itself", value=url)
 
 
 def _is_here(url: str, listen: str) -> bool:
@@ -388,7 +400,7 @@ def _front_source(found: Findings, key: str, front: Fronting) -> None:
     sources = found.config.sources
     names = [source.name for source in sources]
     if front.source is None and len(names) > 1:
-        wrong = f"there are {len(names)} sources: which of them is the engine behind it?"
+        wrong = f"there are {len(names)} sources: name the one whose engine is behind this proxy"
         found.report((key, "source"), wrong, example=f"source: {names[0]}")
     if front.source is not None and front.source not in names and all(each.discover is None for each in sources):
         wrong = f"no source has this name; the sources are: {', '.join(names)}"
@@ -415,13 +427,13 @@ def _front_output(found: Findings, key: str, front: Fronting) -> None:
 
 def _without_endpoints(output: OutputConfig, ranks: int) -> str:
     if output.type != "zmq":
-        return f"is of type {output.type}, and who asks an engine for its events reads ZeroMQ"
+        return f"is of type {output.type}, but clients that ask an engine for its event endpoints read ZeroMQ"
     if not output.bind:
-        return "dials out: there is no endpoint to give"
+        return "connects to a router, so it has no endpoint for other clients"
     if parse_endpoint(output.endpoint).is_ipc:
-        return "has an ipc:// endpoint, and who asks an engine for its events connects over TCP"
+        return "has an ipc:// endpoint, but clients that ask an engine for its event endpoints use TCP"
     if output.layout == "merged" and ranks > 1:
-        return f"has one stream for all {ranks} ranks (layout: merged), and each rank is asked for by itself"
+        return f"has one stream for all {ranks} ranks (layout: merged), but clients ask for the stream of each rank"
     return ""
 
 
@@ -453,7 +465,7 @@ def _readable_topics(found: Findings) -> None:
             model, worker = found.config.model or "", found.config.worker
             text = render_template(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
             if not _names_pod_and_model(text):
-                _llm_d(found, key, f"this renders to {text!r}")
+                _llm_d(found, key, f"this template gives {text!r}")
 
 
 def _one_topic_each(found: Findings) -> None:
@@ -467,7 +479,7 @@ def _one_topic_each(found: Findings) -> None:
             continue
         for name in ("replay_endpoint", "snapshot_endpoint"):
             if getattr(output, name) is not None:
-                wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
+                wrong = "requests do not contain a topic, so with layout: per_topic kvbus cannot know the stream"
                 found.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
         if output.on_subscribe != "state":
             wrong = "with layout: per_topic there is no replay, so a router needs the state"
@@ -489,7 +501,7 @@ def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
     used = set() if template is None else placeholders(template)
     for needed in ("source", "rank") if several_ranks else ("source",):
         if template is None or needed not in used:
-            wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"
+            wrong = f"with layout: per_topic each stream needs its own topic, so the topic needs {{{needed}}}"
             found.report(key, wrong, value=template, example=example)
             return
     first: dict[bytes, str] = {}
@@ -511,7 +523,7 @@ def _llm_d_own(found: Findings, key: Path) -> None:
     for i, source in enumerate(found.config.sources):
         prefix: Path = ("sources", i, "topic")
         if found.sound(prefix) and not _names_pod_and_model(source.topic):
-            _llm_d(found, key, f"null is the source's own, and {show(prefix)} is {source.topic!r}")
+            _llm_d(found, key, f"null means the source's own topic, and {show(prefix)} is {source.topic!r}")
             return
 
 

@@ -31,7 +31,7 @@ def _discovery(value: str) -> str:
     except ValueError:
         files, etcd = False, None
     if not (files or etcd) or "@" in value or "?" in value or "#" in value:
-        raise ValueError("must be file:///DIRECTORY or http://host:2379, etcd's")
+        raise ValueError("must be file:///DIRECTORY, or http://host:2379 of etcd")
     return value.rstrip("/")
 
 
@@ -58,7 +58,7 @@ class DynamoPlane(Section):
 
     discovery: Discovery = key(
         "file:///tmp/dynamo_store_kv",
-        "Dynamo's discovery: `file://` and the directory in `DYN_FILE_KV`, or `http://host:2379` of etcd.",
+        "Dynamo's discovery: `file://` and the directory in `DYN_FILE_KV`, or `http://host:2379` for etcd.",
         example="http://etcd:2379",
     )
     namespace: Segment = key("dynamo", "Namespace of the endpoint that the workers serve.", example="dynamo")
@@ -68,13 +68,14 @@ class DynamoPlane(Section):
     )
     advertise: Host | None = key(
         None,
-        "Host at which frontends reach kvbus. null: the host of `endpoint`, or the address of this host's name.",
+        "Host at which frontends reach kvbus. null: the host of `endpoint`, or the address that this machine's "
+        "name resolves to.",
         example="10.0.0.7",
     )
     workers: dict[str, WorkerId] = key(
         {},
-        "Dynamo's worker id for each source name. A source without an entry belongs to the only worker with a model "
-        "card, or the only one at the host that kvbus advertises.",
+        "Dynamo's worker id for each source name. A source without an entry belongs to the only worker that has a "
+        "model card, or to the only such worker at the host that kvbus advertises.",
         example={"engine-0": 7587888543},
     )
 
@@ -94,17 +95,17 @@ def wrongs(config: Config, at: int) -> Iterator[Wrong]:
     output = config.outputs[at]
     if output.type != TYPE:
         if output.dynamo is not None:
-            yield "dynamo", f"only type: {TYPE} has these keys, and the type is {output.type}", None, f"type: {TYPE}"
+            yield "dynamo", f"only type: {TYPE} has these keys, but the type is {output.type}", None, f"type: {TYPE}"
         return
     for name, wanted in (("profile", PROFILE), ("topic", TOPIC), ("bind", True), ("layout", "per_source")):
         if (given := getattr(output, name)) != wanted:
             text = str(wanted).lower() if isinstance(wanted, bool) else wanted
-            yield name, f"type: {TYPE} goes with {name}: {text} alone", given, f"leave out {name}"
+            yield name, f"type: {TYPE} needs {name}: {text}", given, f"leave out {name}"
     for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file"):
         if (given := getattr(output, name)) is not None:
-            yield name, "Dynamo's event plane has no such thing", given, f"leave out {name}"
+            yield name, "Dynamo's event plane does not support this", given, f"leave out {name}"
     if parse_endpoint(output.endpoint).is_ipc:
-        yield "endpoint", "Dynamo's frontends connect over TCP alone", output.endpoint, "endpoint: tcp://*:5857"
+        yield "endpoint", "Dynamo's frontends connect only over TCP", output.endpoint, "endpoint: tcp://*:5857"
     known = {source.name for source in config.sources}
     for name in (output.dynamo.workers if output.dynamo is not None else {}).keys() - known:
-        yield "dynamo", f"workers names {name!r}, and no source has this name", None, "workers: {engine-0: 7587888543}"
+        yield "dynamo", f"workers has {name!r}, but no source has this name", None, "workers: {engine-0: 7587888543}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PORT: Final = 65535
-_MAX_IPC_PATH: Final = 107  # bytes; sun_path has 108 with the terminating zero
+_MAX_IPC_PATH: Final = 107  # in bytes; sun_path has 108, including a final zero
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
@@ -77,7 +77,7 @@ def parse_endpoint(endpoint: str) -> Address:
         if not path or path in {"*", "@"} or any(c.isspace() or c == "\0" for c in path):
             raise ValueError("an ipc endpoint needs a path without spaces")
         if set(re.findall(r"\{[^}]*\}?|\}", path)) - {_RANK}:
-            raise ValueError("an ipc endpoint knows no placeholder but {rank}")
+            raise ValueError("an ipc endpoint may have only the placeholder {rank}")
         if len(path.encode()) > _MAX_IPC_PATH:
             raise ValueError(f"an ipc path has at most {_MAX_IPC_PATH} bytes")
         return Address(path, 0)
@@ -168,5 +168,5 @@ def endpoint_offset(endpoint: str, n: int) -> str:
             return endpoint.replace(_RANK, str(n))
         return endpoint if n == 0 else f"{endpoint}-{n}"
     if address.port + n > MAX_PORT:
-        raise ValueError(f"port {address.port} + {n} passes {MAX_PORT}")
+        raise ValueError(f"port {address.port} + {n} is above {MAX_PORT}")
     return f"{endpoint.rpartition(':')[0]}:{address.port + n}"

@@ -25,7 +25,7 @@ def _host(value: object) -> object:
         except ValueError as error:
             raise ValueError("must be a host name or address, IPv6 in brackets, without scheme and port") from error
         if Address(address[0], 1).is_wildcard:
-            raise ValueError("is no address that others reach; null: the one at which they have asked")
+            raise ValueError("is not an address that clients can connect to; null: the address that the client used")
     return value
 
 
@@ -61,7 +61,8 @@ class Fronting(Section):
     )
     host: Annotated[str | None, BeforeValidator(_host)] = key(
         None,
-        "Host in those endpoints, if the output listens on every interface. null: the address that the client used.",
+        "Host in the endpoints that clients get, if the output listens on every interface. null: the address that "
+        "the client used.",
         example="10.0.0.3",
     )
 
@@ -87,7 +88,7 @@ class Front(Fronting):
     )
     max_connections: Int = key(
         1024,
-        "Maximum number of client connections. A further one replaces an idle connection, or is refused.",
+        "Maximum number of client connections. A further connection replaces an idle one, or is refused.",
         example=1024,
         unit="connections",
         ge=1,
@@ -110,13 +111,13 @@ class FrontGrpc(Fronting):
     )
     host: Annotated[str | None, BeforeValidator(_host)] = key(
         None,
-        "Host in those endpoints, if the output listens on every interface. null: kvbus's own address towards the "
-        "client.",
+        "Host in the endpoints that clients get, if the output listens on every interface. null: kvbus's address "
+        "at which the client is connected.",
         example="10.0.0.3",
     )
     max_connections: Int = key(
         1024,
-        "Maximum number of client connections. A further one is closed.",
+        "Maximum number of client connections. A further connection is closed.",
         example=1024,
         unit="connections",
         ge=1,
@@ -124,7 +125,7 @@ class FrontGrpc(Fronting):
     )
     max_calls: Int = key(
         1024,
-        "Maximum number of simultaneous calls. A further one is refused (RESOURCE_EXHAUSTED).",
+        "Maximum number of simultaneous calls. A further call is refused (RESOURCE_EXHAUSTED).",
         example=1024,
         unit="calls",
         ge=1,
@@ -132,7 +133,7 @@ class FrontGrpc(Fronting):
     )
     max_message: Size = key(
         64 * 1024 * 1024,
-        "Maximum size of a message, in both directions. A larger one ends its call (RESOURCE_EXHAUSTED).",
+        "Maximum size of a message, in both directions. A larger message ends its call (RESOURCE_EXHAUSTED).",
         example=64 * 1024 * 1024,
         unit="bytes",
         ge=4 * 1024 * 1024,

@@ -134,7 +134,7 @@ class _Layers:
             inner = node.get(str(piece)) or _Begun()
             if not isinstance(inner, dict):
                 return  # the file has a single value instead of a section, and the validation rejects that
-            inner = copy.copy(inner)  # a copy: YAML aliases may share the section
+            inner = copy.copy(inner)  # copy the section, because YAML aliases may share it
             node[str(piece)] = inner
             node = inner
         node[str(path[-1])] = _by_index(path[0], value) if len(path) == 1 else value
@@ -155,16 +155,16 @@ class _Layers:
         items: list[Any] = []
         while str(len(items)) in elements:
             items.append(elements[str(len(items))])
-        have = f"there are only {len(items)}" if items else "there is none yet"
+        have = f"the list has {len(items)} elements" if items else "the list is empty"
         for path, origin in self.origins.items():
             if path[0] == name and len(path) > 1 and int(path[1]) >= len(items):
-                wrong = f"{have}; elements are counted from 0 without a hole"
+                wrong = f"{have}; indexes begin at 0 and have no gaps"
                 self.problems.append(Problem(paths.show(path), wrong, origin=origin))
         while len(items) > 1 and isinstance(items[-1], _Begun) and not _BEGINS & items[-1].keys():
             items.pop()
             path = name, len(items)
             last = f"the last is {name}[{len(items) - 1}]"
-            wrong = f"there is no such element ({last}); a new one begins with its endpoint"
+            wrong = f"there is no such element ({last}); a new element needs an endpoint"
             origin = next(origin for known, origin in self.origins.items() if known[:2] == path)
             self.problems.append(Problem(paths.show(path), wrong, origin=origin))
         return items
@@ -238,4 +238,5 @@ def _forget(data: Any, path: paths.Path) -> None:
     if known is None or known.default_factory is not None:
         node.pop(path[-1], None)
     else:
-        node[path[-1]] = known.default  # keep the key set: the default of a replay endpoint depends on it
+        # Do not delete the key, because the default of a replay endpoint depends on which keys are set.
+        node[path[-1]] = known.default

@@ -52,13 +52,13 @@ class LogAccess(Section):
         example="/etc/kvbus/log/tls.crt",
     )
     tls_key_file: Path | None = key(
-        None, "Private key of that certificate, PEM, not encrypted.", example="/etc/kvbus/log/tls.key"
+        None, "Private key of `tls_certificate_file`, PEM, not encrypted.", example="/etc/kvbus/log/tls.key"
     )
     username: Text | None = key(
-        None, "User name for authentication by password. null: none, or by certificate.", example="worker-a"
+        None, "User name for authentication by password. null: kvbus sends no password.", example="worker-a"
     )
     password_file: Path | None = key(
-        None, "File with that user's password in one line.", example="/etc/kvbus/log/password"
+        None, "File with the password of `username` on one line.", example="/etc/kvbus/log/password"
     )
 
 
@@ -66,7 +66,7 @@ class LogKeys(LogAccess):
     """The settings of every output that writes to a log."""
 
     cluster: Text = key(
-        "default", "First part of the streams' keys. It tells apart the clusters that share a log.", example="eu-1"
+        "default", "First part of the streams' keys. It distinguishes the clusters that share a log.", example="eu-1"
     )
     state_every: Seconds = key(
         1800.0,
@@ -93,7 +93,7 @@ def wrongs(config: Config, at: int) -> Iterator[Wrong]:
     output = config.outputs[at]
     for name in TYPES:
         if name != output.type and getattr(output, name) is not None:
-            yield name, f"only type: {name} has these keys, and the type is {output.type}", None, f"type: {name}"
+            yield name, f"only type: {name} has these keys, but the type is {output.type}", None, f"type: {name}"
     if output.type not in TYPES:
         return
     called = TYPES[output.type]
@@ -106,13 +106,13 @@ def wrongs(config: Config, at: int) -> Iterator[Wrong]:
     ):
         if (given := getattr(output, name)) != wanted:
             text = str(wanted).lower() if isinstance(wanted, bool) else repr(wanted)
-            yield name, f"type: {output.type} goes with {name}: {text} alone", given, f"leave out {name}"
+            yield name, f"type: {output.type} needs {name}: {text}", given, f"leave out {name}"
     for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file", "curve_server_key_file"):
         if (given := getattr(output, name)) is not None:
-            yield name, f"{called} has no such thing", given, f"leave out {name}"
+            yield name, f"an output to {called} does not support this", given, f"leave out {name}"
     address = parse_endpoint(output.endpoint)
     if address.is_ipc or address.is_wildcard:
-        wrong = f"type: {output.type} needs the address of a server of {called}"
+        wrong = f"type: {output.type} needs the address of a {called} server"
         yield "endpoint", wrong, output.endpoint, f"endpoint: tcp://{output.type}-0:{PORTS[output.type]}"
     given_keys = getattr(output, output.type)
     if given_keys is not None:
@@ -146,18 +146,18 @@ def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
         given = [other for other in others if getattr(keys, other, None)]
         if given and name in fields and getattr(keys, name) is None:
             example = f"{name}: {fields[name].examples[0]}"  # type: ignore[index]
-            yield f"{section}.{name}", f"needed with {given[0]}", None, example
+            yield f"{section}.{name}", f"needed if {given[0]} is set", None, example
 
 
 def _name(marks: str, max_length: int | None = None) -> AfterValidator:
     """Return a validator for a name at a broker. It accepts ASCII letters, digits and the characters in ``marks``."""
     *first, last = (f"'{mark}'" for mark in marks)
-    limit = "" if max_length is None else f", {max_length} at most"
+    limit = "" if max_length is None else f", and at most {max_length} characters"
 
     def check(value: str) -> str:
         plain = value.translate({ord(mark): None for mark in marks})
         if not (plain.isalnum() and plain.isascii()) or len(value[:max_length]) < len(value):
-            raise ValueError(f"must be letters, digits, {', '.join(first)} and {last}{limit}")
+            raise ValueError(f"may have only letters, digits, {', '.join(first)} and {last}{limit}")
         return value
 
     return AfterValidator(check)
@@ -219,8 +219,8 @@ class RedisServer(LogAccess):
     database: Int = key(0, "Number of the Redis database.", example=0, ge=0)
     sentinel: Text | None = key(
         None,
-        "The Sentinels' name of the primary. `endpoint` and `more_servers` are then Sentinels. null: `endpoint` is "
-        "the primary.",
+        "Name of the primary at the Sentinels. `endpoint` and `more_servers` are then Sentinels. null: `endpoint` "
+        "is the primary.",
         example="mymaster",
     )
     more_servers: tuple[Endpoint, ...] = key(
@@ -233,7 +233,7 @@ class RedisKeys(RedisServer, LogKeys):
 
     retention: Seconds = key(
         300.0,
-        "Time after which records from before the newest state are deleted, and streams without a writer.",
+        "Time after which kvbus deletes records that are older than the newest state, and streams without a writer.",
         example=300.0,
         unit="s",
         ge=60,
@@ -281,22 +281,22 @@ def sources_of_a_log(found: Findings) -> None:
         at: KeyPath = ("outputs", i, "numbers")
         wanted = "log" if logged else "own"
         if output.numbers != wanted and config.sources and found.sound(("sources",)):
-            wrong = "goes with sources that are read from a log, and with them alone"
+            wrong = f"must be {wanted}, because the sources are {'' if logged else 'not '}read from a log"
             found.report(at, wrong, value=output.numbers, example=f"numbers: {wanted}")
     if not logged or not found.sound(("sources",)):
         return
     for i, each in enumerate(read):
         if each is None:
-            wrong = (
-                "stands beside sources that are read from a log: give it a kvbus of its own, which writes to the log"
-            )
+            wrong = "other sources are read from a log: give this engine its own kvbus, which writes to the log"
             found.report(("sources", i), wrong)
     for name, wanted_value in AS_WRITTEN.items():
         given = getattr(config, name)
         if given != wanted_value:
-            found.report((name,), "what is read from a log is told as it was written", value=given)
+            found.report(
+                (name,), "must not be set, because routers must get the content of a log unchanged", value=given
+            )
     if config.state_dir not in (None, "auto"):
-        wrong = "the log has the state of what is read from it"
+        wrong = "the log already has the state of sources that are read from it"
         found.report(("state_dir",), wrong, value=config.state_dir, example="state_dir: null")
     tokens = all(settings.get("token_ids") == "keep" for settings in logged)
     for i, output in enumerate(config.outputs):
@@ -308,21 +308,21 @@ def _output_of_a_log(found: Findings, i: int, output: OutputConfig, *, tokens: b
         found.report(("outputs", i, name), wrong, value=value, example=example)
 
     if output.type != "zmq":
-        report("type", "routers alone get the numbers of a log", output.type, "type: zmq")
+        report("type", "only an output of type zmq can keep the seqs of a log", output.type, "type: zmq")
         return
     if output.layout != "per_topic":
-        wrong = "the numbers of a log are those of one stream, and each needs a topic of its own"
+        wrong = "each stream keeps its own seqs from the log, so each needs its own topic"
         report("layout", wrong, output.layout, "layout: per_topic")
     if output.snapshot_endpoint is not None:
-        wrong = "two kvbus that read one log cannot have one publisher id"
+        wrong = "snapshots need a publisher id, which two kvbus that read the same log cannot share"
         report("snapshot_endpoint", wrong, output.snapshot_endpoint, "snapshot_endpoint: null")
     profile = PROFILES[output.profile]
     if not profile.as_it_comes:
-        wrong = "what its routers get depends on more than one record, so it has no number in the log"
+        wrong = "its routers need batches made from several records, and these have no seq in the log"
         report("profile", wrong, output.profile, "profile: vllm")
     elif profile.hashes_tokens and not tokens:
         wrong = (
-            f"routers of profile {output.profile} hash the tokens themselves, and the log has none "
-            "unless its writers have token_ids: keep, and discover says so"
+            f"routers of profile {output.profile} hash the token ids themselves: the writers of the log need "
+            "token_ids: keep, and discover needs the same key"
         )
         report("profile", wrong, output.profile, "discover: {…: {token_ids: keep, …}}")

@@ -44,18 +44,20 @@ class Limits(Section):
 
     max_frame_bytes: Size = key(
         67_108_864,
-        "Maximum size of a frame from an engine. A larger one ends the connection, and kvbus connects again.",
+        "Maximum size of a frame from an engine. A larger frame ends the connection, and kvbus connects again.",
         example=67_108_864,
         unit="bytes",
         ge=1024,
         le=2**31 - 1,
     )
-    max_frames: Int = key(16, "Maximum number of frames in a message.", example=16, unit="frames", ge=5, le=1024)
+    max_frames: Int = key(
+        16, "Maximum number of frames in a message from an engine.", example=16, unit="frames", ge=5, le=1024
+    )
     max_events: Int = key(65_536, "Maximum number of events in a batch.", example=65_536, unit="events", ge=1)
     max_sources: Int = key(
         1024,
-        "Maximum number of sources, with all ranks and with sources that have left. A source that has left keeps its "
-        "slot until another one needs it. Further discovered engines are ignored.",
+        "Maximum number of sources. Each rank counts. A removed source counts too, because it keeps its slot "
+        "until another source needs the slot. Further discovered engines are ignored.",
         example=1024,
         unit="sources",
         ge=1,
@@ -63,7 +65,8 @@ class Limits(Section):
     )
     max_blocks: Int = key(
         20_000_000,
-        "Maximum number of live blocks of a source, filtered ones included. At the limit, stores are rejected.",
+        "Maximum number of live blocks of a source, including blocks that kvbus filters out. At the limit, stores "
+        "are rejected.",
         example=20_000_000,
         unit="blocks",
         ge=1,
@@ -85,16 +88,16 @@ class Limits(Section):
     )
     max_held_bytes: Size = key(
         268_435_456,
-        "Maximum size of the batches of a source that wait while a gap is being filled. At the limit, the newest are "
-        "dropped and requested again.",
+        "Maximum size of the batches of a source that wait while a gap is being filled. At the limit, the newest "
+        "batches are dropped and requested again.",
         example=268_435_456,
         unit="bytes",
         ge=1,
     )
     max_request_bytes: Size = key(
         65_536,
-        "Maximum size of a frame from a router (subscriptions, replay and snapshot requests). A larger one ends the "
-        "connection.",
+        "Maximum size of a frame from a router (subscriptions, replay and snapshot requests). A larger frame ends "
+        "the connection.",
         example=65_536,
         unit="bytes",
         ge=1024,
@@ -102,15 +105,15 @@ class Limits(Section):
     )
     max_views: Int = key(
         64,
-        "Maximum number of views, that is of different rights of keys, on all outputs. kvbus keeps streams and blocks"
-        " for each. A list with more is refused.",
+        "Maximum number of views on all outputs. All keys with the same rights share a view, and kvbus keeps "
+        "streams and blocks for each view. A list of keys that needs more views is refused.",
         example=64,
         unit="views",
         ge=1,
         le=4096,
     )
     max_replay_sessions: Int = key(
-        64, "Maximum number of replay answers that an output sends at once.", example=64, unit="sessions", ge=1
+        64, "Maximum number of replay answers that an output sends at the same time.", example=64, unit="sessions", ge=1
     )
 
 
@@ -120,8 +123,8 @@ class Interpose(Section):
     name: Name = key("engine", "Name of the engine's source in metrics.", example="engine")
     endpoint: Endpoint = key(
         "tcp://127.0.0.1:5557",
-        "Address in the engine's flag, which the engine and its routers connect to. kvbus listens there and tells "
-        "engine and router apart by their socket types. Rank r is at port + r.",
+        "Address in the engine's flags, to which the engine and its routers connect. kvbus listens there, and "
+        "distinguishes engine and routers by their socket types. Rank r is at port + r.",
         example="tcp://127.0.0.1:5557",
     )
     data_parallel_size: Int = key(
@@ -129,14 +132,14 @@ class Interpose(Section):
     )
     engine_replay_endpoint: Endpoint | None = key(
         None,
-        "The engine's replay endpoint (`replay_endpoint` in `--kv-events-config`). The engine always binds it, so its"
-        " port differs from `replay_endpoint` here. null: the engine has none, and every gap is lost.",
+        "The engine's replay endpoint (`replay_endpoint` in `--kv-events-config`). The engine always binds it, so "
+        "its port differs from `replay_endpoint` here. null: the engine has none, so missing batches are lost.",
         example="tcp://127.0.0.1:5658",
     )
     profile: ProfileName = key("vllm", "Family of routers that read this port.", example="dynamo")
     replay_endpoint: Endpoint | None = key(
         None,
-        "Endpoint where routers ask kvbus for a replay. null: none.",
+        "Endpoint where routers ask kvbus for a replay. null: routers can get no replay.",
         example="tcp://127.0.0.1:5558",
     )
 
@@ -211,13 +214,17 @@ class Config(Section):
         socket.gethostname, "Replaces `{worker}` in topics.", example="pod-a", default_text="the host name"
     )
     block_size: BlockSize = key(
-        "auto", "Block size on every output. auto: kvbus learns it for each source.", example=16, unit="tokens"
+        "auto",
+        "Number of tokens in a block on every output. auto: kvbus learns it for each source.",
+        example=16,
+        unit="tokens",
     )
     duplicates: Literal["count", "ignore", "last"] = key(
         "count",
-        "How many removals end a block that the engine has stored several times. count: as many as stores (every "
-        "release of vLLM). last: one, because the engine removes only the last copy (a build with vllm#55092). "
-        "ignore: one, because the engine announces live blocks again (requests with `kv_cache_report_mode=full`).",
+        "How many removals end a block that the engine has stored several times. count: as many removals as "
+        "stores (every release of vLLM). last: one removal, because the engine removes only the last copy (a "
+        "build with vllm#55092). ignore: one removal, because the engine announces live blocks again (requests "
+        "with `kv_cache_report_mode=full`).",
         example="count",
     )
     groups: Literal["prefix", "all"] = key(
@@ -228,15 +235,15 @@ class Config(Section):
     )
     without_media: Media = key(
         (),
-        "Media whose blocks kvbus filters out. LMCache announces the blocks that it stores on the CPU and never their"
-        " eviction (LMCache#5076), so they would stay for ever. `expiring_media` keeps them for a limited time "
-        "instead.",
+        "Media whose blocks kvbus filters out. LMCache announces the blocks that it stores on the CPU but never "
+        "their eviction (LMCache#5076), so these blocks would stay for ever. `expiring_media` keeps them for a "
+        "limited time instead.",
         example=["CPU"],
     )
     expiring_media: Media = key(
         (),
-        "Media on which a block expires if the engine has announced neither the block nor one of its descendants for "
-        "`expire_after`. For LMCache, instead of `without_media`.",
+        "Media on which a block expires if the engine has announced neither the block nor one of its descendants "
+        "for `expire_after`. Use it for LMCache instead of `without_media`.",
         example=["CPU"],
     )
     expire_after: Seconds = key(
@@ -244,13 +251,14 @@ class Config(Section):
     )
     orphans: Literal["pass", "drop"] = key(
         "pass",
-        "What happens to a store whose parent is unknown: forward it (pass) or filter it out (drop). kvbus "
-        "counts both.",
+        "What happens to a store whose parent is unknown. pass: kvbus forwards it. drop: kvbus filters it out. "
+        "kvbus counts both.",
         example="pass",
     )
     on_lost: Literal["clear", "keep"] = key(
         "clear",
-        "What happens to a source's blocks after a gap that no replay fills: clear them at the routers, or keep them.",
+        "What happens to a source's blocks after a gap that no replay fills. clear: kvbus clears them at the "
+        "routers. keep: they stay.",
         example="clear",
     )
     source_timeout: Seconds = key(
@@ -262,8 +270,8 @@ class Config(Section):
     )
     discovery_grace: Seconds = key(
         10.0,
-        "Time after which a discovered engine leaves once its discovery no longer lists it. If the engine returns "
-        "earlier, nothing happens.",
+        "Time after which a discovered engine is removed if its discovery no longer lists it. If the engine is "
+        "listed again earlier, nothing happens.",
         example=10.0,
         unit="s",
         ge=0,
@@ -273,8 +281,8 @@ class Config(Section):
     )
     probe_interval: Seconds = key(
         1.0,
-        "Idle time after which kvbus asks the engine for lost batches. The time doubles while the engine stays idle. "
-        "0: off.",
+        "Time without batches after which kvbus asks the engine whether batches were lost. The time doubles while "
+        "the engine sends nothing. 0: off.",
         example=1.0,
         unit="s",
         ge=0,
@@ -300,19 +308,21 @@ class Config(Section):
     )
     front: Front | None = key(
         None,
-        "Proxy in front of an engine's HTTP API. A client that asks for the event endpoints gets kvbus's, and every "
+        "Proxy in front of an engine's HTTP API. A client that asks for the event endpoints gets kvbus's. Every "
         "other request is passed on. null: off.",
         example={"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"},
     )
     front_grpc: FrontGrpc | None = key(
         None,
-        "The same for the gRPC API of vLLM, SGLang or TensorRT-LLM. Needs the extra `kvbus[grpc]`. null: off.",
+        "Proxy in front of the gRPC API of vLLM, SGLang or TensorRT-LLM. A client that asks for the event "
+        "endpoints gets kvbus's. Needs the extra `kvbus[grpc]`. null: off.",
         example={"listen": "127.0.0.1:50051", "engine": "127.0.0.1:50052"},
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
-        "Address of the HTTP port: status page, probes, `/metrics` and the paths in HTTP.md. Port 0 is any free port."
-        " null: no HTTP. Whatever the address, only loopback and bearer tokens may read token ids.",
+        "Address of the HTTP port: status page, probes, `/metrics` and the paths in HTTP.md. Port 0 is any free "
+        "port. null: no HTTP. At any address, only programs on this machine and clients with a bearer token may "
+        "read token ids.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
@@ -323,8 +333,8 @@ class Config(Section):
     )
     http_open: Literal["status", "probes"] = key(
         "status",
-        "What everybody who reaches the HTTP port may read. status: every path without token ids and hashes. probes: "
-        "the probes and the page's files. All other paths need loopback or a bearer token.",
+        "What every client that reaches the HTTP port may read. status: every path without token ids and hashes. "
+        "probes: the probes and the page's files. All other paths need loopback or a bearer token.",
         example="probes",
     )
     http_tokens_file: Path | None = key(
@@ -338,25 +348,25 @@ class Config(Section):
         example="/etc/kvbus/tls/tls.crt",
     )
     http_tls_key_file: Path | None = key(
-        None, "Private key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
+        None, "Private key of `http_tls_certificate_file`, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
     )
     state_dir: StateDir | None = key(
         "auto",
         "Directory that keeps seqs and state over a restart of kvbus. auto: a directory of its own in "
         "`$STATE_DIRECTORY`, else in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, "
-        "`$XDG_STATE_HOME`), where 1 GiB is free. null: none, so a restart loses the blocks that the engine no longer"
-        " replays.",
+        "`$XDG_STATE_HOME`), where 1 GiB is free. null: kvbus keeps no state, so a restart loses the blocks that "
+        "the engine no longer replays.",
         example="auto",
     )
     state_sync: Literal["none", "batch"] = key(
         "none",
-        "What survives a power cut. none: no seq is used twice, and routers are cleared. batch: the whole state, "
-        "because kvbus waits for the disk before it sends a batch.",
+        "What survives a power cut. none: no seq is used twice, and routers are cleared. batch: the complete "
+        "state, because kvbus waits for the disk before it sends a batch.",
         example="batch",
     )
     shutdown_timeout: Seconds = key(
         5.0,
-        "Time at shutdown for routers to receive queued batches and open replay answers.",
+        "Time at shutdown in which routers can receive queued batches and unfinished replay answers.",
         example=5.0,
         unit="s",
         ge=0,
@@ -379,7 +389,9 @@ class Config(Section):
     log_format: Literal["auto", "json", "text"] = key(
         "auto", "Format of log lines. auto: text on a terminal, else JSON.", example="json"
     )
-    limits: Limits = key(Limits(), "Limits on what a peer may make kvbus keep.", example={"max_frames": 16})
+    limits: Limits = key(
+        Limits(), "Limits on the memory and other resources that a peer can make kvbus use.", example={"max_frames": 16}
+    )
 
     _interpose_at: tuple[int, int] | None = PrivateAttr(None)
     """The positions of the source and the output that ``interpose`` has added; None without ``interpose``."""

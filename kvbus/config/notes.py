@@ -20,8 +20,8 @@ def notes(config: Config) -> list[str]:
 def _clears(config: Config) -> list[str]:
     return [
         f"outputs[{i}]: a router of profile {output.profile} applies AllBlocksCleared to all ranks of a pod. Each rank "
-        "has a connection of its own here, so a clear may overtake the batches of another rank: a router that missed "
-        "batches may keep removed blocks, or lack live ones; layout: merged is exact"
+        "has its own connection here, so a clear may arrive before earlier batches of another rank. Then a router that "
+        "missed batches may keep removed blocks, or lack live ones. With layout: merged its view is exact"
         for i, output in enumerate(config.outputs)
         if output.layout == "per_source"
         and PROFILES[output.profile].clears not in {"rank", "connection"}
@@ -37,8 +37,8 @@ def _replays(config: Config) -> list[str]:
     """
     engines = [source.replay_endpoint for source in config.sources if source.replay_endpoint is not None]
     return [
-        f"outputs[{i}]: a router that takes the replay endpoint from the engine ({engines[0]}) gets the engine's "
-        "numbers there, and kvbus's numbers here; give such an engine no replay_endpoint, or give the router "
+        f"outputs[{i}]: a router that learns the replay endpoint from the engine ({engines[0]}) gets replays with the "
+        "engine's seqs, but live batches with kvbus's; start the engine without replay_endpoint, or give the router "
         + ("kvbus's replay" if output.replay_endpoint is None else output.replay_endpoint)
         for i, output in enumerate(config.outputs)
         if output.interpose and engines
@@ -78,8 +78,8 @@ def _http(config: Config) -> Iterator[str]:
     rest = f"{_who(local=local)} can read everything else"
     if config.http_open == "probes":
         rest = (
-            f"{_who(local=local)} can read the probes and the page's files; everything else is for readers of token "
-            "ids and for tokens for status"
+            f"{_who(local=local)} can read the probes and the page's files; all other paths need the right to "
+            "read token ids, or a token for the status"
         )
     yield f"http {config.http}: programs on this machine{readers} can read token ids and hashes; {rest}"
     if tokens is not None and not local and config.http_tls_certificate_file is None:
@@ -121,6 +121,6 @@ def _fronts(config: Config) -> Iterator[str]:
         if front is not None:
             who = _who(local=is_loopback(parse_address(front.listen)[0]))
             yield (
-                f"{key} {front.listen}: {who} can use the whole API of {front.engine}, unencrypted and without a "
+                f"{key} {front.listen}: {who} can use the complete API of {front.engine}, unencrypted and without a "
                 "login; the engine sees kvbus as the client of every request"
             )

@@ -46,7 +46,7 @@ class OutputConfig(Section):
     )
     replay_endpoint: Endpoint | None = key(
         None,
-        "Endpoint where routers ask for a replay. kvbus always binds it. null: none.",
+        "Endpoint where routers ask for a replay. kvbus always binds it. null: routers can get no replay.",
         example="tcp://*:5658",
         default_text="`tcp://*:5658` if `endpoint` is not set either (and `layout` is not `per_topic`), else null",
     )
@@ -56,7 +56,9 @@ class OutputConfig(Section):
         "frames then have 24 bytes. null: off.",
         example="tcp://*:5659",
     )
-    bind: bool = key(True, "false: kvbus connects to a router that binds its SUB socket.", example=True)
+    bind: bool = key(
+        True, "true: kvbus binds `endpoint`. false: kvbus connects to a router that binds its SUB socket.", example=True
+    )
     interpose: bool = key(
         False,
         "true: engines connect to `endpoint` too. Each stream's source has `bind: true` and the same address. A peer "
@@ -65,23 +67,23 @@ class OutputConfig(Section):
     )
     layout: Literal["per_source", "merged", "per_topic"] = key(
         "per_source",
-        "How sources share the output. per_source: source i (ranks counted, from 0, or by `slot`) has port + i, or "
-        "`PATH-i`, and its own seq. merged: one endpoint, one seq. per_topic: one endpoint, and each rank has its own"
-        " topic and seq.",
+        "How sources share the output. per_source: source i has port + i (or `PATH-i`) and its own seq. i counts "
+        "all ranks of all sources from 0, or is the `slot`. merged: one endpoint, one seq. per_topic: one "
+        "endpoint, and each rank has its own topic and seq.",
         example="per_source",
     )
     numbers: Literal["own", "log"] = key(
         "own",
-        "own: kvbus numbers the batches. log: batches keep the numbers of the log that all sources are read from, so "
-        "routers can move between two kvbus that read it.",
+        "Seqs of the batches. own: kvbus numbers the batches. log: batches keep the seqs of the log that all "
+        "sources are read from, so that routers can move between two kvbus that read the same log.",
         example="log",
-        default_text="`log` where a source is read from a log, else `own`",
+        default_text="`log` if the sources are read from a log, else `own`",
     )
     profile: ProfileName = key("vllm", "Family of routers that read this output.", example="vllm")
     token_ids: Literal["keep", "drop"] = key(
         "keep",
-        "drop: send no token ids, salts, sessions or image keys. Block hashes stay. Only for routers that look blocks"
-        " up by the engine's hashes (profile vllm).",
+        "keep: send token ids. drop: send no token ids, salts, sessions or image keys, but still block hashes. "
+        "drop is only for routers that look blocks up by the engine's hashes (profile vllm).",
         example="drop",
     )
     topic: Template | None = key(
@@ -122,15 +124,16 @@ class OutputConfig(Section):
     )
     send_hwm: Int = key(
         10_000,
-        "Maximum number of batches that a slow router may be behind. Its older batches are then dropped and counted.",
+        "Maximum number of batches that wait for a slow router. Beyond it, the router's oldest batches are "
+        "dropped and counted.",
         example=10_000,
         unit="batches",
         ge=1,
     )
     send_bytes: Size = key(
         16_777_216,
-        "Maximum size of the batches that are kept for all slow routers of an endpoint, or of a view if keys have "
-        "rights.",
+        "Maximum size of the batches that wait for all slow routers of an endpoint, or of a view if keys have "
+        "limited rights.",
         example=16_777_216,
         unit="bytes",
         ge=1,
@@ -148,7 +151,7 @@ class OutputConfig(Section):
     curve_client_keys: Path | None = key(
         None,
         "Public keys of routers that may connect, with names and rights: a file with one key on each line, or a "
-        "directory of key files. An empty list lets nobody in.",
+        "directory of key files. With an empty list no router can connect.",
         example="/etc/kvbus/routers",
     )
     curve_server_key_file: Path | None = key(

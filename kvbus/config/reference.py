@@ -153,7 +153,7 @@ def _words(annotation: Any) -> Iterator[str]:
         yield "list"
     elif origin is dict:
         yield "mapping"
-    elif origin is not None:  # Annotated
+    elif origin is not None:  # such as Annotated[int, ...]
         yield from _words(get_args(annotation)[0])
     elif annotation is type(None):
         yield "null"

@@ -24,7 +24,9 @@ class FoundRank:
 class SourceConfig(Section):
     """The keys of one engine, or of a discovery that finds engines."""
 
-    name: Name = key("engine", "Unique name in metrics. Rank r of several is `NAME/r`.", example="engine")
+    name: Name = key(
+        "engine", "Unique name in metrics. If the source has several ranks, rank r is `NAME/r`.", example="engine"
+    )
     discover: Discover | None = key(
         None,
         "Discover engines instead of naming an `endpoint`: a kind of discovery with its settings. Each discovered"
@@ -38,14 +40,14 @@ class SourceConfig(Section):
     )
     replay_endpoint: Endpoint | None = key(
         None,
-        "The engine's replay endpoint. null: the engine has none, and every gap is lost.",
+        "The engine's replay endpoint. null: the engine has none, so missing batches are lost.",
         example="tcp://127.0.0.1:5558",
         default_text="`tcp://127.0.0.1:5558` if `endpoint` is not set either, else null",
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
-        "The engine's snapshot endpoint, if it offers that protocol. kvbus then asks for a snapshot instead of a "
-        "replay from 0. Needs `replay_endpoint`.",
+        "The engine's snapshot endpoint, if the engine offers snapshots. kvbus then asks for a snapshot instead "
+        "of a replay from 0. Needs `replay_endpoint`.",
         example="tcp://127.0.0.1:5559",
     )
     bind: bool = key(False, "true: kvbus binds `endpoint`, and the engine connects to it.", example=False)
@@ -56,9 +58,9 @@ class SourceConfig(Section):
     )
     data_parallel_size: Int = key(
         1,
-        "Number of the engine's data-parallel ranks. Rank r is at port + r of both endpoints, with `ipc://` at "
-        "`PATH-r` (rank 0: `PATH`) or where the path has `{rank}`. With `discover`: the number for engines that do "
-        "not say theirs.",
+        "Number of the engine's data-parallel ranks. Rank r is at port + r of every endpoint. With `ipc://` it is "
+        "at `PATH-r` (rank 0: `PATH`), or at the path with r in place of `{rank}`. With `discover`: the number "
+        "for engines whose discovery does not state it.",
         example=1,
         unit="ranks",
         ge=1,
@@ -66,14 +68,15 @@ class SourceConfig(Section):
     )
     topic: Text = key(
         "",
-        "Beginning of the engine's topic. Empty: the first topic that arrives. Several sources may share one "
-        "`endpoint` if no source's topic begins with another's.",
+        "Beginning of the engine's topic. Empty: kvbus reads the first topic that arrives. Several sources may "
+        "share one `endpoint` if no source's topic begins with another source's topic.",
         example="kv@",
     )
     clears: Literal["auto", "device", "all"] = key(
         "auto",
-        "Blocks that the engine's AllBlocksCleared removes. device: the device's (vLLM). all: those of every tier "
-        "(SGLang). auto: all if the engine's epoch began with one, else device.",
+        "Blocks that the engine's AllBlocksCleared removes. device: the blocks on the device (vLLM). all: the "
+        "blocks of every tier (SGLang). auto: all if the engine's epoch began with an AllBlocksCleared, else "
+        "device.",
         example="auto",
     )
     slot: Int | None = key(
@@ -81,7 +84,7 @@ class SourceConfig(Section):
         "Slot of rank 0 on a per_source output: its stream is at port + slot, and rank r at slot + r. Set it to keep "
         "the ports when an earlier source is removed.",
         example=2,
-        default_text="behind the source before it",
+        default_text="after the previous source",
         ge=0,
         le=4095,
     )

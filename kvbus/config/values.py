@@ -134,7 +134,7 @@ def _api(value: str) -> str:
     except ValueError:
         sound = False
     if not sound or url.username is not None or url.query or url.fragment or any(c.isspace() for c in value):
-        raise ValueError("must be http://host:port, with a path where the API has one, and nothing behind it")
+        raise ValueError("must be http://host:port, with the API's path if it has one, and without a query")
     return value.rstrip("/")
 
 
@@ -143,7 +143,7 @@ def _hosts(value: object) -> object:
         raise ValueError("must be a list of host names or addresses")
     for host in value:
         if host_name(host) is None or ":" in host.rpartition("]")[2]:
-            raise ValueError(f"{host!r} is no host name or address (no scheme, port or wildcard; IPv6 in brackets)")
+            raise ValueError(f"{host!r} is not a host name or address (no scheme, port or wildcard; IPv6 in brackets)")
     return value
 
 
@@ -154,14 +154,14 @@ def _media(value: object) -> object:
     for name in names:
         if MEDIA.get(name, Tier.DEVICE) is Tier.DEVICE:
             known = ", ".join(name for name, tier in MEDIA.items() if tier is not Tier.DEVICE)
-            raise ValueError(f"{name!r} is none below the device: {known}")
+            raise ValueError(f"{name!r} is not a medium below the device, which are: {known}")
     return names
 
 
 def _output_type(value: str) -> str:
     found = parts.installed(parts.OUTPUTS)
     if value not in found:
-        raise ValueError(f"must be one of those that are installed: {', '.join(found) or 'there is none'}")
+        raise ValueError(f"must be an installed type: {', '.join(found) or 'none is installed'}")
     return value
 
 
@@ -217,8 +217,8 @@ def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
     """
     found = parts.installed(parts.DISCOVERY)
     if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in found:
-        kinds = ", ".join(found) or "there is none"
-        raise ValueError(f"must be a mapping of one kind, of those that are installed ({kinds}), to its settings")
+        kinds = ", ".join(found) or "none"
+        raise ValueError(f"must be a mapping with one kind and its settings; installed kinds: {kinds}")
     ((kind, given),) = value.items()
     if lacking := parts.missing(parts.DISCOVERY, kind):
         raise ValueError(lacking)

@@ -222,7 +222,8 @@ def add_reservation(
     if output.layout == "per_source" and output.log is None:
         reservations.add(number, slot, name)
         return
-    topic = topic_of(config, output, worker) or b""  # a log's streams have the same endpoint
+    # All streams of this output have the same endpoint, so the topic is part of the key.
+    topic = topic_of(config, output, worker) or b""
     least = placement.forgotten if output.layout == "per_topic" else 0
     reservations.add(number, slot, f"{name} {topic.decode()}", least)
 

@@ -108,7 +108,8 @@ class Daemon:
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self.store = None if config.log_numbers else runtime.open_store(config)  # the log has the seqs
+        # If batches keep the seqs of a log, kvbus has no seqs and no state of its own to store.
+        self.store = None if config.log_numbers else runtime.open_store(config)
         self.state: StateWriter | None = None
         try:
             if self.store is not None and self.store.keeps_state:
@@ -477,7 +478,7 @@ class Daemon:
         self.process.state_writing = not state.failed
         self.process.state_refused = state.refused
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- running and shutting down -------------------------------------------------------------------------------------
 
     async def run(self, stop: asyncio.Event) -> None:
         """Start the daemon, wait until ``stop`` is set, and shut down gracefully."""

@@ -167,7 +167,7 @@ class Discovery:
     def _there(self) -> set[str]:
         return {stream.label for stream in self._daemon.streams.values()}
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- asking the discoverers for engines ----------------------------------------------------------------------------
 
     def _follow(self, entry: Entry) -> None:
         entry.task = self._loop.create_task(self._ask(entry))
@@ -210,7 +210,7 @@ class Discovery:
             log.warning(text, name, why, extra={"discovery": name})
         stats.failing = why
 
-    # -- changing ------------------------------------------------------------------------------------------------------
+    # -- changing the sources ------------------------------------------------------------------------------------------
 
     async def _apply_changes(self) -> None:
         while True:

@@ -291,7 +291,8 @@ class SourceSockets:
             return
         key = command.source, command.request
         self._waiting[key] = command
-        asyncio.get_running_loop().call_soon(self._say_waiting, key)  # only after the command that asked
+        # The relay gets this event only after it has handled the event that led to the request.
+        asyncio.get_running_loop().call_soon(self._say_waiting, key)
         self._go_on()
 
     def _has_room(self) -> bool:
@@ -335,7 +336,7 @@ class SourceSockets:
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        where = cast("str", endpoint)  # the relay asks only if there is an endpoint
+        where = cast("str", endpoint)  # the relay makes such a request only if there is an endpoint
         live = self._live.get(slot)
         begun = False
 

@@ -172,7 +172,7 @@ class Unreachable:
             try:
                 rank = await self._rank_at(stream, further.endpoint)
             except (TimeoutError, ClosedError, ProtocolError):
-                return  # a silent publisher shows no rank
+                return  # no batch has arrived, so the rank is unknown
             if rank == further.rank:
                 at = self._observed.relay.sources[slot].place.section
                 found = catalogue.MORE_RANKS_PERHAPS(at=at, endpoint=further.endpoint, rank=rank)

@@ -101,7 +101,7 @@ async def test_a_worker_that_joins_leaves_and_restarts():
         await router.settled()
         router.add("a", subscribed(a))
         router.add("b", subscribed(b))
-        with pytest.raises(ValueError, match="a stream named 'a' already"):
+        with pytest.raises(ValueError, match="another stream already has the name 'a'"):
             router.add("a", subscribed(a))
         await router.settled()
         router.discard("b")

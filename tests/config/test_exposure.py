@@ -34,7 +34,7 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
         (
             {**REMOTE, **TLS, "http_tokens_file": "/t", "http_open": "probes"},
             [
-                "http 0.0.0.0:9477: programs on this machine and anyone with a token of /t can read token ids and hashes; anyone who reaches it can read the probes and the page's files; everything else is for readers of token ids and for tokens for status"
+                "http 0.0.0.0:9477: programs on this machine and anyone with a token of /t can read token ids and hashes; anyone who reaches it can read the probes and the page's files; all other paths need the right to read token ids, or a token for the status"
             ],
         ),
         (
@@ -127,9 +127,9 @@ def test_check_says_it() -> None:
 def test_the_front(listen: str, who: str) -> None:
     front = {"listen": listen, "engine": "http://127.0.0.1:8001"}
     assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
-        f"front {listen}: {who} can use the whole API of http://127.0.0.1:8001, unencrypted"
+        f"front {listen}: {who} can use the complete API of http://127.0.0.1:8001, unencrypted"
     )
     calls = {"listen": listen, "engine": "127.0.0.1:50052"}
     assert said(front_grpc=calls, output={"endpoint": "tcp://*:1"})[-1].startswith(
-        f"front_grpc {listen}: {who} can use the whole API of 127.0.0.1:50052, unencrypted"
+        f"front_grpc {listen}: {who} can use the complete API of 127.0.0.1:50052, unencrypted"
     )

@@ -32,9 +32,15 @@ def test_good_ones() -> None:
 @pytest.mark.parametrize(
     ("output", "said"),
     [
-        ({"topic": None}, "outputs[0].topic: with layout: per_topic each stream needs a topic of its own, by {source}"),
-        ({"topic": "kv@{worker}@{model}"}, 'by {source} in it; for example topic: "kv@{source}@{model}"'),
-        ({"replay_endpoint": "tcp://*:5658"}, "outputs[0].replay_endpoint = 'tcp://*:5658': a request names no topic"),
+        (
+            {"topic": None},
+            "outputs[0].topic: with layout: per_topic each stream needs its own topic, so the topic needs {source}",
+        ),
+        ({"topic": "kv@{worker}@{model}"}, 'so the topic needs {source}; for example topic: "kv@{source}@{model}"'),
+        (
+            {"replay_endpoint": "tcp://*:5658"},
+            "outputs[0].replay_endpoint = 'tcp://*:5658': requests do not contain a topic",
+        ),
         ({"snapshot_endpoint": "tcp://*:5659"}, "outputs[0].snapshot_endpoint"),
         ({"on_subscribe": "nothing"}, "there is no replay, so a router needs the state"),
         ({"profile": "aibrix"}, "routers of profile aibrix identify a worker by its connection"),

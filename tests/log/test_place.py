@@ -132,5 +132,5 @@ def test_the_place_of_a_redis_is_its_sentinels():
 @pytest.mark.parametrize("side", [written, discovered])
 def test_a_redis_has_one_primary_unless_sentinels_say_which(side):
     overrides, _ = side("redis", {"more_servers": ["tcp://b:2"]})
-    with pytest.raises(ConfigError, match="sentinel: needed with more_servers"):
+    with pytest.raises(ConfigError, match="sentinel: needed if more_servers is set"):
         load(None, env={}, overrides=overrides)

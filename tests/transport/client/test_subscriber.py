@@ -492,5 +492,5 @@ async def test_a_hole_is_one_topics() -> None:
 
 
 def test_a_replay_is_of_one_stream() -> None:
-    with pytest.raises(ValueError, match="by_topic goes without them"):
+    with pytest.raises(ValueError, match="with by_topic there can be no replay"):
         Subscriber("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", by_topic=True)
