@@ -104,7 +104,7 @@ class Status:
 
 
 class Feed:
-    """Applies the updates of one stream to an index, in which each rank of the stream is a separate worker.
+    """The application of one stream's updates to an index, in which each rank of the stream is a separate worker.
 
     A worker may have several KV-cache groups. The feed applies only one of them, until the worker is cleared: the group
     of the first store with tokens that carries prefixes.

@@ -92,7 +92,10 @@ class PrefixIndex(Generic[W]):
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks by place. At most ``most`` blocks are read."""
+        """Return the hashes of a worker's oldest blocks, by the digest of the prompt up to the block's end.
+
+        At most ``most`` blocks are read.
+        """
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
 
@@ -243,7 +246,7 @@ class _WorkerBlocks:
         It can be higher than 1, because engines may have several hashes for equal tokens.
         """
         self._waiting: Final[dict[Hash, set[Hash]]] = {}
-        """Hashes of the blocks that wait for the place of their parent, by the hash of the parent."""
+        """Hashes of the blocks that need their parent's place to compute their own, by the parent's hash."""
 
     def media_of(self, block: Hash) -> Sequence[str]:
         """Return the media that hold the block with this hash."""
@@ -251,11 +254,14 @@ class _WorkerBlocks:
         return () if found is None else found.media
 
     def media_at(self, place: bytes) -> Sequence[str]:
-        """Return the media that hold a block with this place."""
+        """Return the media that hold a block with this place (digest of the prompt up to the end of the block)."""
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks by place. At most ``most`` blocks are read."""
+        """Return the hashes of the oldest blocks, by the digest of the prompt up to the block's end.
+
+        Read at most ``most`` blocks.
+        """
         oldest = islice(self._blocks.items(), most)
         return {known.place: block for block, known in oldest if known.place is not None}
 
@@ -317,7 +323,14 @@ class _WorkerBlocks:
         return None if known is None else known.place
 
     def _settle(self, block: Hash, above: bytes) -> None:
-        """Compute the place of a block from its parent's place, and then the places of all blocks that wait for it."""
+        """Compute the place of a block, and then the places of all blocks that wait for it.
+
+        A place is a digest of the prompt up to the end of the block.
+
+        Args:
+            block: the hash of the block.
+            above: the place of its parent.
+        """
         settled = [(block, above)]
         while settled:
             block, above = settled.pop()
@@ -373,17 +386,17 @@ _LENGTH: Final = Struct("<Q")
 
 
 def _root(lora: Adapter, shape: Shape) -> bytes:
-    """Return the place that precedes the first block of a prompt, for an adapter and a form of blocks."""
+    """Return the digest from which the place of a prompt's first block is computed. The block has no parent."""
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
 
 def _place(above: bytes, label: Label) -> bytes:
-    """Return the place of a block from its content and its parent's place ``above``."""
+    """Return the place of a block: a digest of its parent's place ``above`` and of its content."""
     return sha256(above + _LENGTH.pack(len(label.tokens)) + label.tokens + label.keys).digest()
 
 
 def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
-    """Yield the places of the complete blocks of a prompt.
+    """Yield the place of each complete block of a prompt, which is a digest of the prompt up to the end of the block.
 
     Raises:
         ValueError: a token id does not fit into 32 bits.

@@ -31,7 +31,10 @@ log = logging.getLogger("kvbus.daemon.discovery")
 
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 30.0
-"""Shortest and longest pause in seconds before a failed discoverer is asked again. The pause doubles each time."""
+"""FIRST_PAUSE and LAST_PAUSE: shortest and longest pause in seconds before a failed discoverer is asked again.
+
+The pause doubles after each failure.
+"""
 
 
 class Daemon(Protocol):
@@ -118,7 +121,7 @@ class Discovery:
         return [entry.stats for entry in self._entries.values()]
 
     def carrier(self, stream: SourceStream) -> Carrier | None:
-        """Return the discoverer that delivers a source's batches, as from a log; None for a source with a socket."""
+        """Return the discoverer that delivers a source's batches (for example from a log); None for other sources."""
         entry = self._entries.get(stream.found.partition(":")[0])
         return entry.discoverer if entry is not None and isinstance(entry.discoverer, Carrier) else None
 

@@ -36,10 +36,9 @@ SETTLED: Final = 1.0
 
 
 class ConfigFile:
-    """The configuration's file.
+    """The configuration's file, which kvbus checks for changes.
 
-    A change is found by its content, because its time and size may be the same after a change.
-
+    kvbus finds a change by the content of the file, because time and size of the file may be the same after a change.
     In Kubernetes, the file is behind a symbolic link (``..data``) that is replaced atomically. Elsewhere an editor may
     write the file in place. Therefore a changed file is read only after it has stayed the same for a while.
 
@@ -77,7 +76,7 @@ class _ChangesError(Exception):
 
 
 class Reloader:
-    """Reads changed files while a daemon runs, and applies them to the daemon.
+    """A reader of changed files, which applies them to a running daemon.
 
     Args:
         daemon: the running daemon.

@@ -45,7 +45,10 @@ _NONE: Final[Mapping[str, Interposed]] = {}
 
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 1.0
-"""Shortest and longest pause in seconds before a request that could not be sent is tried again. The pause doubles."""
+"""FIRST_PAUSE and LAST_PAUSE: shortest and longest pause in seconds before a failed request is sent again.
+
+The pause doubles after each failure.
+"""
 
 OF_SOURCE: Final = 8
 """Number of file descriptors that one source needs: for its subscription, and for its stream on an output."""

@@ -276,7 +276,10 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Mark a connection whose request waits. The server may close such a connection for a new one."""
+        """Mark a connection whose request waits until other answers are complete.
+
+        The server may close it for a new connection.
+        """
         connection = _of(transport)
         if connection is None:
             yield
