@@ -3,9 +3,9 @@
 The history is recorded even if no page is open, so that a new page can show the past. It takes 6 KB for a source and 7
 KB for an output, and 4 µs of the event loop's time a second for each of them.
 
-A sample of many sources is taken in slices between batches, and becomes visible when it is complete. With a thousand
-sources the slices take 10 to 50 ms in total. Therefore each rate is computed from the times at which its own source was
-read.
+kvbus takes a sample of many sources in slices, between which it handles batches. A sample becomes visible when it is
+complete. With a thousand sources the slices take 10 to 50 ms in total. Therefore each rate is computed from the times
+at which its own source was read.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ async def test_the_replay_in_place_of_the_live_endpoint():
         EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher,
         Subscriber(publisher.replay_endpoint, timing=SOON) as subscriber,
     ):
-        assert "another port of it" in (await next_of(subscriber, Unreachable)).why
+        assert "another port or program" in (await next_of(subscriber, Unreachable)).why
 
 
 async def test_a_publisher_with_curve():

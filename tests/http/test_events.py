@@ -102,14 +102,14 @@ async def test_transitions_come_with_their_causes_and_are_resumed():
     ("last_id", "because"),
     [
         ("00000000-3", "of an earlier process"),
-        ("nonsense", "cannot be read"),
-        ("PROCESS", "cannot be read"),
-        ("PROCESS-x", "cannot be read"),
-        ("PROCESS-1-a:b", "cannot be read"),
-        ("PROCESS-1-0:1:2", "cannot be read"),
-        ("PROCESS-" + "9" * 5000, "cannot be read"),
+        ("nonsense", "is not valid"),
+        ("PROCESS", "is not valid"),
+        ("PROCESS-x", "is not valid"),
+        ("PROCESS-1-a:b", "is not valid"),
+        ("PROCESS-1-0:1:2", "is not valid"),
+        ("PROCESS-" + "9" * 5000, "is not valid"),
         ("PROCESS-999999", "transitions are kept from"),
-        ("PROCESS--2", "cannot be read"),
+        ("PROCESS--2", "is not valid"),
     ],
 )
 async def test_an_id_that_cannot_be_resumed_is_answered_with_why_and_from_now_on(last_id, because):
@@ -145,7 +145,7 @@ async def test_batches_of_an_output_with_hashes_as_strings():
             assert (await again.next())[1]["resumed"] is True
             assert (await again.next("batch"))[1]["events"][0]["block_hashes"] == ["7"]
         async with following(client, "?output=routers", last_id.replace("0:2", "1:2")) as other:
-            assert "not of the streams" in (await other.next())[1]["because"]
+            assert "does not match the streams" in (await other.next())[1]["because"]
         async with following(client, "?output=routers", last_id.replace("0:2", "0:9")) as other:
             assert (await other.next())[1]["resumed"] is False
 

@@ -310,7 +310,7 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
         assert (await client.status("/blocks?source="))[0] == 404
         for query, wrong in (
             ("hash=1", "has no parameter 'hash'; it takes: hashes, source"),
-            ("hashes=text", "none of number, string"),
+            ("hashes=text", "not one of number, string"),
         ):
             status, text = await client.status(f"/blocks?{query}")
             assert (status, wrong in text) == (400, True)
