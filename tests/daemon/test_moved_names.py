@@ -165,9 +165,9 @@ async def test_an_address_and_an_engine_that_dials_in_have_no_name_to_look_up(
     ):
         await eventually(lambda: all(each.sequencer.connected for each in bus.daemon.relay.sources), "all connect")
         names.answer = "127.0.0.9"
-        await eventually(lambda: "source named: the name in" in caplog.text, "the named one is dialled anew")
-        assert "source engine: the name in" not in caplog.text
-        assert "source bound: the name in" not in caplog.text
+        await eventually(lambda: "source named: the host name in" in caplog.text, "the named one is dialled anew")
+        assert "source engine: the host name in" not in caplog.text
+        assert "source bound: the host name in" not in caplog.text
 
 
 def holds(bus: Bus) -> set[int | bytes]:
