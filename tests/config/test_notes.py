@@ -52,7 +52,10 @@ def test_one_rank_and_workers_with_topics_of_their_own(tmp_path):
     [
         ("{}", ""),
         ("{replay_endpoint: 'tcp://*:5558'}", ""),
-        ("{engine_replay_endpoint: 'tcp://127.0.0.1:5658'}", "without replay_endpoint, or give the router kvbus's replay"),
+        (
+            "{engine_replay_endpoint: 'tcp://127.0.0.1:5658'}",
+            "without replay_endpoint, or give the router kvbus's replay",
+        ),
         (
             "{engine_replay_endpoint: 'tcp://127.0.0.1:5658', replay_endpoint: 'tcp://*:5558'}",
             "without replay_endpoint, or give the router tcp://*:5558",

@@ -65,10 +65,7 @@ def test_its_name_is_good_where_it_is_installed_and_an_error_elsewhere(config, s
     for command in ("check", "run"):
         done = kvbus(command, *config)
         assert (done.returncode, done.stdout) == (78, "")
-        assert (
-            "outputs[0].type = 'lines': must be an installed type: dynamo, kafka, nats, redis, zmq"
-            in done.stderr
-        )
+        assert "outputs[0].type = 'lines': must be an installed type: dynamo, kafka, nats, redis, zmq" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
