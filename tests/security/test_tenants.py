@@ -435,7 +435,7 @@ def ports_open_to(fleet: Fleet, name: str, keys: Keys) -> set[int]:
     ("output", "wrong"),
     [
         ({"layout": "per_topic", "topic": "kv@{source}", "replay_endpoint": None}, "layout per_source or merged"),
-        ({"bind": False}, "keys cannot limit it"),
+        ({"bind": False}, "cannot limit what a key reads"),
     ],
 )
 def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, Any], wrong: str) -> None:
