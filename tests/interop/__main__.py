@@ -42,7 +42,7 @@ async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LIMIT):
             out = await process.stdout.readline()
-    process.stdin.close()  # it ends, and everything that it started
+    process.stdin.close()  # the child ends itself and all that it started
     try:
         async with asyncio.timeout(60):
             await process.wait()

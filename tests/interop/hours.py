@@ -164,7 +164,7 @@ class Hours:
             await asyncio.sleep(0.5)
         missing, dead = score(held, self.live)
         self._wrong(after, f"{seat.kind.name} misses {missing}, has {dead} dead")
-        await seat.restart()  # what comes after is another question
+        await seat.restart()  # so that the next round begins with an exact router
 
     async def _sample(self, after: str) -> None:
         metrics, taken = self.sampler.sample(await self.bus.get("/metrics"))

@@ -146,7 +146,7 @@ class Mocker(Program):
         found = []
         for path in (self._discovery / "v1" / "instances").glob("*%2Fgenerate%2F*"):
             if (self._discovery / "v1" / "mdc" / path.name).exists():
-                with contextlib.suppress(OSError, ValueError):  # being written, or just gone
+                with contextlib.suppress(OSError, ValueError):  # the file is being written or was just removed
                     about = json.loads(path.read_text())
                     found.append((about["instance_id"], about["transport"]["tcp"].partition(":")[0]))
         return found
@@ -178,7 +178,7 @@ class Mirror:
             for theirs, ours in self._pairs:
                 there, here = ({path.name for path in each.iterdir()} for each in (theirs, ours))
                 for name in there - here:
-                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # the file was removed in the meantime
                         (ours / name).hardlink_to(theirs / name)
                 for name in here - there:
                     (ours / name).unlink(missing_ok=True)

@@ -142,7 +142,7 @@ class Scene:
             if rate is not None:
                 await asyncio.sleep(max(0.0, begin + (at + 1) / rate - time.monotonic()))
             elif at % 25 == 24:
-                await asyncio.sleep(0.02)  # nobody is drowned
+                await asyncio.sleep(0.02)  # do not overrun a router's queue
 
     async def bus_has_all(self) -> None:
         """Wait until kvbus has read every published batch."""

@@ -72,7 +72,7 @@ class Engine:
     def __init__(self, name: str, rank: int, first: int, directory: Path) -> None:
         self.name = name
         self._rank = rank
-        endpoints = (f"tcp://*:{first}", f"tcp://*:{first + REPLAY}")  # it adds its rank
+        endpoints = (f"tcp://*:{first}", f"tcp://*:{first + REPLAY}")  # the publisher adds its rank to the port
         home = str(there(judged.home_of(name)))
         command = python("tests.interop.programs.engine", home, str(rank), *endpoints)
         self.child = Child(name, command, directory, piped=True)

@@ -225,7 +225,7 @@ class Kvbus(KvbusProcess):
         }
         super().__init__(directory, settings)
         if first_seq:
-            place = without_state(load(None, env={}, overrides=settings), directory)  # what an earlier process left
+            place = without_state(load(None, env={}, overrides=settings), directory)  # the state of an earlier process
             reserve(place, f"routers {routers['endpoint']}", first_seq)
 
     def __enter__(self) -> Self:

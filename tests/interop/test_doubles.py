@@ -79,7 +79,7 @@ async def test_llmd_forgets_everything_where_a_hole_is_not_filled() -> None:
         engine.publish(cache.batch(), live=False)
 
         async def goes_on() -> set[int]:
-            engine.publish(cache.batch())  # again and again: a connection may be lost, and one batch with it
+            engine.publish(cache.batch())  # repeated, because a lost connection loses a batch
             return await router.read_on()
 
         await until(goes_on, set())

@@ -140,7 +140,7 @@ def test_a_capture_direct_and_through_kvbus(
 
         assert (score(capture, indexer, "direct", marks), kvbus_score) == (expected.direct, expected.kvbus)
         if expected.direct == Score(0, 0):
-            assert through_kvbus == direct  # parents, token hashes, tiers and ranks too
+            assert through_kvbus == direct  # also equal: parents, token hashes, tiers and ranks
 
 
 def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class Plane:
         completely.
         """
         gone = self.held.pop(at)
-        self.place(at, 40)  # 360 blocks and more, of 300
+        self.place(at, 40)  # at least 360 blocks, more than the cache's 300
         self.held[at] = self.held[at][-5:]
         return gone
 

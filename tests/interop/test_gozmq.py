@@ -72,7 +72,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         subscribers = 'kvbus_output_subscribers{output="routers"}'
         await eventually(lambda: bus.metric(subscribers) == len(sources), "a router of each source")
 
-        publishers: tuple[Any, ...] = (plain, binds, dials)  # what an engine says, it says to any of them alike
+        publishers: tuple[Any, ...] = (plain, binds, dials)  # the engines are alike: the same calls work for all
         engines = [Engine(to, seed=seed) for seed, to in enumerate(publishers)]
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -94,7 +94,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
                 reader.read()
             return all(set(view.blocks) == truth for view, truth in views.values())
 
-        with contextlib.suppress(AssertionError):  # what is wrong is said below
+        with contextlib.suppress(AssertionError):  # the assertion below names what is wrong
             await eventually(exact, "exact views")
         log = (tmp_path / "kvbus.log").read_text()
         found = [f"{name}: {compared(view, truth)}" for name, (view, truth) in views.items()]

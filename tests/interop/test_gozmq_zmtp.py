@@ -29,7 +29,7 @@ async def test_a_publisher_is_dialled_by_hand(gozmq: Path, tmp_path: Path) -> No
             (live, Role.DEALER, "PUB"),
         ):
             found = Outcome(endpoint, Stop.REFUSED)
-            while found.stop is Stop.REFUSED:  # it is still starting
+            while found.stop is Stop.REFUSED:  # the program is still starting
                 async with dial(endpoint, role, seconds=30) as dialled:
                     found = dialled.outcome
             assert (found.stop, found.socket_type, found.version) == (Stop.OPEN, kind, (3, 0))

@@ -51,7 +51,7 @@ async def test_a_short_hour_is_exact_and_a_wrong_router_is_not(tmp_path: Path, m
         found = play.verdict()
         assert (found["kvbus"]["starts"], found["events heard"] > 0) == (2, True)
         assert all(any(seat.kind.name in row for row in table(found)) for seat in play.seats)
-        play.engines[0].cache.batch()  # nobody hears of it
+        play.engines[0].cache.batch()  # a change of the cache that is never published
         monkeypatch.setattr(hours, "EXACT_WITHIN", 1.0)
         await play.round("nothing", nothing, 0)
     wrong = "\n".join(play.failures)

@@ -173,7 +173,7 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
                 await relay(bus, engine, 50)
                 await eventually(lambda end=end: stats_of(bus).states_sent["subscribed"] == 1 + end, "another state")
                 await exact(bus, engine, peer)
-            await peer.count("disconnected", 3)  # some libraries say so in a thread of its own
+            await peer.count("disconnected", 3)  # some libraries report this from another thread
         await engine.publish(50)
         async with running_bus(**settings) as bus, link:
             await subscribers(bus, 1)
@@ -246,7 +246,7 @@ async def test_one_that_stalls_is_exact_when_it_reads_again(library: Library) ->
         begin = loop.time()
         await eventually(lambda: stats_of(bus).states_sent["lost"] == 1, "its state")
         sent = loop.time() - begin
-        await exact(bus, engine, peer)  # it has megabytes to read first, and this process too
+        await exact(bus, engine, peer)  # the peer must first read megabytes, and this process too
         figures = (library.name, STALL, dropped, sent, loop.time() - begin)
         log.info("%s: stalled for %g s, %d batches dropped; state sent after %.2f s, exact after %.2f s", *figures)
         await relay(bus, engine, 100)
@@ -284,7 +284,7 @@ async def test_answers_to_replay_requests_are_those_libzmq_gets(library: Library
             async with library.requester(bus.out_replay, *frames) as peer:
                 await peer.count("message", len(expected))
                 assert peer.messages == expected
-            if frames[0] == b"":  # a REQ has the delimiter, and takes one message
+            if frames[0] == b"":  # a REQ sends the delimiter itself, and reads one message
                 async with library.requester(bus.out_replay, *frames[1:], how="req") as peer:
                     await peer.count("message")
                     assert peer.messages == [expected[0][1:]]
@@ -303,7 +303,7 @@ async def test_answers_to_snapshot_requests_are_those_libzmq_gets(library: Libra
                 assert len(found) > 2
 
 
-with_keys = pytest.mark.parametrize("library", ["jeromq"], indirect=True)  # the crate has no CURVE
+with_keys = pytest.mark.parametrize("library", ["jeromq"], indirect=True)  # Rust's zeromq has no CURVE
 
 
 @with_keys

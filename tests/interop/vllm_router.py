@@ -65,7 +65,7 @@ class VllmRouter(Router):
         self._child.command += self._flags(streams)
         await self._serve(streams)
         self._session = aiohttp.ClientSession()
-        if len(streams) > 1:  # each rank is a place of its own that requests can be sent to
+        if len(streams) > 1:  # the router sends requests to each rank by itself
             self._child.command += ["--intra-node-data-parallel-size", str(len(streams))]
         await self._child.start()
         self._reading = asyncio.ensure_future(self._read())

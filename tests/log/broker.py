@@ -1,4 +1,4 @@
-"""A Kafka of one node, from its published jars, in a directory of its own. `.ci/kafka.sh` fetches them."""
+"""Run a Kafka of one node, from its published jars, in its own directory. `.ci/kafka.sh` downloads the jars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.security.certificates import Authority
 HOME_ENV = "TEST_KAFKA_HOME"
 MISSING = f"{HOME_ENV} names no jars of Kafka: .ci/kafka.sh DIR fetches them (Java 17, Maven); .ci/run does both"
 PATIENCE = 240.0
-"""Seconds for a start on a busy machine; four where nothing else runs."""
+"""Maximum duration of a start on a busy machine, in seconds. An idle machine needs four seconds."""
 
 SETTINGS = """
 process.roles=broker,controller
@@ -59,13 +59,13 @@ log.cleaner.dedupe.buffer.size=2097152
 
 
 def java(*words: str) -> tuple[str, ...]:
-    """The command of one of Kafka's programs."""
+    """Return the command of one of Kafka's programs."""
     small = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     return ("java", *small, "-cp", f"{os.environ[HOME_ENV]}/jars/*", *words)
 
 
 def format_storage(settings: Path) -> None:
-    """Write what a broker has to find in its directory."""
+    """Write the files that a broker needs in its data directory."""
     cluster = "--cluster-id=kvbusAAAAAAAAAAAAAAAAA"
     tool = java("kafka.tools.StorageTool", "format", cluster, "-c", str(settings))
     done = subprocess.run(tool, check=False, capture_output=True, timeout=PATIENCE)
@@ -73,7 +73,10 @@ def format_storage(settings: Path) -> None:
 
 
 class Broker(Server):
-    """Whoever comes without TLS may do everything; who comes by SCRAM or with a certificate may do what ACLs say."""
+    """A Kafka broker. A client without TLS may do everything.
+
+    A client with SCRAM or a certificate may do what ACLs allow.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -89,12 +92,12 @@ class Broker(Server):
         super().__init__(directory, port, java("kafka.Kafka", str(settings)), patience=PATIENCE)
 
     def lose(self) -> None:
-        """What it keeps on its disk; it does not run."""
+        """Delete the stopped broker's data on disk."""
         shutil.rmtree(self._directory / "data")
         format_storage(self._settings)
 
     @property
     def tls_ports(self) -> tuple[int, int, int]:
-        """For SCRAM, for certificates of clients, and with a certificate that has expired."""
+        """The ports for SCRAM, for client certificates, and with an expired server certificate."""
         scram, mutual, expired = self._tls_ports
         return scram, mutual, expired

@@ -1,6 +1,8 @@
-"""Three servers each of Kafka and NATS, and a Redis with replicas and Sentinels: what real installations have.
+"""Clusters as in real installations: three servers of Kafka or NATS, or a Redis with a replica and Sentinels.
 
-Each is started once for who asks for it. Members are killed and begin again alone, at their addresses, with their data.
+Each cluster is started once and shared by its tests. Tests kill single members, and start them again at the same
+addresses
+with their data.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tests.ports import free_ports
 MEMBERS: Final = 3
 SEATS: Final = (HERE,) * MEMBERS
 PRIMARY: Final = "kvbus"
-"""What the Sentinels call it."""
+"""The Sentinels' name for the primary."""
 
 KAFKA = """
 process.roles=broker,controller
@@ -67,7 +69,7 @@ sentinel failover-timeout {name} 5000
 
 
 class Cluster:
-    """Servers that are one log. What its users are told are the addresses of all."""
+    """Servers that form one log. Clients get the addresses of all servers."""
 
     def __init__(self, members: Sequence[Server]) -> None:
         self.members = members
@@ -87,7 +89,7 @@ class Cluster:
             member.kill()
 
     def restore(self) -> None:
-        """Whoever is away comes back."""
+        """Start every member that is stopped, and wait until it answers."""
         away = [member for member in self.members if not member.runs]
         for member in away:
             member.launch()
@@ -96,7 +98,10 @@ class Cluster:
 
 
 def brokers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
-    """Kafka: three that are controllers, too, and keep every topic; two of them have to have a record."""
+    """Return a Kafka cluster of three brokers, which are also controllers.
+
+    Each broker has every topic, and two of them must have a record before it is acknowledged.
+    """
     ports, controllers = free_ports(MEMBERS), free_ports(MEMBERS)
     quorum = enumerate(zip(seats, controllers, strict=True), 1)
     voters = ",".join(f"{node}@{seat.host}:{controller}" for node, (seat, controller) in quorum)
@@ -109,7 +114,7 @@ def brokers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
         settings.write_text(KAFKA.format(**numbers, voters=voters, directory=home))
         if node == 1:
             format_storage(settings)
-        else:  # all that a node has of its own are its number and its directory's: to write them is a Java less
+        else:  # the nodes differ only in node id and directory id; to copy the rest saves a start of Java
             shutil.copytree(directory / "1" / "data", home / "data")
             meta = home / "data" / "meta.properties"
             lines = [line for line in meta.read_text().splitlines() if not line.startswith("directory.id")]
@@ -119,7 +124,7 @@ def brokers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
 
 
 def nats_servers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
-    """NATS: three with JetStream."""
+    """Return a cluster of three NATS servers with JetStream."""
     command = nats_server.command()
     assert command is not None, nats_server.MISSING
     ports, routes = free_ports(MEMBERS), free_ports(MEMBERS)
@@ -136,7 +141,7 @@ def nats_servers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
 
 
 class Redises(Cluster):
-    """Redis: Sentinels are the members; they know a primary and a replica of it."""
+    """A Redis primary with a replica, and Sentinels that know both. The members of the cluster are the Sentinels."""
 
     def __init__(self, directory: Path, seats: Sequence[Seat] = SEATS) -> None:
         found = redis_server.command()
@@ -159,7 +164,9 @@ class Redises(Cluster):
         super().__init__(sentinels)
 
     def start(self) -> None:
-        """The replica follows, and each Sentinel knows the others and both servers."""
+        """Start all servers, and wait until the replica follows and each Sentinel knows the other Sentinels and
+        both servers.
+        """
         for server in self.servers:
             server.start()
         super().start()

@@ -1,4 +1,4 @@
-"""Logs at servers that let in only users they know, and what a test changes about the user that kvbus is."""
+"""Logs at servers with authentication, and functions that change the rights of kvbus's user for a test."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ AnyPlace = Place | NatsPlace | RedisPlace
 
 
 class Door(abc.ABC):
-    """A log, and the user that kvbus is at its server.
+    """A log at a server with authentication, and the user as which kvbus connects.
 
     Args:
-        kind: the log, for someone who may do everything.
-        address: where the server wants a password, over TLS.
-        plain: where a server knows no TLS.
-        directory: for the password's file.
+        kind: the log with the rights of an administrator.
+        address: address of the server's port with passwords and TLS.
+        plain: address of a server without TLS.
+        directory: directory of the password file.
     """
 
     name: ClassVar[str]
     reads_its_pointers: ClassVar = True
-    """Whoever may write a stream may read its pointer."""
+    """Whether a user who may write a stream may also read its pointer."""
 
     def __init__(self, kind: Any, authority: Authority, user: str, address: str, plain: str, directory: Path) -> None:
         self.kind, self.authority, self.user, self.address, self.plain = kind, authority, user, address, plain
@@ -66,23 +66,23 @@ class Door(abc.ABC):
         self.write(SECRET)
 
     def write(self, password: str) -> None:
-        """Give kvbus another password."""
+        """Write another password into kvbus's password file."""
         self.password.write_text(f"{password}\n")
         self.password.chmod(0o600)
 
     def place(self, server: str | None = None, **keys: Any) -> Any:
-        """The log as the user finds it who has a password."""
+        """Return the log's address and keys for the user with a password."""
         said = {"tls_ca_file": self.authority.certificate, "username": self.user, "password_file": self.password}
         place: AnyPlace = self.kind.place(server or self.address, **{**said, **keys})
         return place
 
     def with_certificate(self, issued: Issued) -> AnyPlace:
-        """The log as the user finds it who has a certificate."""
+        """Return the log's address and keys for a user with a client certificate."""
         files: Any = {"tls_certificate_file": issued.certificate, "tls_key_file": issued.key}
         return self.place(username=None, password_file=None, **files)
 
     async def looked(self, place: AnyPlace) -> tuple[list[Finding], str]:
-        """What the doctor finds."""
+        """Return the findings of `kvbus doctor` about the log."""
         keys = place.keys.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         output = {"type": self.name, "endpoint": f"tcp://{place.servers}", self.name: keys}
         config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
@@ -93,47 +93,50 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Make the log, and let the user do everything there."""
+        """Create the log, and give the user all rights for it."""
 
     @abc.abstractmethod
     async def change(self, password: str) -> None:
-        """Give the user another password at the server, and end the connections that came with the old one."""
+        """Change the user's password at the server, and close the connections that were made with the old password."""
 
     @abc.abstractmethod
     async def forbid(self) -> None:
-        """Forbid the user to write."""
+        """Take the right to write from the user."""
 
     @abc.abstractmethod
     async def wants_certificates(self) -> AnyPlace:
-        """Let in only clients with certificates; the place of one with none."""
+        """Require client certificates at the server.
+
+        Return the log's address and keys for a client without a certificate.
+        """
 
     @abc.abstractmethod
     async def expire(self) -> AnyPlace:
-        """Let the server show a certificate that has expired; the place of one who sees it."""
+        """Let the server use an expired certificate. Return the log's address and keys for a client of this server."""
 
     @abc.abstractmethod
     def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
-        """Further wrong places, and the reasons to refuse them."""
+        """Yield further wrong addresses and keys, each with the possible reasons for the refusal."""
 
     @abc.abstractmethod
     def documented(self, role: str) -> list[Any]:
-        """The rights that the documentation gives a role, each of which it needs."""
+        """Return the rights that docs/LOG.md gives to a role. The role needs each of them."""
 
     @abc.abstractmethod
     async def grant(self, role: str, given: Iterable[Any]) -> None:
-        """Leave the user these rights of a role, and no others."""
+        """Give the user exactly these rights of a role."""
 
     def missing(self, _right: Any) -> str:
-        """The reason to refuse a user who lacks a right."""
+        """Return the reason with which a user without this right is refused."""
         return "denied"
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Leave the server as it was."""
+        """Restore the settings of the server."""
 
 
 class KafkaDoor(Door):
-    """SCRAM on one port, certificates on another one, and one with a certificate of its own that has expired."""
+    """A broker with one port for SCRAM, one for client certificates, and one with an expired server certificate."""
 
     name = "kafka"
     reads_its_pointers = False
@@ -181,7 +184,7 @@ class KafkaDoor(Door):
         yield self.kind.place(self.plain, topic="not-there"), {"topic_missing"}
 
     def documented(self, role: str) -> list[Acl]:
-        """What the commands for a principal say, for this test's topic."""
+        """Return the ACLs of the documented commands for a role, with this test's topic."""
         command, found = f"kafka-acls.sh --add --allow-principal User:{role} ", []
         for line in _ONE_LINE.splitlines():
             if line.startswith(command):
@@ -205,11 +208,11 @@ class KafkaDoor(Door):
         return "topic_denied" if right.resource is Resource.TOPIC else "transactional_id_denied"
 
     async def aclose(self) -> None:
-        """Its users are this test's alone."""
+        """Do nothing: the users belong to this test only."""
 
 
 class LockedNats(NatsServer):
-    """One with TLS, for users with passwords and clients with certificates."""
+    """A NATS server with TLS, for users with passwords and clients with certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)
@@ -231,7 +234,7 @@ class LockedNats(NatsServer):
 
 
 class NatsForRoot(Nats):
-    """The log as the user sees it who may do everything."""
+    """The log with the rights of an administrator."""
 
     def __init__(self, server: LockedNats, directory: Path) -> None:
         super().__init__(server)
@@ -264,7 +267,7 @@ class NatsDoor(Door):
         return NatsLog(place)
 
     def with_certificate(self, issued: Issued) -> AnyPlace:
-        """The server wants the certificate beside the password."""
+        """Return the log's address and keys with a certificate and a password. The server requires both."""
         return self.place(tls_certificate_file=issued.certificate, tls_key_file=issued.key)
 
     async def open(self) -> None:
@@ -292,7 +295,7 @@ class NatsDoor(Door):
         yield self.place(stream="not-there"), {"stream_missing"}
 
     def _permissions(self, role: str) -> dict[str, list[str]]:
-        """What one user may publish and subscribe to."""
+        """Return the subjects that docs/LOG.md lets a role publish and subscribe to."""
         (found,) = re.findall(rf"user: {role}, password: PASSWORD, permissions: (\{{.*?\n\}})", DOCUMENTED, re.DOTALL)
         lists = re.findall(r"(\w+): \[(.*?)\]", found, re.DOTALL)
         return {name: re.findall(r'"([^"]+)"', said) for name, said in lists}
@@ -322,7 +325,7 @@ class RedisDoor(Door):
         return RedisLog(place)
 
     async def told(self, *command: str) -> Any:
-        """What the server answers to someone who may do everything."""
+        """Run a command as an administrator, and return the server's answer."""
         async with self.server.client() as client:
             return await client.execute_command(*command)
 
@@ -362,7 +365,7 @@ class RedisDoor(Door):
             self.server.start()
 
     def _rules(self, role: str) -> list[str]:
-        """The rules of one user, for this test's prefix."""
+        """Return the ACL rules that docs/LOG.md gives to a role, with this test's prefix."""
         (found,) = re.findall(rf"^ACL SETUSER {role} on >PASSWORD (.*)$", _ONE_LINE, re.MULTILINE)
         return [rule.replace("~kvbus:", f"~{self.kind.prefix}:") for rule in shlex.split(found)]
 

@@ -1,7 +1,8 @@
-"""Simulated engines as one process: each has a full cache and publishes on endpoints of its own.
+"""Simulate several engines in one process. Each has a full cache and its own endpoints.
 
-The process does what JSON lines on stdin say. ``{"do": "run", "rate": 2}`` publishes so many batches a second of each
-engine, at random times, until ``{"do": "pause", "truth": PATH}``, which writes the blocks that each engine then holds.
+The process reads commands as lines of JSON from stdin. ``{"do": "run", "rate": 2}`` lets each engine publish two
+batches a
+second, at random times. ``{"do": "pause", "truth": PATH}`` stops them, and writes the blocks that each engine holds.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from kvbus.transport.engine.publisher import EnginePublisher
 
 
 class Spec(msgspec.Struct):
-    """What to publish where.
+    """The endpoints and the caches of the simulated engines.
 
     Attributes:
         endpoints: live endpoint and replay endpoint of each engine.
-        blocks: of each cache.
-        decode: tokens that a running request makes in a step.
+        blocks: number of blocks of each cache.
+        decode: number of tokens that a running request generates in a step.
     """
 
     endpoints: list[tuple[str, str]]
@@ -39,7 +40,7 @@ class Spec(msgspec.Struct):
 
 
 class EnginesProcess:
-    """The process, from outside; its caches are full when it has been made."""
+    """The parent's side of the process. When it has been created, the caches are full."""
 
     def __init__(self, spec: Spec, log: Path) -> None:
         command = [sys.executable, "-m", "tests.log.engines", msgspec.json.encode(spec).decode()]
@@ -49,7 +50,7 @@ class EnginesProcess:
         self._answered()
 
     def run(self, rate: float) -> None:
-        """Let each engine publish at this rate."""
+        """Let each engine publish ``rate`` batches a second."""
         self._told({"do": "run", "rate": rate})
 
     def pause(self, truth: Path) -> list[set[int]]:
@@ -74,7 +75,7 @@ class EnginesProcess:
 
 
 class Engines:
-    """All of them, in one thread."""
+    """All simulated engines, which run in one thread."""
 
     def __init__(self, spec: Spec) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -94,20 +95,20 @@ class Engines:
             publisher.start()
 
     def fill(self) -> None:
-        """Publish until every cache has been full for a while: leaves get these batches as a replay."""
+        """Publish until every cache has been full for a while. kvbus gets these batches by a replay."""
         for number, engine in enumerate(self._engines):
             for _ in range(engine.options.blocks // 6):
                 self._step(number, engine)
 
     def run(self, rate: float) -> None:
-        """Publish at this rate from now on; 0 stops."""
+        """Publish ``rate`` batches a second from each engine from now on; 0 stops publishing."""
         self._rate = rate
         now = time.monotonic()
         self._due = [(now + self._random.expovariate(rate), n) for n in range(len(self._engines))] if rate else []
         heapq.heapify(self._due)
 
     def step(self) -> float:
-        """Publish what is due, and return the seconds until the next batch."""
+        """Publish the batches that are due, and return the seconds until the next batch."""
         while self._due and self._due[0][0] <= time.monotonic():
             at, number = heapq.heappop(self._due)
             self._step(number, self._engines[number])
@@ -131,7 +132,10 @@ class Engines:
 
 
 def main() -> None:
-    """Serve stdin until it ends. The other side waits for each answer, so no second line is in the buffer."""
+    """Run the commands of stdin until it ends.
+
+    The parent waits for each answer, so at most one line is in the buffer.
+    """
     engines = Engines(msgspec.json.decode(sys.argv[1], type=Spec))
     engines.fill()
     command: dict[str, Any] = {"do": "run", "rate": 0.0}

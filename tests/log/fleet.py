@@ -1,4 +1,4 @@
-"""A relay, its output in a log, and readers that know nothing but the log: each should hold the engine's blocks."""
+"""A relay with a log output, and readers that read only the log. Each reader should hold the engine's blocks."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ KEY = stream_of("eu", TOPIC, 0).key
 
 
 async def taken(reader, count):
-    """So many entries of a log; the next ones are not waited for."""
+    """Read ``count`` entries of a log, without waiting for further entries."""
     found: list[Entry] = []
     async with asyncio.timeout(50):
         while len(found) < count:
@@ -37,7 +37,7 @@ async def taken(reader, count):
 
 
 class Leaf:
-    """A relay with one engine, and the driver that appends its stream."""
+    """A relay with one engine, and the log output that appends the engine's stream."""
 
     def __init__(self, place, *, topic=TOPIC, profile=PROFILES["vllm"], **keys):
         self.relay = Relay(
@@ -65,7 +65,7 @@ class Leaf:
         self.driver.flush()
 
     def store(self, count, *, gone=0):
-        """The engine stores blocks, and then evicts some."""
+        """Let the engine store ``count`` new blocks and evict ``gone`` old blocks in one batch."""
         new = [next(self._hashes) for _ in range(count)]
         out = sorted(self.blocks)[:gone]
         self.blocks = (self.blocks | set(new)) - set(out)
@@ -83,7 +83,7 @@ class Leaf:
 
 
 class Reading:
-    """Who rebuilds the stream from the log alone."""
+    """A reader that builds its view from the log only."""
 
     def __init__(self, reader):
         self._reader = reader
@@ -122,7 +122,7 @@ class Reading:
 
 @contextlib.asynccontextmanager
 async def fleet(kind, *, made=False):
-    """Leaves and readers of a log, which is made unless it is there."""
+    """Yield an object that creates leaves and readers of a log. Create the log unless ``made``."""
     async with contextlib.AsyncExitStack() as stack:
         if not made:
             await kind.make()
@@ -142,7 +142,7 @@ class Fleet:
         return leaf
 
     async def followed_leaf(self, **keys):
-        """A leaf with ten blocks, and a reader that holds them."""
+        """Return a leaf with ten blocks, and a reader that holds them."""
         leaf = self.leaf(**keys)
         leaf.store(10)
         await leaf.written()
@@ -151,7 +151,7 @@ class Fleet:
         return leaf, reading
 
     async def reading(self, start=None, key=KEY):
-        """A reader that begins where the pointer says, or at a position."""
+        """Return a reader that begins at a position, or at the position of the stream's pointer."""
         log = self.kind.open()
         if start is None:
             start = (await insist(log.pointers))[key].position

@@ -1,4 +1,4 @@
-"""The logs that the contract's suite runs on: how each is made, trimmed and stopped."""
+"""The kinds of logs on which the tests of the log contract run: how each is created, trimmed and stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
-    """Ask again for as long as the log cannot be reached."""
+    """Call a function again and again until the log can be reached, and return its result."""
     async with asyncio.timeout(PATIENCE):
         while True:
             with contextlib.suppress(UnavailableError):
@@ -43,14 +43,14 @@ async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
 
 
 def more(address: str) -> dict[str, Any]:
-    """The keys that name the servers but the first one."""
+    """Return the configuration keys for all servers of an address list except the first server."""
     _, *others = address.split(",")
     return {"more_servers": [f"tcp://{other}" for other in others]} if others else {}
 
 
 def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
-    """The kind of a log, and the keys by which ``discover`` finds it."""
-    if isinstance(kind, Memory):  # no part of kvbus reads it
+    """Return the kind of a log, and the keys with which ``discover`` reads it."""
+    if isinstance(kind, Memory):  # kvbus has no discovery for a log in memory, so it replaces Kafka's
         monkeypatch.setattr("kvbus.parts.discovery.kafka.KafkaLog", lambda _: kind.open())
         return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
     ((name, named),) = kind.settings().items()
@@ -59,29 +59,29 @@ def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
 
 class Kind(Protocol):
     async def make(self) -> None:
-        """An empty log."""
+        """Create an empty log."""
 
     def open(self) -> Log:
-        """That log, as one process sees it."""
+        """Return a client of the log, as one process uses it."""
 
     async def overtake(self, key: str, position: int) -> None:
-        """Retention deletes what is before a position."""
+        """Delete the records before a position, as retention does."""
 
     async def squeeze(self, key: str, records: int) -> None:
-        """The log's own limit leaves about so many of the newest records of its only stream."""
+        """Set the log's own limit so that it keeps about ``records`` of the newest records of its only stream."""
 
     async def restart(self) -> None:
-        """What keeps the log is killed, and begins again."""
+        """Kill the log's server, and start it again."""
 
 
 class Memory:
-    """A log in this process."""
+    """A log in the memory of this process."""
 
     def __init__(self) -> None:
         self.streams: dict[str, Kept] = {}
 
     async def make(self) -> None:
-        """It is there as soon as somebody writes."""
+        """Do nothing: the first append creates the log."""
 
     def open(self) -> MemoryLog:
         return MemoryLog(self.streams)
@@ -93,7 +93,7 @@ class Memory:
         self.streams[key].delete_before(self.streams[key].end - records)
 
     async def restart(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is no server."""
 
 
 class Kafka:
@@ -111,7 +111,7 @@ class Kafka:
         )
 
     async def create(self, *topics: NewTopic) -> None:
-        """Topics, as soon as there are as many brokers as they want."""
+        """Create topics as soon as enough brokers for them run."""
         for topic in topics:
             await insist(functools.partial(self._create, topic))
 
@@ -131,7 +131,7 @@ class Kafka:
             await admin.close()
 
     def settings(self) -> dict[str, Any]:
-        """The keys of an output that writes it, besides its endpoint."""
+        """Return the configuration keys of an output that writes the log, without its endpoint."""
         return {"kafka": {"topic": self.topic, **more(self.broker.address)}}
 
     @property
@@ -172,10 +172,10 @@ class Redis:
         self.prefix = f"kvbus-{next(_names)}"
 
     async def make(self) -> None:
-        """It is there as soon as somebody writes."""
+        """Do nothing: the first append creates the log."""
 
     def settings(self) -> dict[str, Any]:
-        """The keys of an output that writes it, besides its endpoint."""
+        """Return the configuration keys of an output that writes the log, without its endpoint."""
         named = {} if self._sentinels is None else {"sentinel": PRIMARY, **more(self._sentinels.address)}
         return {"redis": {"prefix": self.prefix, **named}}
 
@@ -220,7 +220,7 @@ class Nats:
             )
 
     async def api(self, subject: str, **request: Any) -> Any:
-        """What JetStream's API answers to who may do everything."""
+        """Send a request to JetStream's API as an administrator, and return the answer."""
         link = Link(self.place(self.server.address))
         try:
             return await insist(lambda: link.api(subject, **request))
@@ -228,7 +228,7 @@ class Nats:
             await link.close()
 
     def settings(self) -> dict[str, Any]:
-        """The keys of an output that writes it, besides its endpoint."""
+        """Return the configuration keys of an output that writes the log, without its endpoint."""
         return {"nats": {"stream": self.stream, **more(self.server.address)}}
 
     @property
@@ -245,7 +245,7 @@ class Nats:
         await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)
 
     async def squeeze(self, key: str, records: int) -> None:
-        """For a moment; what is gone stays away."""
+        """Set the limit for a moment. The records that the server deletes meanwhile stay deleted."""
         for most in (records, -1):
             await self.api(
                 f"STREAM.UPDATE.{self.stream}", name=self.stream, subjects=[f"{self.stream}.>"], max_msgs=most

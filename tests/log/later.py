@@ -1,7 +1,10 @@
-"""kvbus as another version may write to a log: ``python -m tests.log.later additive run -c kvbus.yaml``.
+"""Run kvbus as another version might write to a log: ``python -m tests.log.later additive run -c kvbus.yaml``.
 
-``former``: records are of the former schema, whose epochs were counted from 1. ``additive``: records and pointers have further fields. ``breaking``: records are of the next schema, with other fields,
-and this version reads both. Nothing of it is released; it is this tree with its writing and reading replaced.
+- ``former``: records have the former schema, in which epochs were counted from 1.
+- ``additive``: records and pointers have additional fields.
+- ``breaking``: records have the next schema, with other fields. This version also reads the present schema.
+
+No such version is released. Each is this code with replaced functions for writing and reading.
 """
 
 from __future__ import annotations
@@ -19,33 +22,33 @@ NEXT: Final = record.SCHEMA + 1
 
 
 def with_more_fields(written: record.Record) -> bytes:
-    """A record of this schema, with more in it than this version reads."""
+    """Encode a record of the present schema with fields that this version does not read."""
     return checked(*msgspec.msgpack.decode(_write(written))[:-1], "later", {"more": [1]})
 
 
 def pointer_with_more_fields(pointer: contract.Pointer) -> bytes:
-    """A pointer, with more in it than this version reads."""
+    """Encode a pointer with a field that this version does not read."""
     return msgspec.msgpack.encode([*msgspec.structs.astuple(pointer), "later"])
 
 
 def of_the_former_schema(written: record.Record) -> bytes:
-    """A record as it was before."""
+    """Encode a record in the former schema."""
     return checked(record.SCHEMA - 1, *msgspec.msgpack.decode(_write(written))[1:-1])
 
 
 def next_in_count(last: int) -> int:
-    """An epoch as it was before."""
+    """Return the next epoch as the former schema counts it."""
     return last + 1
 
 
 def of_the_next_schema(written: record.Record) -> bytes:
-    """A record whose fields this version does not know."""
+    """Encode a record with fields that this version does not know."""
     _, kind, epoch, seq, *others, _ = msgspec.msgpack.decode(_write(written))
     return checked(NEXT, {"kind": kind, "number": [epoch, seq]}, others)
 
 
 def of_either_schema(data: bytes) -> record.Record:
-    """Read a record of this schema or the next."""
+    """Decode a record of the present schema or of the next schema."""
     fields: list[Any] = msgspec.msgpack.decode(data)
     if fields[0] != NEXT:
         return _read(data)
@@ -54,7 +57,7 @@ def of_either_schema(data: bytes) -> record.Record:
 
 
 def main() -> None:
-    """Replace what differs, and only then import whoever uses it."""
+    """Replace the functions of the chosen version before the modules that use them are imported; then run kvbus."""
     kind = sys.argv.pop(1)
     replaced: dict[str, dict[str, Any]] = {
         "former": {"write": of_the_former_schema, "next_epoch": next_in_count},

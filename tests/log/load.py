@@ -1,4 +1,4 @@
-"""A writer under load, and who reads what it writes: from the log alone, and by an aggregator; all of it is counted."""
+"""A writer under load, with a reader of its log and an aggregator. Every batch is counted."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from tests.log.fleet import Fleet
 from tests.log.test_aggregator import TOPIC, Aggregator, Moving
 
 MORE: Final = 20
-"""Batches that show that writing goes on."""
+"""Number of further batches that show that a writer continues."""
 
 PATIENCE: Final = 200.0
-"""Seconds for servers to find together on a busy machine; five to ten where nothing else runs."""
+"""Maximum time in which the servers of a cluster find each other on a busy machine, in seconds.
+
+An idle machine needs five to ten seconds.
+"""
 
 
 async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
-    """The answer to a question, once there is one; servers that are on their way say all kinds of things."""
+    """Call a function until its result is true, and return the result.
+
+    Servers that are starting raise various errors.
+    """
     until, said = time.monotonic() + PATIENCE, None
     while time.monotonic() < until:
         try:
@@ -58,12 +64,12 @@ class Observed(contextlib.AsyncExitStack):
 
     @property
     def epoch(self) -> int:
-        """Of the newest record that was read, as a number of turns."""
+        """The epoch of the newest record that was read, without its random bits."""
         return int(self.reading.follower.epoch) >> RANDOM_BITS
 
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
-        """The engine stores and evicts blocks, a hundred batches a second."""
+        """Let the engine store and evict blocks in a hundred batches a second."""
         over = asyncio.Event()
 
         async def run() -> None:
@@ -80,7 +86,7 @@ class Observed(contextlib.AsyncExitStack):
             await task
 
     async def goes_on(self) -> float:
-        """New batches are appended, and read. Returns the seconds that it took."""
+        """Wait until new batches are appended and read, and return the seconds that it took."""
         begun, batches, follower = time.monotonic(), self.leaf.stats.batches + MORE, self.reading.follower
         await eventually(lambda: self.leaf.stats.batches >= batches, "appends", PATIENCE)
         epoch, seq = follower.epoch, follower.seq + MORE
@@ -91,7 +97,10 @@ class Observed(contextlib.AsyncExitStack):
         return time.monotonic() - begun
 
     async def exact(self) -> None:
-        """Everybody holds what the engine holds, epochs went forward, and each batch was appended or counted."""
+        """Wait until the reader and the router hold the engine's blocks.
+
+        Then check that no epoch went back, and that each batch was appended or counted as dropped.
+        """
         until = time.monotonic() + PATIENCE
         await eventually(
             lambda: self.leaf.stats.states_sent and not self.leaf.driver.busy, "everything in the log", PATIENCE

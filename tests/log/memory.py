@@ -1,4 +1,4 @@
-"""A log in memory: what the contract asks of any log, without a server."""
+"""A log in memory, which fulfils the contract of a log without a server."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from kvbus.parts.log.contract import (
 )
 
 LOOK_AGAIN: Final = 0.02
-"""Seconds between two looks for new records."""
+"""Seconds between two checks for new records."""
 
 MOST: Final = 500
-"""Maximum number of records that one look takes of a stream."""
+"""Maximum number of records that one check reads from a stream."""
 
 
 @dataclass
 class Kept:
-    """A stream. A record's position is the number of records before it."""
+    """A stream in memory. A record's position is the number of records before it."""
 
     key: str
     pointer: bytes = b""
@@ -47,7 +47,7 @@ class Kept:
 
 
 class MemoryWriter:
-    """See :class:`~kvbus.parts.log.contract.Writer`."""
+    """A writer of a log in memory: see :class:`~kvbus.parts.log.contract.Writer`."""
 
     def __init__(self, kept: Kept, epoch: int) -> None:
         self.epoch = epoch
@@ -79,7 +79,7 @@ class MemoryWriter:
 
 
 class MemoryReader:
-    """See :class:`~kvbus.parts.log.contract.Reader`."""
+    """A reader of a log in memory: see :class:`~kvbus.parts.log.contract.Reader`."""
 
     def __init__(self, streams: Mapping[str, Kept], starts: Mapping[str, int]) -> None:
         self._streams = streams
@@ -111,7 +111,7 @@ class MemoryReader:
 
 
 class MemoryLog:
-    """See :class:`~kvbus.parts.log.contract.Log`. Logs with the same `streams` are one log."""
+    """A log in memory: see :class:`~kvbus.parts.log.contract.Log`. Objects with the same `streams` are the same log."""
 
     def __init__(self, streams: dict[str, Kept]) -> None:
         self._streams = streams

@@ -1,4 +1,4 @@
-"""nats-server with JetStream. `.ci/nats.sh` unpacks Debian's where none is installed."""
+"""Run nats-server with JetStream. If it is not installed, `.ci/nats.sh` unpacks Debian's."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TAKEN_OVER = "Reloaded server configuration"
 
 
 def command() -> str | None:
-    """The server; None where there is none."""
+    """Return the path of nats-server; None if it is not installed."""
     home = os.environ.get(HOME_ENV)
     return shutil.which("nats-server") or (f"{home}/usr/sbin/nats-server" if home else None)
 
 
 class NatsServer(Server):
-    """One whose messages survive being killed. Without further settings whoever comes may do everything."""
+    """A NATS server whose messages survive a SIGKILL. Without further settings every client may do everything."""
 
     def __init__(self, directory: Path) -> None:
         found = command()
@@ -41,17 +41,17 @@ class NatsServer(Server):
         self.configure()
 
     def configure(self, more: str = "") -> None:
-        """Further settings; one that runs takes them over."""
+        """Write the settings with further lines. If the server runs, it reloads them."""
         self._settings.write_text(SETTINGS.format(port=self.port, directory=self.directory) + more)
         if self._process is not None:
             before = self._said.read_text().count(TAKEN_OVER)
-            os.kill(self.pid, signal.SIGHUP)  # not to `timeout`: it hands its own on, and who connects during that
-            # second reload is refused, whoever it is
+            os.kill(self.pid, signal.SIGHUP)  # `timeout` would forward the signal: the server would reload twice, and
+            # refuse clients that connect during the second reload.
             until = time.monotonic() + PATIENCE
             while self._said.read_text().count(TAKEN_OVER) == before:
                 assert time.monotonic() < until, self._said.read_text()
                 time.sleep(0.02)
 
     def lose(self) -> None:
-        """What it keeps on its disk; it does not run."""
+        """Delete the stopped server's data on disk."""
         shutil.rmtree(self.directory / "data")

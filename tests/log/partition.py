@@ -1,7 +1,8 @@
-"""A member of a cluster that the network cuts off, and that lives on: ``unshare --net python -m tests.log.partition nats``.
+"""Cut a running member of a cluster off from the network: ``unshare --net python -m tests.log.partition nats``.
 
-Each member has a network namespace of its own; clients are in that of this process, which routes between them. What is
-cut is dropped silently, and nobody hears of it from the kernel. Afterwards who reads holds what the engine holds.
+Each member has its own network namespace. The clients are in this process's namespace, which routes between the
+members.
+The cut drops packets silently, so the kernel reports nothing. Afterwards the readers must hold the engine's blocks.
 """
 
 from __future__ import annotations
@@ -28,33 +29,39 @@ from tests.log.server import Seat, Server
 from tests.log.test_clusters import Brokers, NatsServers
 
 CUTS: Final = ("peers", "clients", "mute", "alone")
-"""Whom the member that leads is cut off from: its peers, its clients, its peers as far as they hear it, everybody."""
+"""The peers from which the leading member is cut off.
+
+``peers``: the other members. ``clients``: the clients. ``mute``: the other members do not get its packets, but it gets
+theirs. ``alone``: members and clients.
+"""
 
 SILENT: Final = 15.0
-"""Seconds that a cut takes: more than an append is tried, or two records of an epoch are apart."""
+"""Duration of a cut in seconds: longer than an append is retried, and longer than two records of an epoch may be
+apart.
+"""
 
 
 class Sentinels(Redis):
-    """A Redis, by its Sentinels."""
+    """A Redis whose primary the Sentinels name."""
 
     def __init__(self, cluster: clusters.Redises) -> None:
         super().__init__(cluster.servers[0], cluster)
         self.cluster = cluster
 
     async def _asked(self, server: Server, *words: Any) -> Any:
-        """A question to a Sentinel or a server."""
+        """Run a command at a Sentinel or a server, and return the answer."""
         async with Client(host=server.host, port=server.port, protocol=2, decode_responses=True) as client:
             return await client.execute_command(*words)
 
     async def leader(self) -> Server:
-        """Whom all Sentinels call the primary."""
+        """Return the server that all Sentinels name as the primary."""
         ask = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", clusters.PRIMARY)
         (host,) = {(await self._asked(each, *ask))[0] for each in self.cluster.members}
         (server,) = (each for each in self.cluster.servers if each.host == host)
         return server
 
     async def whole(self) -> bool:
-        """The other one follows the primary, and has what it has."""
+        """Return whether the replica follows the primary and has all of its data."""
         leader = await self.leader()
         (other,) = (each for each in self.cluster.servers if each is not leader)
         role, primary, *_ = await self._asked(other, "ROLE")
@@ -62,7 +69,7 @@ class Sentinels(Redis):
 
 
 class Wires:
-    """The networks of the members, and what is cut between them."""
+    """The network namespaces of the members, and the cuts between them."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks
@@ -73,7 +80,7 @@ class Wires:
 
     @contextlib.asynccontextmanager
     async def cut(self, host: str, what: str) -> AsyncIterator[None]:
-        """Drop what leaves, or reaches, the member at an address."""
+        """Drop packets from or to the member at ``host``, as the kind of cut says."""
         (mine,) = (each for each in self._networks if each.address == host)
         here = [["FORWARD", "-s", host]] if what != "clients" else []
         if what in {"peers", "alone"}:
@@ -96,14 +103,14 @@ def run(*command: str) -> None:
 
 
 def routes() -> None:
-    """Let this namespace hand packets on."""
+    """Let this network namespace forward packets."""
     run("ip", "link", "set", "lo", "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
 
 @contextlib.asynccontextmanager
 async def wired(directory: Path) -> AsyncIterator[Wires]:
-    """A network for each member; this process's namespace is nobody else's."""
+    """Create a network namespace for each member. The process must run in its own network namespace."""
     routes()
     networks = [Network(directory, f"{number}") for number in range(clusters.MEMBERS)]
     try:
@@ -124,7 +131,7 @@ MAKE: Final[dict[str, Any]] = {
 
 
 async def main(name: str, cuts: Sequence[str]) -> None:
-    """Cut, heal and compare, one cut after the other."""
+    """Start the cluster, and test one cut after the other: cut, heal and compare."""
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         (root / "members").mkdir()
@@ -138,7 +145,7 @@ async def main(name: str, cuts: Sequence[str]) -> None:
 
 
 async def watch(kind: Any, wires: Wires, root: Path, cuts: Sequence[str]) -> None:
-    """See :func:`main`."""
+    """Apply each cut under load, and check that everything is exact afterwards."""
     async with fleet(kind) as log, Observed(kind, log, root / "aggregator", None) as seen:
         for what in cuts:
             await asked(kind.whole, "all replicas")

@@ -1,4 +1,4 @@
-"""What one party can put into a log under its own names, and nobody can read."""
+"""Unreadable data that a client with access to its own names can write into a log."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NUMBERS: Final = (
     b"%d" % 2**62,
     b"%d" % 2**70,
 )
-"""What stands where a number is wanted."""
+"""Values for a field in which a reader expects a number."""
 
 LATE: Final = (2**TURN_BITS - 1) << RANDOM_BITS
-"""An epoch that no other one follows."""
+"""The highest epoch: no other epoch can follow it."""
 
 POINTERS_LIKE: Final[tuple[Any, ...]] = (
     b"\xc1",
@@ -87,7 +87,7 @@ RECORDS: Final = (
 
 
 async def poisons(kind: Any, key: str) -> AsyncIterator[str]:
-    """Put in one thing after the other; each is named."""
+    """Write one unreadable value after the other, and yield a name for each."""
     of: dict[type, Any] = {Memory: _memory, Kafka: _kafka, Nats: _nats, Redis: _redis}
     async for name in of[type(kind)](kind, key):
         yield name
@@ -129,7 +129,7 @@ async def _redis(kind: Redis, key: str) -> AsyncIterator[str]:
 
 async def _nats(kind: Nats, key: str) -> AsyncIterator[str]:
     async def publish(subject: bytes, payload: bytes, header: bytes = b"") -> str:
-        """As a client may: libraries would refuse some of it."""
+        """Publish without a client library, because libraries refuse some of these messages."""
         reader, writer = await asyncio.open_connection(*kind.server.address.split(":"))
         try:
             await reader.readline()
@@ -186,7 +186,7 @@ async def _kafka(kind: Kafka, key: str) -> AsyncIterator[str]:
         for value in (None, *POINTERS_LIKE):
             await producer.send_and_wait(pointers, value, key=key.encode())
             yield f"pointer {value[:20] if value else value!r}"
-        late = int(1000 * time.time()) + 3_000_000  # the broker takes up to an hour
+        late = int(1000 * time.time()) + 3_000_000  # a broker accepts times up to an hour in the future
         for data in (None, *RECORDS):
             await producer.send_and_wait(kind.topic, data, key=key.encode(), timestamp_ms=late)
             yield f"record {data[:20] if data else data!r}"
@@ -205,7 +205,7 @@ async def _kafka(kind: Kafka, key: str) -> AsyncIterator[str]:
 
 
 async def _with_a_header(client: AIOKafkaClient, topic: str, partition: int, key: bytes) -> None:
-    """Append a batch whose header's name is not UTF-8, which the broker takes and libraries do not write."""
+    """Append a batch whose header name is not UTF-8. Brokers accept it, but client libraries do not write it."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10_000)
     builder.append(0, timestamp=int(time.time() * 1000), key=key, value=b"x", headers=[("NAME", b"x")])
     batch = bytearray(builder.build().replace(b"NAME", b"\xff\xfe\xfd\xfc"))

@@ -1,4 +1,4 @@
-"""kvbus as processes around a log: those that write it, those that read it, and routers that note what they are told."""
+"""Processes around a log: kvbus processes that write or read it, and routers that record what they receive."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NOW: Final = "kvbus"
 ADDITIVE: Final = "tests.log.later additive"
 BREAKING: Final = "tests.log.later breaking"
 FORMER: Final = "tests.log.later former"
-"""Versions: what `python -m` runs."""
+"""A version of kvbus: the module that `python -m` runs."""
 
 
 class Process(KvbusProcess):
-    """`kvbus run`, of one version after the other."""
+    """A `kvbus run` that can be restarted with another version."""
 
     def __init__(self, directory: Path, name: str, **settings: Any) -> None:
         self.name = name
@@ -26,11 +26,11 @@ class Process(KvbusProcess):
         super().__init__(directory / name, settings)
 
     def stop(self) -> None:
-        """End as the kubelet does: SIGTERM, and then patience."""
+        """Stop the process as the kubelet does: send SIGTERM, and wait until it has ended."""
         assert self.terminate() == 0, self.said
 
     def counts(self, metric: str, label: str = "reason") -> dict[str, int]:
-        """The counters of a metric that are above zero, by a label."""
+        """Return the counters of a metric that are above zero, by the value of a label."""
         found: dict[str, int] = {}
         for line in self.get("/metrics").decode().splitlines():
             name, _, value = line.rpartition(" ")
@@ -41,7 +41,7 @@ class Process(KvbusProcess):
 
 
 class Aggregator(Process):
-    """One that reads a log, for routers."""
+    """A kvbus process that reads a log for routers."""
 
     def __init__(self, kind: Any, directory: Path, name: str) -> None:
         self.endpoint = f"ipc://{directory / name}.ipc"
@@ -52,7 +52,10 @@ class Aggregator(Process):
 
 
 class Noting(Moving):
-    """It notes what is said under which number, with everybody who has the same notes: a number has one content."""
+    """A router that records the events of each seq, together with other routers.
+
+    Each seq must always have the same events.
+    """
 
     def __init__(self, endpoint: str, said: dict[tuple[bytes, int], set[str]]) -> None:
         self._said = said
@@ -60,7 +63,7 @@ class Noting(Moving):
 
     def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
         events = msgspec.msgpack.decode(payload)[1]
-        if events:  # a known record says nothing
+        if events:  # a record that the router already knows brings no events
             said = {repr(event) for event in events}
             before = self._said.setdefault((topic, seq), said)
             assert before == said, f"two contents of {seq} at {self.at}: {before} and {said}"

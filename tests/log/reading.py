@@ -1,4 +1,4 @@
-"""Who reads a log, for tests: a follower, and the blocks of who does what it says."""
+"""A log reader for tests: a follower, and the blocks that its steps give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.doubles.router import PlainSetRouter
 
 
 class Reading:
-    """A follower, its blocks, and the numbers that it has given."""
+    """A follower, the blocks after its steps, and the epochs and seqs of its records."""
 
     def __init__(self) -> None:
         self.follower = Follower()
@@ -31,7 +31,7 @@ class Reading:
         return self.blocks
 
     def wait(self, now: float) -> None:
-        """Nothing came up to now."""
+        """Let the time pass to ``now`` without a record."""
         self.follower.expire(now)
         self._clear_if_void()
 

@@ -23,7 +23,7 @@ def record(kind: Kind, epoch: int, seq: int, **fields: Any) -> bytes:
 
 
 def checked(*fields: Any) -> bytes:
-    """A record with these fields, whatever they are, and the checksum behind them."""
+    """Encode a record with any fields, followed by its checksum."""
     return summed(msgspec.msgpack.encode([*fields, 2**32 - 1])[:-5])
 
 

@@ -1,4 +1,4 @@
-"""Redis or Valkey, in clear and with TLS. `.ci/redis.sh` unpacks Debian's where none is installed."""
+"""Run Redis or Valkey, with and without TLS. If neither is installed, `.ci/redis.sh` unpacks Debian's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ repl-diskless-sync-delay 0
 
 
 def command() -> tuple[str, dict[str, str]] | None:
-    """The server and what it needs to be said; None where there is none."""
+    """Return the server's path and the environment that it needs; None if it is not installed."""
     for name in ("redis-server", "valkey-server"):
         if (found := shutil.which(name)) is not None:
             return found, {}
@@ -46,7 +46,7 @@ def command() -> tuple[str, dict[str, str]] | None:
 
 
 class RedisServer(Server):
-    """One whose records survive being killed. Who comes without a name may do everything."""
+    """A Redis server whose records survive a SIGKILL. A client without a user name may do everything."""
 
     def __init__(self, directory: Path, seat: Seat = HERE) -> None:
         found = command()
@@ -61,16 +61,19 @@ class RedisServer(Server):
         super().__init__(directory, port, (found[0], str(self._settings)), found[1], seat=seat)
 
     def follow(self, primary: RedisServer) -> None:
-        """Begin as its replica."""
+        """Start the server as a replica of ``primary``."""
         with self._settings.open("a") as settings:
             settings.write(f"replicaof {primary.host} {primary.port}\n")
 
     def client(self) -> Redis:
-        """As who may do everything."""
+        """Return a client with the rights of an administrator."""
         return Redis(host=self.host, port=self.port, protocol=2, decode_responses=True)
 
     def _answers(self) -> bool:
-        """While it reads what it has on its disk, it accepts connections and does nothing that it is told."""
+        """Return whether the server runs commands.
+
+        While it loads its data, it accepts connections but runs no command.
+        """
         try:
             with socket.create_connection((self.host, self.port), timeout=5) as connection:
                 connection.sendall(b"PING\r\n")
@@ -79,5 +82,5 @@ class RedisServer(Server):
             return False
 
     def lose(self) -> None:
-        """What it keeps on its disk; it does not run."""
+        """Delete the stopped server's data on disk."""
         shutil.rmtree(self.directory / "appendonlydir")

@@ -1,4 +1,4 @@
-"""Users and ACLs of a broker, set by who may do everything there."""
+"""Set users and ACLs of a Kafka broker as its administrator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Operation(IntEnum):
 
 
 class Acl(NamedTuple):
-    """One line of ``kafka-acls.sh --add``."""
+    """An ACL as one line of ``kafka-acls.sh --add`` adds it."""
 
     operation: Operation
     resource: Resource
@@ -93,13 +93,13 @@ class _Scram(Request[_ScramStruct]):  # type: ignore[misc]
 
 
 class Rights:
-    """What the principals of one broker may do."""
+    """The rights of the principals at one broker."""
 
     def __init__(self, client: AIOKafkaClient) -> None:
         self._client = client
 
     async def user(self, name: str, password: str) -> None:
-        """A user with this password; one that is there gets it."""
+        """Create a user with this password, or change the user's password."""
         response = await self._send(_Scram(name, password))
         assert [row[1] for row in response.results] == [0], response
 

@@ -1,8 +1,10 @@
 """A region whose parts are replaced one after the other while its engines publish.
 
-Engines, a leaf for each, a log's server and two aggregators are processes. Of the routers one goes to the other
-aggregator when its own ends, one waits until its own is back, and new ones begin at each quiet point. Whoever is asked
-then holds what the engines hold.
+The engines, one leaf for each engine, the log's server and two aggregators are processes. When an aggregator ends, one
+of
+its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start at
+each
+quiet point. Each router must then hold the engines' blocks.
 """
 
 from __future__ import annotations
@@ -21,27 +23,27 @@ from tests.ports import free_ports
 
 ENGINES: Final = 2
 RATE: Final = 30.0
-"""Batches a second of each."""
+"""Batches that each engine publishes in a second."""
 
 BLOCKS: Final = 600
 DECODE: Final = 8
-"""Of each engine's cache, and tokens that a request makes in a step."""
+"""Tokens that a running request of a simulated engine generates in a step."""
 
 
 RECORDS: Final = "kvbus_discovery_records_total"
 
 PATIENCE: Final = 120.0
-"""Seconds for whatever is to become true; a few of them where nothing else runs."""
+"""Maximum time to wait for a condition, in seconds. An idle machine needs a few seconds."""
 
 
 class Region:
-    """The processes, and the routers of this one.
+    """The processes of a region, and the routers in this process.
 
     Args:
         kind: the log.
-        server: where it is; it runs.
-        directory: for configurations, logs and sockets.
-        stack: ends what is started.
+        server: the running server of the log.
+        directory: directory for configurations, logs and sockets.
+        stack: exit stack that stops the started processes.
     """
 
     def __init__(self, kind: Any, server: Any, directory: Path, stack: contextlib.ExitStack) -> None:
@@ -61,19 +63,19 @@ class Region:
                 worker=f"pod-{number}",
                 sources=[{"name": "engine", "endpoint": live, "replay_endpoint": replay}],
                 outputs=[output],
-                state_dir=None if number else str(directory / "state"),  # one begins with it, one asks its engine
+                state_dir=None if number else str(directory / "state"),  # leaf 0 keeps its state
             )
             for number, (live, replay) in enumerate(each)
         ]
         self.aggregators = [Aggregator(kind, directory, name) for name in ("one", "other")]
         self.dropped: Counter[str] = Counter()
-        """Batches that leaves which have ended let go, by reason."""
+        """Batches that stopped leaves had dropped, by reason."""
         self._said: dict[tuple[bytes, int], set[str]] = {}
         self.routers: list[Noting] = []
         self._truths = 0
 
     async def start(self) -> None:
-        """Everything, up to routers that hold all."""
+        """Start all processes and routers, and wait until each router holds the engines' blocks."""
         for process in (*self.leaves, *self.aggregators):
             process.start()
             self._stack.callback(process.close)
@@ -91,13 +93,13 @@ class Region:
             await asyncio.sleep(0.005)
 
     def router(self, aggregator: Aggregator) -> Noting:
-        """A router that knows nothing."""
+        """Return a new router of an aggregator, with an empty view."""
         router = Noting(aggregator.endpoint, self._said)
         self._stack.callback(router.close)
         return router
 
     async def ready(self, *processes: Process) -> None:
-        """Until their probes say so."""
+        """Wait until the readiness probes of these processes succeed."""
         for process in processes:
             await eventually(lambda process=process: process.ready(), f"{process.name}", PATIENCE)
 
@@ -106,17 +108,17 @@ class Region:
         self._engines.run(RATE)
 
     def pause(self) -> dict[bytes, set[int]]:
-        """Stop them; what each holds."""
+        """Stop the engines, and return the blocks that each holds, by topic."""
         self._truths += 1
         truth = self._engines.pause(self._directory / f"truth-{self._truths}")
         return dict(zip(self.topics, truth, strict=True))
 
     async def quiet(self, unread: bytes = b"", *at: Aggregator) -> None:
-        """Nobody publishes: each router, and a new one at each aggregator, holds the truth.
+        """Stop the engines, and check that each router, and a new router at each aggregator, holds their blocks.
 
         Args:
-            unread: topic of an engine of which routers hold nothing
-            at: these aggregators.
+            unread: topic of an engine whose blocks the routers of some aggregators lack.
+            at: the aggregators whose routers lack them.
         """
         truth = self.pause()
         fresh = [self.router(each) for each in self.aggregators]
@@ -124,7 +126,7 @@ class Region:
             nothing = unread if router.at in [each.endpoint for each in at] else b""
             wanted = {topic: blocks for topic, blocks in truth.items() if topic != nothing}
             await eventually(lambda router=router, wanted=wanted: router.held == wanted, f"{router.at}", PATIENCE)
-            # a new one may not have heard yet of an engine that holds nothing
+            # A new router may not know the topic of an engine without blocks.
             violations = [*router.violations, *(each for view in router.views.values() for each in view.violations)]
             assert not violations, f"{router.at}: {violations}"
         for router in fresh:
@@ -132,7 +134,7 @@ class Region:
         self.run()
 
     async def replace(self, process: Process, version: str) -> None:
-        """End it as the kubelet does, and start another version in its place."""
+        """Stop a process as the kubelet does, and start another version with the same configuration."""
         if process in self.leaves:
             self.dropped.update(process.counts("kvbus_output_dropped_batches_total"))
         await asyncio.to_thread(process.stop)
@@ -144,6 +146,6 @@ class Region:
         await self.ready(process)
 
     async def restart_server(self) -> None:
-        """End the log's server with SIGTERM; it begins again with what it has on its disk."""
+        """Stop the log's server with SIGTERM, and start it again with its data."""
         await asyncio.to_thread(self._server.kill, signal.SIGTERM)
         await asyncio.to_thread(self._server.start)

@@ -1,4 +1,4 @@
-"""A server that the suite starts, kills and starts again, in a directory of its own."""
+"""A server that the tests start, kill and start again, in its own directory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from tests.children import Watch
 KILL = signal.SIGKILL
 
 PATIENCE = 60.0
-"""Seconds for a start on a busy machine; a tenth of one where nothing else runs."""
+"""Maximum duration of a start on a busy machine, in seconds. An idle machine needs a tenth of a second."""
 
 MOST = 5400
-"""Seconds after which a server ends, whatever became of the tests; a whole run takes longer than half an hour where
-other machines use the cores."""
+"""Seconds after which a server ends, even if the tests were killed.
+
+A complete test run takes longer than half an hour if other machines use the cores.
+"""
 
 
 def under_timeout(process: subprocess.Popen[bytes]) -> int:
-    """The process id of what `timeout` runs."""
+    """Return the process id of the child of `timeout`."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
 class Seat(NamedTuple):
-    """Where a server runs: its address, and the command that runs one there."""
+    """The address of a server, and the command that runs a program there."""
 
     host: str = "127.0.0.1"
     inside: Callable[[list[str]], list[str]] = list
@@ -41,7 +43,7 @@ HERE = Seat()
 
 
 class Server:
-    """Runs from `start` to `kill`; its port stays over a restart."""
+    """A server that runs from `start` to `kill`. It has the same port after a restart."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
         self.of_session = False
-        """What it has used is no test's own, whichever of them ends it."""
+        """Whether several tests share the server, so that its resources count for no single test."""
 
     @property
     def address(self) -> str:
@@ -69,7 +71,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the server itself."""
+        """The process id of the server itself, not of `timeout`."""
         assert self._process is not None
         return under_timeout(self._process)
 
@@ -89,7 +91,7 @@ class Server:
         self._watch = Watch(self._process.pid)
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until the server answers."""
         assert self._process is not None
         until = time.monotonic() + self._patience
         while not self._answers():
@@ -105,19 +107,22 @@ class Server:
         return True
 
     def signal(self, number: int) -> None:
-        """To the server, and `timeout` around it."""
+        """Send a signal to the server and to the `timeout` around it."""
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """It answers nothing: every thread of it has stopped, which takes a moment on a busy machine."""
+        """Stop every thread of the server with SIGSTOP, so that it answers nothing.
+
+        On a busy machine this takes a moment.
+        """
         assert self._process is not None
         group = self._process.pid
         self.signal(signal.SIGSTOP)
         try:
             until = time.monotonic() + PATIENCE
-            while not all(state in "TZ" for state in _states(group)):  # a zombie runs no more, either
+            while not all(state in "TZ" for state in _states(group)):  # a zombie does not run either
                 assert time.monotonic() < until, "the server does not stop"
                 time.sleep(0.001)
             yield
@@ -125,12 +130,12 @@ class Server:
             self.signal(signal.SIGCONT)
 
     def kill(self, number: int = KILL) -> None:
-        """End it, at once or as it likes to end."""
+        """Send the server a signal, by default SIGKILL, and wait until it has ended."""
         if self._process is not None:
             os.kill(self.pid, number)
             with ends_servers() if self.of_session else contextlib.nullcontext():
                 self._process.wait(self._patience)
-            while self._answers():  # `timeout` is gone, the server goes
+            while self._answers():  # the server may end after `timeout`
                 time.sleep(0.01)
             self._process = None
         if self._watch is not None:
@@ -139,16 +144,16 @@ class Server:
 
 
 def _states(group: int) -> Iterator[str]:
-    """One letter for each thread of a process group, as in ps."""
+    """Yield the state of each thread of a process group, as the letter that ps shows."""
     for process in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             if process.name.isdecimal() and os.getpgid(int(process.name)) == group:
                 for thread in (process / "task").iterdir():
                     yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 def sockets() -> set[str]:
-    """The sockets that this process has open."""
+    """Return the sockets that this process has open."""
     found = set()
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Users with passwords and certificates at each log: right ones get in, wrong ones are refused with the reason."""
+"""Tests for users with passwords and certificates at each log.
+
+Wrong users are refused, and the error has the reason.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +28,10 @@ async def door(request, tmp_path):
 
 
 async def refused(door, place):
-    """The reason why someone is refused who wants to write, to read, or to see the streams; the doctor names it too."""
+    """Return the reason with which the server refuses to let kvbus write, read, or list the streams.
+
+    Check that `kvbus doctor` reports the same reason, and that no error contains the password.
+    """
     log = door.log(place)
     reasons = set()
     for attempt in (log.claim(KEY), log.pointers(), log.read({KEY: START})):
@@ -145,7 +151,7 @@ async def read(log):
         ends = await reader.ends()
         taken: set[str] = set()
         async with asyncio.timeout(PATIENCE):
-            while taken != {MINE, THEIRS}:  # each may come for itself
+            while taken != {MINE, THEIRS}:  # a read may return the entries of only one stream
                 taken |= {entry.key for entry in await reader.take(2.0)}
         await reader.take(0.1)
         assert await reader.reached(MINE) == ends[MINE]
@@ -154,7 +160,7 @@ async def read(log):
 
 
 async def acts(door, role):
-    """Do all that a role has to do."""
+    """Do everything that a role needs to do."""
     log = door.log(door.place())
     if role == "reader":
         await read(log)
@@ -165,7 +171,9 @@ async def acts(door, role):
 
 
 async def comes_to(wanted, attempt):
-    """Try until the server knows the rights: the attempt succeeds, or is refused for this reason."""
+    """Repeat an attempt until it succeeds or is refused for the wanted reason: a server learns new rights with a
+    delay.
+    """
     reason: str | None = "not tried"
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):

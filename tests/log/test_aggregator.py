@@ -1,4 +1,7 @@
-"""kvbus that reads a log for routers: what each router holds is what the engine holds, whichever kvbus it reads."""
+"""Tests for a kvbus that reads a log for routers (an aggregator): each router holds the engine's blocks.
+
+A router may change from one aggregator to another at any time.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tests.log.kinds import Kafka, Memory, found_by
 from tests.log.memory import MemoryLog
 
 LEVEL = 2.0
-"""Seconds: more than passes between two looks at where the log ends."""
+"""Seconds to wait: longer than the time between two checks for the end of the log."""
 
 MANY = 16
 
@@ -39,11 +42,11 @@ class Served(Protocol):
 
 
 class Moving(TopicRouter):
-    """It keeps its numbers when it goes to another aggregator, and drops what it has had."""
+    """A router that keeps its seqs when it goes to another aggregator, and drops batches that it already has."""
 
     @property
     def at(self) -> str:
-        """Where it is."""
+        """The endpoint of the router's aggregator."""
         return self._endpoint
 
     def go_to(self, aggregator: Served) -> None:
@@ -57,7 +60,7 @@ class Moving(TopicRouter):
 
 
 class Aggregator:
-    """A daemon that reads the log."""
+    """A kvbus daemon that reads the log and serves routers."""
 
     def __init__(self, kind, directory, monkeypatch, **keys):
         name, settings = found_by(kind, monkeypatch)
@@ -79,7 +82,7 @@ class Aggregator:
 
     @property
     def held(self):
-        """Blocks of each source."""
+        """The number of blocks of each source."""
         return {each.name: each.index_entries for _, each in read_sources(self.daemon.relay)}
 
     @property
@@ -98,7 +101,7 @@ class Aggregator:
 
 
 class Sipping:
-    """A reader of a log that is long for it: it gives two records at a time, and slowly."""
+    """A slow reader of a log: it returns two records at a time, with a pause. This makes a short log slow to read."""
 
     def __init__(self, reader):
         self._reader = reader
@@ -118,7 +121,7 @@ class Sipping:
 
 
 class HeldBack:
-    """A reader of a log that takes nothing while an event is set."""
+    """A reader of a log that returns no entries while an event is set."""
 
     def __init__(self, reader, held):
         self._reader, self._held = reader, held
@@ -134,7 +137,7 @@ class HeldBack:
 
 
 def hold_back(kind, monkeypatch):
-    """Return an event. While it is set, no reader of this kind of log takes anything."""
+    """Return an event. While it is set, the readers of this kind of log return no entries."""
     held, log = asyncio.Event(), type(kind.open())
 
     async def read(self, starts, read=log.read):
@@ -145,7 +148,7 @@ def hold_back(kind, monkeypatch):
 
 
 class Two(contextlib.AsyncExitStack):
-    """Two aggregators of one log, and a router that may go from one to the other."""
+    """Two aggregators of one log, and a router that can go from one to the other."""
 
     def __init__(self, kind, directory, monkeypatch):
         super().__init__()
@@ -165,7 +168,7 @@ class Two(contextlib.AsyncExitStack):
         return aggregator
 
     async def level(self, leaf):
-        """The router, and a new one at each aggregator, hold what the engine holds."""
+        """Wait until the router, and a new router at each aggregator, hold the engine's blocks."""
         await leaf.written()
         await eventually(lambda: self.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
         for each in (self.one, self.other):
@@ -203,7 +206,7 @@ async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_
 
 
 async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, monkeypatch):
-    """As where a key file cannot be read."""
+    """A stream may be refused because a key file is unreadable, for example."""
 
     def refused(*_):
         raise KvbusError("refused")
@@ -229,7 +232,7 @@ async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, mon
 
 
 async def cannot_be_reached(_):
-    """A log that is away."""
+    """Replace a discovery by one whose log cannot be reached."""
     raise DiscoveryError("away")
     yield
 
@@ -355,7 +358,7 @@ DEAD = b"kv@pod.c.engine.0@m"
 
 
 class Late:
-    """A writer that died, one that lives, and an aggregator that begins behind that."""
+    """A stopped leaf, a running leaf, and an aggregator that starts after the first leaf has stopped."""
 
     def __init__(self, kind, log, directory, monkeypatch):
         self._kind, self._log, self._directory, self._monkeypatch = kind, log, directory, monkeypatch
@@ -375,7 +378,7 @@ class Late:
         if dies:
             await self.gone.close()
         self._monkeypatch.setattr(LogStreams, "stale", 1.0)
-        await asyncio.sleep(1.5)  # the log's clock
+        await asyncio.sleep(1.5)  # the age of a stream is measured by the log's clock
         lives.store(40)
         await lives.written()
         self.aggregator = Aggregator(self._kind, self._directory / "late", self._monkeypatch)

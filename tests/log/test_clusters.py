@@ -1,4 +1,6 @@
-"""Three servers of Kafka, or of NATS, under load: one goes, two go, who leads is another one; they come back."""
+"""Tests for a cluster of three servers under load: one or two servers are killed, or the leader changes; they come
+back.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class Brokers(Kafka):
         return parts
 
     async def leader(self, topic: str = "") -> Server:
-        """Of the stream's partition, or of a topic's only one."""
+        """Return the leader of the stream's partition, or of the only partition of ``topic``."""
         (part,) = (each for each in await self._parts(topic or self.topic) if topic or each["partition"] == MINE)
         return self.cluster.members[range(1, 4).index(part["leader"])]
 
@@ -46,11 +48,11 @@ class Brokers(Kafka):
         return all(len(part["isr"]) == len(part["replicas"]) for part in parts)
 
     async def move(self) -> None:
-        """Who leads ends in order, and hands everything over before."""
+        """Stop the leader with SIGTERM, so that it hands over its partitions before it ends."""
         await asyncio.to_thread((await asked(self.leader, "a leader")).kill, signal.SIGTERM)
 
     async def victims(self) -> list[Server]:
-        """Who leads the stream's partition, and who keeps the transactions."""
+        """Return the leader of the stream's partition, and the coordinator of the transactions."""
         return [await asked(self.leader, "a leader"), await asked(self._coordinator, "a coordinator")]
 
     async def _coordinator(self) -> Server:
@@ -63,7 +65,7 @@ class NatsServers(Nats):
         self.cluster = cluster
 
     async def leader(self) -> Server:
-        """Of the stream of records."""
+        """Return the leader of the stream of records."""
         return self.named((await self.api(f"STREAM.INFO.{self.stream}"))["cluster"]["leader"])
 
     def named(self, name: str) -> Server:
@@ -74,7 +76,7 @@ class NatsServers(Nats):
         return all(each["leader"] and all(one["current"] for one in each["replicas"]) for each in found)
 
     async def move(self) -> None:
-        """Who leads has another one do it."""
+        """Let the leader hand over to another server."""
         await self.api(f"STREAM.LEADER.STEPDOWN.{self.stream}")
 
     async def victims(self) -> list[Server]:
@@ -96,7 +98,7 @@ def kind(request, cluster):
 async def test_one_goes_and_comes_back(kind, tmp_path, monkeypatch):
     await kind.make()
     await asked(kind.whole, "all replicas")
-    kind.cluster.members[0].kill()  # the one that the configuration names first
+    kind.cluster.members[0].kill()  # the first server of the configuration
     async with fleet(kind, made=True) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
         await seen.exact()
         await asyncio.to_thread(kind.cluster.restore)
@@ -163,7 +165,7 @@ async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluste
                 for _ in range(5):
                     await seen.goes_on()
             await seen.exact()
-            leader.kill()  # with what nobody else has
+            leader.kill()  # the leader has records that no other server has
             await asyncio.to_thread(behind.start)
             async with seen.load():
                 await seen.goes_on()
@@ -181,7 +183,7 @@ async def test_a_reader_goes_on_where_the_server_of_its_consumer_has_gone(nats_c
     leader = await kind.leader()
 
     async def elsewhere() -> Any:
-        """A reader that is connected to who leads the stream, with a consumer at another one."""
+        """Return a reader that is connected to the leader of the stream, but whose consumer is at another server."""
         reader = await NatsLog(kind.place(leader.address)).read({KEY: START})
         await reader.take(1.0)
         (name,) = (await kind.api(f"CONSUMER.NAMES.{kind.stream}"))["consumers"]

@@ -1,6 +1,6 @@
-"""What every log has to do, on the real thing: see :mod:`kvbus.parts.log.contract`.
+"""Tests for the contract of a log, with real servers: see :mod:`kvbus.parts.log.contract`.
 
-A new log passes this file as it is; how it is made, trimmed and stopped is an entry in ``kinds.py``.
+These tests run on every log. How a log is created, trimmed and stopped is written in ``kinds.py``.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ TWO = Stream("eu", "meta/Llama-3.1", "10.0.0.7:8000", 1).key
 
 
 class Session:
-    """An empty log, and whatever is open of it; all of it is closed at the end."""
+    """An empty log, and its writers and readers, which are closed at the end."""
 
     def __init__(self, kind, stack):
         self.kind = kind
@@ -48,7 +48,7 @@ async def session(kind):
 
 
 async def taken(reader, count):
-    """So many entries; the next ones are not waited for."""
+    """Read ``count`` entries, without waiting for further entries."""
     found: list[Entry] = []
     async with asyncio.timeout(50):
         while len(found) < count:

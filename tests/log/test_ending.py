@@ -1,4 +1,7 @@
-"""An aggregator that ends while its look for streams has lost the cancellation, as nats-py's clients do now and then."""
+"""An aggregator that stops although its search for streams ignores the cancellation.
+
+nats-py's clients sometimes lose a cancellation.
+"""
 
 import asyncio
 import contextlib

@@ -1,4 +1,7 @@
-"""What servers of NATS and Redis can do to streams: full, slow, without their data; each is counted and made good."""
+"""Tests for faults of NATS and Redis: a full server, a slow server, a server without its data.
+
+Each is counted and repaired.
+"""
 
 import asyncio
 
@@ -18,7 +21,7 @@ class FillingNats(Nats):
     opened, full = NatsLog, "stream_full"
 
     async def room(self, *, left: bool) -> None:
-        """The stream takes 2,000 bytes, and nothing new above that; or as much as comes."""
+        """Limit the stream to 2,000 bytes, beyond which NATS refuses messages, or remove the limit."""
         config = {"name": self.stream, "subjects": [f"{self.stream}.>"], "discard": "new"}
         await self.api(f"STREAM.UPDATE.{self.stream}", max_bytes=-1 if left else 2000, **config)
 
@@ -27,7 +30,7 @@ class FillingRedis(Redis):
     opened, full = RedisLog, "memory_full"
 
     async def room(self, *, left: bool) -> None:
-        """The server has memory as it likes, or none."""
+        """Forbid the server to use more memory, or remove the limit."""
         async with self.server.client() as client:
             await client.config_set("maxmemory", "0" if left else "1")
 

@@ -1,4 +1,4 @@
-"""A follower against a log's random history: doubles, fenced writers, holes, refreshed states."""
+"""Tests for a follower of a log with random histories: repeated records, fenced writers, gaps, and refreshed states."""
 
 import itertools
 from typing import NamedTuple
@@ -24,7 +24,7 @@ SPARE = LEASE_TTL - 2 * SILENCE
 def test_a_live_writer_is_never_void_however_slow_it_and_its_reader_are(appends):
     reading, answered, heard = Reading(), 0.0, 0.0
     for seq, (took, part, late) in enumerate(appends):
-        heard = max(heard, answered + part * took + late)  # it is in the log between the answer before and its own
+        heard = max(heard, answered + part * took + late)  # between the previous answer and its own
         assert seq == 0 or not reading.follower.expire(heard)
         reading.take(lease(1, seq) if seq else clear(1, 0, 1), now=heard)
         answered += took
@@ -63,7 +63,10 @@ def test_each_seq_that_a_reader_can_stand_at_is_named():
 
 
 class Written(NamedTuple):
-    """A record of a history, and what is true behind it; None within a state that everybody has to read."""
+    """A record of a history, and the blocks that a reader must hold after it.
+
+    The blocks are None within a state that every reader must read to its end.
+    """
 
     data: bytes
     blocks: frozenset[int] | None
@@ -76,7 +79,9 @@ class Written(NamedTuple):
 
 @st.composite
 def histories(draw):
-    """A log as writers leave it: they are fenced at any record, refresh their state, break one off, and append twice."""
+    """Draw a log: its writers are fenced at any record, refresh their state, break off a state, and append records
+    twice.
+    """
     log: list[Written] = []
     blocks = set(draw(st.sets(st.integers(1, 9), max_size=5)))
     names = itertools.count(10)
@@ -102,7 +107,7 @@ def histories(draw):
 
 
 def _state(draw, turn, epoch, blocks, *, known):
-    """Write a state, or its beginning; whether it is whole."""
+    """Append a state, or the first part of a state; return whether it is complete."""
     pieces = [sorted(blocks)[at : at + 2] for at in range(0, len(blocks), 2)] or [[]]
     count = draw(st.integers(1, len(pieces)))
     for at, piece in enumerate(pieces[:count]):

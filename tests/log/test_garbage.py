@@ -1,4 +1,7 @@
-"""One party's garbage in a log: it is refused, counted and named, and every other stream is read as before."""
+"""Tests for garbage that one client wrote into a log: it is refused, counted and logged.
+
+Other streams stay readable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer that was stopped, by another one, by something in its keys or by a defect, goes on by itself."""
+"""A writer that was stopped by another writer, by foreign data in its keys, or by a defect, continues without help."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_stream_whose_other_writer_lives_is_left_to_it(kind):
         await second.written()
         first.store(1)
         await eventually(lambda: first.stats.streams_fenced, "the first one to be fenced")
-        states = second.stats.states_sent.total() + 4  # so many seconds, twice as long as a writer is waited for
+        states = second.stats.states_sent.total() + 4  # 4 s: twice as long as kvbus waits for another writer
         await eventually(lambda: second.stats.states_sent.total() >= states, "states of the second one")
         assert (first.stats.streams_fenced, second.stats.streams_fenced) == (1, 0)
         second.store(3, gone=2)
@@ -99,7 +99,7 @@ async def test_a_writer_whose_redis_keys_held_something_else_goes_on_when_they_a
 
 
 class Odd:
-    """A log whose server answers what nobody expects, once."""
+    """A log whose server gives one answer that no client expects."""
 
     def __init__(self, log):
         self._log, self.left = log, 1

@@ -1,4 +1,4 @@
-"""No connection to a broker is left open, however what it was made for has ended."""
+"""No connection to a Kafka broker stays open, whether the task that made it succeeds, fails or is cancelled."""
 
 import asyncio
 
@@ -16,7 +16,10 @@ from tests.log.kinds import Kafka, insist
 
 
 class Held:
-    """Connections, each of which holds one kind of question back for a moment: about topics, or another one."""
+    """All connections to the broker.
+
+    Each delays one type of request for a moment; the default type asks about topics.
+    """
 
     def __init__(self, monkeypatch, question=MetadataRequest, seconds=0.1):
         self.made: set[AIOKafkaConnection] = set()

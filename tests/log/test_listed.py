@@ -1,4 +1,4 @@
-"""A stream that ends and begins again: its source is removed only while routers hold no block of it."""
+"""Tests for a stream that ends and begins again: its source is removed only while no router holds a block of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.log.records import batch, clear, gone
 
 
 async def begin(kind):
-    """Begin an epoch with a state of one block; return its writer."""
+    """Start an epoch with a state of one block, and return its writer."""
     writer = await kind.open().claim(KEY)
     await writer.point(Pointer(writer.epoch, 0, await writer.append([clear(writer.epoch, 0, 1)])))
     return writer

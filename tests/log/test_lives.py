@@ -1,4 +1,4 @@
-"""A log and its writer that lose everything together: the next life of a stream is noticed, and no epoch comes twice."""
+"""A log loses its data together with the writer: readers notice the new stream, and no epoch is used twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
 
 @pytest.fixture(params=KINDS)
 def lost(request):
-    """Every log whose server can lose what it has."""
+    """Each log whose server can lose its data: the test runs once for each."""
     return KINDS[request.param](request.getfixturevalue(request.param))
 
 
@@ -43,7 +43,7 @@ async def test_nobody_takes_the_next_life_of_a_log_for_the_one_before(lost, tmp_
         await first.close()
         await asyncio.to_thread(server.start)
         await lost.make()
-        second = log.leaf()  # of a process that remembers nothing
+        second = log.leaf()  # as after a restart without a state on disk
         for _ in range(50):
             second.store(3, gone=1)
             await second.written()
@@ -71,7 +71,7 @@ def test_the_next_epoch_is_above_the_last_one_and_is_one_that_readers_take(last,
 
 
 def test_two_lives_that_begin_at_one_time_have_two_epochs(monkeypatch):
-    """As where the clock was set back to the very moment at which the first one began."""
+    """The clock may have been set back to the moment at which the first stream began."""
     now = now_as_turn()
     monkeypatch.setattr(contract, "now_as_turn", lambda: now)
     assert len({next_turn(None).epoch for _ in range(20)}) > 15

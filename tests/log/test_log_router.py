@@ -1,4 +1,4 @@
-"""Whoever reads a log in Python holds what its engines hold, with no kvbus between."""
+"""Tests for the Python client of a log: it holds the engines' blocks without a kvbus between it and the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER = Worker("pod.a.engine.3", 0)
 
 @pytest.fixture
 def router(kind, monkeypatch):
-    """A router of that log, not open."""
+    """A function that creates a router of this log, not yet open."""
 
     def make(**more):
         name, keys = found_by(kind, monkeypatch)
@@ -35,7 +35,7 @@ def router(kind, monkeypatch):
 
 
 def known(router):
-    """The engine's blocks whose prompt is found at a worker."""
+    """Return the engine's blocks whose prompts the router finds at the worker."""
     return {block for block in range(1, 200) if WORKER in router.longest_prefix([block] * 16)}
 
 
@@ -47,7 +47,7 @@ async def holds(router, leaf):
 
 @contextlib.asynccontextmanager
 async def following(kind, router):
-    """A fleet with one engine of ten blocks, and a router that has read them."""
+    """Yield a fleet with one engine of ten blocks, and a router that has read them."""
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)

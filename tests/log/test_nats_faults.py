@@ -1,4 +1,7 @@
-"""What NATS alone can do to streams, see ``test_faults.py``: streams that are missing or begin again, large appends."""
+"""Tests for faults that only NATS has: streams that are missing or begin again, and large appends.
+
+See ``test_faults.py``.
+"""
 
 import asyncio
 import contextlib
@@ -86,7 +89,7 @@ async def test_an_append_that_is_larger_than_a_message_is_several(kind):
 
 
 async def interleaved(kind):
-    """Two streams that were written in turns; the positions of the first one."""
+    """Append to two streams alternately, and return the positions of the first stream's records."""
     writers = [await kind.open().claim(key) for key in (KEY, f"{KEY}-other")]
     found = []
     for n in range(20):
@@ -99,7 +102,7 @@ async def interleaved(kind):
 
 
 def moved(message, by):
-    """A message under another sequence, of the stream and of the consumer."""
+    """Return the message with its stream sequence and its consumer sequence moved by a number."""
     words = message.reply.split(".")
     for at in (5, 6):
         words[at] = str(int(words[at]) + by)
@@ -107,7 +110,9 @@ def moved(message, by):
 
 
 class Diverged:
-    """What a server sends whose copy of a stream has others behind a message: one is not there, or is there twice."""
+    """The messages of a server whose copy of a stream lacks one message or has it twice, so that later sequences
+    differ.
+    """
 
     def __init__(self, inbox, at, by):
         self._inbox, self._at, self._by, self._again = inbox, at, by, []
@@ -129,12 +134,15 @@ class Diverged:
 
 
 def diverge(monkeypatch, at, by, consumers):
-    """So many consumers are at such a server. Returns one entry for each that was made."""
+    """Let the first consumers be at such a server.
+
+    Return a list that gets one entry for each consumer that is created.
+    """
     made = []
 
     async def subscribe(self, *args, subscribe=Client.subscribe, **keys):
         inbox = await subscribe(self, *args, **keys)
-        if "cb" in keys:  # the client's own, for answers
+        if "cb" in keys:  # the client's own subscription for answers
             return inbox
         made.append(inbox)
         return Diverged(inbox, at, by) if len(made) <= consumers else inbox
@@ -146,7 +154,9 @@ def diverge(monkeypatch, at, by, consumers):
 @pytest.mark.parametrize("by", [-1, 1], ids=["one is not there", "one is there twice"])
 @pytest.mark.parametrize("consumers", [1, 2])
 async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, monkeypatch, by, consumers):
-    """As one that was cut off: it says nothing of it, and what it has is without a hole."""
+    """A server that was cut off may have other messages without a gap between their sequences, and does not report
+    it.
+    """
     monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
     await kind.make()
     written = await interleaved(kind)
@@ -217,7 +227,7 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
     client = await link.client()
     with kind.server.standing_still():
         waiting: set[asyncio.Future[None]] = set()
-        while not waiting:  # until the sockets of both are full
+        while not waiting:  # until the buffers of both sockets are full
             publishing = asyncio.ensure_future(client.publish("elsewhere", bytes(1_000_000)))
             _, waiting = await asyncio.wait([publishing], timeout=1)
         closing = asyncio.ensure_future(link.close())
@@ -231,7 +241,7 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
 
 
 async def test_nothing_of_a_connection_is_open_when_it_is_closed(nats, tmp_path):
-    """The socket below TLS is closed, too: TLS says farewell first, and waits for the server's."""
+    """The socket below TLS must be closed too. TLS first sends its own close, and waits for the server's."""
     async with contextlib.aclosing(NatsDoor(nats, tmp_path)) as door:
         before = sockets()
         link = Link(door.place())

@@ -1,7 +1,7 @@
-"""Two aggregators of one log, in a random world: whoever reads at either holds the engine's blocks, under equal numbers.
+"""Two aggregators of one log in a random world: a router of either holds the engine's blocks, with the same seqs.
 
-The world is the log's semantics: a writer with its epochs, states, leases and silences; retention and damage; readers
-that lag, begin again, and find out that an epoch is over. Routers go from one aggregator to the other at any message.
+The world follows the semantics of a log. A writer has epochs, states, leases and silences. Retention and damage happen.
+Readers lag, begin again, and find that an epoch has ended. Routers change the aggregator at any message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ TURN = 1 << RANDOM_BITS
 
 
 class Writer:
-    """The leaf: what is true, and what it has appended. Positions are indexes; retention empties the oldest ones."""
+    """The leaf, with its true blocks and its appended records.
+
+    Positions are indexes, and retention empties the oldest ones.
+    """
 
     def __init__(self) -> None:
         self.log: list[bytes | None] = []
@@ -83,7 +86,7 @@ class Writer:
         self.pointer = Pointer(self.epoch, begin, position)
 
     def lose(self) -> None:
-        """A queue was full: what was lost is in no record."""
+        """Change the blocks without a record, as if the queue was full, and then append a state."""
         self.blocks = set(sorted(self.blocks)[1:]) | {self._next}
         self._next += 1
         self.state(resync=True)
@@ -93,7 +96,7 @@ class Writer:
         self.blocks, self.over = set(), True
 
     def damage(self, back: int) -> None:
-        """Somewhere a bit is another one; a writer that nobody can ask writes its state when it is time."""
+        """Flip a bit of an old record. The writer cannot learn of it; only its next regular state repairs it."""
         data = self.log[-back] if back <= len(self.log) else None
         if data is not None:
             self.log[-back] = data[:-1] + bytes([data[-1] ^ 1])
@@ -150,7 +153,7 @@ class Aggregator:
                         each.waiting = False
 
     def compare(self) -> None:
-        """Whether it says what the other one says."""
+        """Check that each seq has the same events as at the other aggregator."""
         for seq, batch in self._kept():
             said = frozenset(map(repr, events_of(batch)))
             if said:
@@ -173,7 +176,7 @@ class Connection:
 
 
 class Router:
-    """One of the kinds there are: what it does with a number that is not the next one."""
+    """A router of one of three kinds, which differ at a seq that is not the next seq."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -257,8 +260,8 @@ class World:
             writer.append(lease(writer.epoch, writer.seq))
         elif what == "silence":
             for aggregator in self.aggregators[: len(writer.log) % 3]:
-                aggregator.give_up()  # and the others not yet
-            if len(writer.log) % 2:  # it comes late, and its writer finds out
+                aggregator.give_up()  # the other aggregators have not given up yet
+            if len(writer.log) % 2:  # the writer was only late, and notices that it was given up
                 writer.state()
             else:
                 writer.change(1, 0)
@@ -271,7 +274,7 @@ class World:
             self.writer.state()
         for aggregator in self.aggregators:
             aggregator.read(len(self.writer.log))
-            if self.writer.damaged and self.writer.over:  # the end itself may be what is damaged
+            if self.writer.damaged and self.writer.over:  # the damaged record may be the end of the stream
                 aggregator.give_up()
             aggregator.serve()
         for router in self.routers:
@@ -304,7 +307,7 @@ def test_the_numbers_are_the_records_own_and_the_end_of_an_epoch_is_above_them()
 
 
 def published(relay: Relay, event: Any) -> list[tuple[int, int, list[str]]]:
-    """What a router that has everything gets: the number, how many events are counted, and which they are."""
+    """Return the batches that a router with a complete view gets: seq, number of events, and types of the events."""
     commands = [each for each in relay.handle(event, 0.0) if isinstance(each, Publish)]
     return [(each.seq, each.events, [found["type"] for found in events_of(each.payload)]) for each in commands]
 
@@ -334,7 +337,7 @@ def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_ba
 
 
 def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
-    """Otherwise two aggregators would publish two contents under one number."""
+    """Otherwise two aggregators would publish different batches with the same seq."""
     relay = relay_of(heartbeat=1.0, journal_bytes=1, max_batch_blocks=1)
     spec = relay.sources[0].spec
     state = payload({"type": "AllBlocksCleared"}, *(store([block]) for block in range(1, 5)))
@@ -342,7 +345,7 @@ def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
     assert len(published(relay, RecordReceived(0, 8, payload(store([5]))))) == 1
     (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (7).to_bytes(8, "big")]), 0.0)
     assert isinstance(command, AnswerReplay)
-    with pytest.raises(AssertionError, match="a log's numbers"):  # a configuration cannot have a replay beside them
+    with pytest.raises(AssertionError, match="a log's numbers"):  # the configuration allows no replay with such seqs
         list(command.answer.messages())
     events: list[RelayEvent] = [
         Started(1.0),
@@ -383,7 +386,7 @@ def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> 
 
 
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
-    """A stream's key may name another one: the engine's word came later."""
+    """The key of a stream may name another rank, because the engine names its rank only later."""
     relay = relay_of()
     spec = relay.sources[0].spec
 
@@ -400,7 +403,7 @@ def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
     assert ranks(RecordReceived(0, LAST, begins=True, ends=True)) == {3}
     relay.handle(SourceRemoved(0), 0.0)
     relay.handle(placed, 0.0)
-    relay.handle(SourceRemoved(0), 0.0)  # nothing of it was read
+    relay.handle(SourceRemoved(0), 0.0)  # no record of the stream was read
     assert ranks(placed, RecordReceived(0, LAST, begins=True, ends=True)) == {3}
     relay.handle(SourceRemoved(0), 0.0)
     assert ranks(placed, state(5, 7), lease, state(6, 9)) == {5, 6}
@@ -436,7 +439,7 @@ def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_
         assert published(relay, RecordReceived(0, seq, each)) == [(seq, 1, ["BlockStored"])]
         assert stream.journal.bytes <= 1000
     assert (stream.outgrown, asked()) == (1, [])
-    for at, part in enumerate((state, *batches)):  # everybody who reads has it, and it has no room either
+    for at, part in enumerate((state, *batches)):  # too large for the journal, too
         begins, ends = at == 0, at == len(batches)
         event = RecordReceived(0, 56 + at, part, begins=begins, more=not ends, ends=ends, known=True)
         assert published(relay, event) == [(56 + at, 0, [])]

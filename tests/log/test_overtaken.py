@@ -1,15 +1,17 @@
-"""Retention that overtakes an aggregator while it reads: what is lost is counted, and routers end exact."""
+"""Retention overtakes an aggregator while it reads: the lost records are counted, and the routers become exact
+again.
+"""
 
 from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 from tests.log.test_aggregator import TOPIC, Two, hold_back
 
 BEHIND = 150
-"""Appends, more than a client asks for ahead of who takes them."""
+"""Number of appends: more than a client prefetches before the aggregator reads them."""
 
 
 def lost(aggregator):
-    """Records that it has counted as lost."""
+    """Return the number of records that the aggregator has counted as lost."""
     return aggregator.daemon.discoveries[0].records["lost"]
 
 
@@ -23,7 +25,7 @@ async def test_it_is_counted_and_the_state_that_comes_again_makes_it_good(kind, 
         for _ in range(BEHIND):
             leaf.store(3, gone=2)
             await leaf.written()
-        await kind.squeeze(log.key, 5)  # the state is gone, too
+        await kind.squeeze(log.key, 5)  # the state is deleted too
         stood = two.router.blocks(TOPIC)
         held.clear()
         assert stood != leaf.blocks

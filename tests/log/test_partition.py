@@ -1,4 +1,4 @@
-"""A member that leads is cut off from its peers by the network, and lives on: see :mod:`tests.log.partition`."""
+"""The network cuts a leading member off from the other members while it runs: see :mod:`tests.log.partition`."""
 
 from __future__ import annotations
 

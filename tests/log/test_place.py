@@ -1,4 +1,4 @@
-"""What is read of the files of TLS and authentication, and which mistake is named how."""
+"""Tests for reading the files for TLS and authentication, and for the errors about mistakes in them."""
 
 import json
 import ssl
@@ -54,13 +54,13 @@ def test_addresses_are_those_of_all_servers():
 
 
 def written(kind, keys):
-    """A configuration that writes to a log, and where its keys are."""
+    """Return a configuration that writes to a log, and the path of the log's keys in it."""
     output = {"type": kind, "endpoint": "tcp://k:1", kind: keys}
     return {"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}, f"outputs[0].{kind}"
 
 
 def discovered(kind, keys):
-    """One that reads from a log."""
+    """Return a configuration that reads from a log, and the path of the log's keys in it."""
     source = {"name": "fleet", "discover": {kind: {"endpoint": "tcp://k:1", **keys}}}
     output = {"endpoint": "tcp://*:5657", "layout": "per_topic", "topic": "kv@{source}"}
     return {"model": "m", "sources": [source], "outputs": [output]}, f"sources[0].discover.{kind}"

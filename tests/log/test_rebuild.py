@@ -1,4 +1,4 @@
-"""A relay, its output in a log, and readers that know nothing but the log: each holds the engine's blocks."""
+"""Tests for a relay with a log output, and readers that read only the log: each reader holds the engine's blocks."""
 
 from kvbus.parts.log.contract import START
 from tests.doubles.bus import eventually
@@ -25,7 +25,7 @@ async def test_readers_of_the_log_hold_the_engines_blocks_from_whatever_state_th
 async def test_what_was_let_go_is_counted_and_made_good_by_a_state(kind):
     async with fleet(kind) as log:
         leaf, reading = await log.followed_leaf(queue_batches=5)
-        for _ in range(50):  # the loop has no turn in between
+        for _ in range(50):  # the event loop does not run between these batches
             leaf.store(3, gone=2)
         assert leaf.stats.dropped_batches == {"queue_full": 45}
         assert leaf.stats.queue_depth == 5

@@ -1,4 +1,4 @@
-"""Records and keys: what is written is read again, nothing is larger than it may be, and nothing is read wrong."""
+"""Tests for records and keys: a written record is read again, keeps to its size limits, and is never read wrongly."""
 
 import zlib
 

@@ -1,4 +1,6 @@
-"""A Redis whose primary is killed while engines write: its replica takes over, with everything or without the newest."""
+"""The primary of a Redis is killed while an engine publishes, and its replica takes over with or without the newest
+records.
+"""
 
 import asyncio
 
@@ -22,14 +24,14 @@ async def told(server, *words):
 
 
 async def level(primary):
-    """Whether its replica has all that it has."""
+    """Return whether the primary's replica has all of its data."""
     _, offset, ((_, _, theirs),) = await told(primary, "ROLE")
     return int(theirs) == offset
 
 
 @pytest.fixture
 async def redises(tmp_path):
-    """A primary with a replica that follows, and Sentinels that know both."""
+    """A primary with a replica that follows it, and Sentinels that know both."""
     if command() is None:
         pytest.skip(MISSING)
     made = Redises(tmp_path)
@@ -61,7 +63,7 @@ async def test_an_epoch_that_no_replica_has_is_nobodys(redises):
 
 
 class Moved(Redis):
-    """A Redis at an address that may be another server's later."""
+    """A Redis log whose address can later be another server's."""
 
     def __init__(self, server, address, prefix=None):
         super().__init__(server)
@@ -77,7 +79,7 @@ class Moved(Redis):
 async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeypatch):
     one, other = redises.servers
     for sentinel in redises.members:
-        sentinel.kill()  # somebody else decides here
+        sentinel.kill()  # this test decides which server is the primary
     async with Link("redis", free_port(), one.port) as between:
         kind = Moved(one, between.address)
         async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
@@ -105,7 +107,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
 
 async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
     one, other = redises.servers
-    redises.members[0].kill()  # the one that the configuration names first
+    redises.members[0].kill()  # the first Sentinel of the configuration
     kind = Redis(one, redises)
     async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
         async with seen.load():
@@ -115,7 +117,7 @@ async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
             await eventually(lambda: seen.leaf.stats.refused["unreachable"], "the end of the turn", PATIENCE)
             await seen.goes_on()
             assert seen.epoch > first
-            await asyncio.to_thread(one.start)  # it takes itself for the primary, until Sentinels have seen it
+            await asyncio.to_thread(one.start)  # until the Sentinels see it, it acts as the primary
 
             async def follows():
                 return (await told(one, "ROLE"))[0] == "slave"

@@ -1,4 +1,4 @@
-"""What Redis alone does to streams, see ``test_faults.py``: a replica that was behind, retention, many at once."""
+"""Tests for faults that only Redis has: a replica that lagged, retention, and many clients. See ``test_faults.py``."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
 
 HOUR = 3600 * 10**6
-"""In the microseconds of positions."""
+"""An hour in microseconds, the unit of positions."""
 
 
 async def told(kind, *command):
@@ -37,7 +37,7 @@ async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append
             reading = await log.reading()
             await reading.holds(leaf)
             before = reading.follower.epoch
-            for name, data in kept.items():  # as a replica has it that was behind
+            for name, data in kept.items():  # restore old data, as a replica that lagged has it
                 await client.restore(name, 0, data, replace=True)
         leaf.store(5, gone=3)
         await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
@@ -63,7 +63,7 @@ async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_i
 
     await writer.point(Pointer(writer.epoch, 3, state))
     assert await kept() == [b"0", b"1", b"2", b"state", b"behind"]
-    async with Client(port=redis.port, protocol=2) as client:  # as if an hour had gone by
+    async with Client(port=redis.port, protocol=2) as client:  # make the records look an hour old
         young: Any = await client.xrange(records)
         await client.delete(records)
         for at, fields in young:
@@ -82,7 +82,7 @@ async def test_a_stream_that_nobody_writes_goes(redis):
     records, pointer = names(kind.place(""), KEY)
     assert 290 < await told(kind, "TTL", records) <= 300
     assert KEEP - 10 < await told(kind, "TTL", pointer) <= KEEP
-    await told(kind, "DEL", records)  # as if that time were over
+    await told(kind, "DEL", records)  # as after the end of this time
     again = await kind.open().claim(KEY)
     assert again.epoch > writer.epoch
     position = await again.append([b"b"])

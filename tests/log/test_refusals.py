@@ -1,4 +1,6 @@
-"""Why a server does not take kvbus, told from what a client raises; and how long it is asked."""
+"""Tests for the reason why a server refuses kvbus, derived from a client's error, and for the time limit of
+requests.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A log that accepts a writer and refuses its records, as a broker with a small ``max.message.bytes`` does."""
+"""A log that accepts a writer but refuses its records, as a broker with a small ``max.message.bytes`` does."""
 
 import asyncio
 import itertools

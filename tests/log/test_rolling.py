@@ -1,4 +1,7 @@
-"""Parts of a region are replaced while engines publish, by other versions too: no router holds a wrong block afterwards."""
+"""Parts of a region are replaced, also by other versions, while engines publish.
+
+Afterwards no router has a wrong block.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.log.processes import ADDITIVE, BREAKING, FORMER, NOW
 from tests.log.rolling import PATIENCE, RECORDS, Region
 
 FIELDS = 11
-"""Of a record that this version writes."""
+"""Number of fields of a record that this version writes."""
 
 UNREAD = "a schema that this version does not read"
 
@@ -30,7 +33,7 @@ async def region(kind, server, directory):
 
 
 async def fields_of_records(kind):
-    """How many the records of each worker have, from its newest state on."""
+    """Return the numbers of fields of each worker's records, from its newest state on."""
     log = kind.open()
     pointers = await log.pointers()
     reader = await log.read({key: pointer.position for key, pointer in pointers.items()})
@@ -71,7 +74,7 @@ async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_read
     async with region(Redis(redis), redis, tmp_path) as here:
         (leaf, other_leaf), (one, other) = here.leaves, here.aggregators
         topic = here.topics[0]
-        await here.replace(leaf, BREAKING)  # the wrong order: nobody can read it yet
+        await here.replace(leaf, BREAKING)  # the wrong order: no reader can read the new records yet
         here.pause()
         for router in here.routers:
             await eventually(lambda router=router: topic not in router.held, f"no block at {router.at}", PATIENCE)
@@ -87,7 +90,7 @@ async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_read
         await here.quiet()
         await here.replace(other_leaf, BREAKING)
         await here.quiet()
-        for process in (leaf, other_leaf, one, other):  # back: writers first
+        for process in (leaf, other_leaf, one, other):  # the way back: writers first
             await here.replace(process, NOW)
             await here.quiet()
         assert all("other_schema" not in each.counts(RECORDS) for each in (one, other))

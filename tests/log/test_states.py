@@ -1,4 +1,4 @@
-"""States in a log: what they take, how little a reader reads because of them, and what it does where one is broken."""
+"""Tests for states in a log: their cost for a writer, how little a new reader must read, and damaged states."""
 
 import asyncio
 from collections import Counter
@@ -23,7 +23,7 @@ SOON = 0.02
 
 
 class Churning:
-    """A simulated vLLM whose cache is full most of the time: conversations that grow, share prefixes and are evicted."""
+    """A simulated vLLM with an almost always full cache. Its conversations grow, share prefixes and are evicted."""
 
     def __init__(self, leaf):
         self._engine = SimEngine(
@@ -41,7 +41,7 @@ class Churning:
 
 
 async def everything(log, start):
-    """Each record of the stream from a position on, and how many bytes it has."""
+    """Return each record of the stream from a position on, with its size in bytes."""
     reader = await insist(lambda: log.kind.open().read({KEY: start}))
     ends, found = await reader.ends(), []
     async with asyncio.timeout(50):
@@ -52,7 +52,7 @@ async def everything(log, start):
 
 
 def states_of(records):
-    """The bytes of each state."""
+    """Return the size of each state in bytes."""
     sizes: list[int] = []
     for record, size in records:
         if record.kind is Kind.CLEAR:
@@ -87,7 +87,7 @@ async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_w
         assert leaf.stats.state_bytes == first + sum(states)
         assert len(states) > 5
         assert batches + sum(states) <= 2 * batches + max(states)
-        # one append may be on its way while a state is asked for
+        # While a state is due, one append may already be on its way.
         assert sum(size for _, size in behind) <= 2 * max(states) + LEAST + appending.MOST_BYTES
         assert sum(size for _, size in behind) < sum(size for _, size in whole) / 4
         late = await log.reading()
@@ -102,7 +102,7 @@ async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypa
 
     def and_another_one(data):
         if feeding and read(data).kind is Kind.BATCH:
-            leaf.store(5, gone=4)  # while this one is on its way
+            leaf.store(5, gone=4)  # feed a batch while the log appends another batch
         return data
 
     async with fleet(Memory()) as log:
@@ -116,7 +116,7 @@ async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypa
 
 
 class Changing:
-    """A log in which some of the records that a writer appends are not what it has written."""
+    """A log that changes some of the records that a writer appends."""
 
     def __init__(self, log, change):
         self._log = log
@@ -146,7 +146,7 @@ def flipped(data):
 
 
 def once(kind):
-    """Damages the first record of a kind."""
+    """Return a function that damages the first record of a kind."""
     left = [kind]
 
     def change(data):
@@ -163,7 +163,7 @@ async def test_a_damaged_record_is_refused_and_counted_and_the_next_state_makes_
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
         leaf = log.leaf(Changing(log.kind.open(), once(part)))
-        leaf.store(6000)  # a state of several records
+        leaf.store(6000)  # a state with several records
         await leaf.written()
         leaf.store(20, gone=10)
         await leaf.written()

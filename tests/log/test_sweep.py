@@ -1,4 +1,4 @@
-"""A connection that ends at any point of what a writer and its servers say to each other: each one in turn."""
+"""A connection ends in the middle of the traffic between a writer and its servers: every point of it is tested."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from tests.log.kinds import Kafka, Nats, Redis, insist
 from tests.ports import free_port
 
 AT_ONCE = 6
-"""Points that are tried side by side, each with a stream of its own."""
+"""Number of points that are tested in parallel, each with its own stream."""
 
 _cutting: ContextVar[KafkaCutting | None] = ContextVar("_cutting", default=None)
-"""Of who writes in this context."""
+"""The cutting for the writer of this context."""
 
 
 class KafkaCutting:
-    """As a :class:`Link` that cuts, in the client: a broker sends its clients to its own address."""
+    """A replacement for a cutting :class:`Link`.
+
+    It cuts in the client, because a broker sends clients to its own address.
+    """
 
     def __init__(self) -> None:
         self.cuts = self.chunks = self.cut_at = 0
 
     def over(self, connection: AIOKafkaConnection) -> None:
-        """One more piece is on its way."""
+        """Count a request or answer, and close the connection if it is the one to cut."""
         self.chunks += 1
         if self.chunks == self.cut_at:
             self.cuts += 1
@@ -42,14 +45,14 @@ class KafkaCutting:
             raise errors.KafkaConnectionError("cut")
 
     async def answered(self, connection, answer):
-        """What comes back, unless that is cut."""
+        """Return the answer to a request, unless the answer is the one to cut."""
         found = await answer
         self.over(connection)
         return found
 
     @staticmethod
     def install(monkeypatch) -> None:
-        """Have all connections ask whether they are cut."""
+        """Let all connections of Kafka's client use the cutting of their context."""
         send = AIOKafkaConnection.send
 
         def cutting(connection, request, *args, **keys):
@@ -64,7 +67,7 @@ class KafkaCutting:
 
 @contextlib.contextmanager
 def here(cutting: Link | KafkaCutting) -> Iterator[None]:
-    """Whose connections are cut in the client: those of what begins in this block."""
+    """Cut the connections of the tasks that start in this block."""
     token = _cutting.set(cutting if isinstance(cutting, KafkaCutting) else None)
     try:
         yield
@@ -74,7 +77,7 @@ def here(cutting: Link | KafkaCutting) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def between(kind) -> AsyncIterator[tuple]:
-    """What is between a writer and its log, and how to open it there."""
+    """Yield the cutting between a writer and its log, and a function that opens the log through it."""
     if isinstance(kind, Kafka):
         yield KafkaCutting(), kind.open
         return
@@ -83,7 +86,7 @@ async def between(kind) -> AsyncIterator[tuple]:
 
 
 async def said(kind, key):
-    """All records of a stream, in their order."""
+    """Return all records of a stream in their order."""
     reader = await insist(lambda: kind.open().read({key: START}))
     try:
         end, found = (await reader.ends())[key], []
@@ -95,9 +98,11 @@ async def said(kind, key):
 
 
 async def script(log, at):
-    """A turn with a state of several records, batches, and the end of the turn.
+    """Write a turn with a state of several records, batches, and the end of the turn.
 
-    Returns whether there was a piece of this number, and so a cut.
+    Cut the connection at point ``at``.
+
+    Return whether the traffic reached this point, and was cut.
     """
     async with between(log.kind) as (cutting, place):
         cutting.cut_at = at
@@ -128,7 +133,7 @@ async def script(log, at):
 
 
 async def tried(log, at):
-    """One point, in a context of its own."""
+    """Test one point in its own context."""
     try:
         async with asyncio.timeout(150):
             return await script(log, at)

@@ -1,4 +1,4 @@
-"""The vectors of docs/spec/log: kvbus reads, follows and writes as they say, from the files themselves."""
+"""Tests for the vectors of docs/spec/log: kvbus reads, follows and writes as the files of the vectors say."""
 
 from __future__ import annotations
 

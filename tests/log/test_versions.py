@@ -1,4 +1,7 @@
-"""What a later version writes: what this one reads of it, and what it makes of what it cannot read. Replacing: test_rolling."""
+"""Records of a later version: which of them this version reads, and how it handles unreadable ones.
+
+`test_rolling` tests the replacement of a version.
+"""
 
 import msgspec
 import pytest
@@ -19,7 +22,10 @@ LATER = checked(SCHEMA + 1, {"epoch": 2}, None)
 
 
 async def write_later(log):
-    """Take the stream as a writer does whose state nobody here can read; the pointer says where it is."""
+    """Take over the stream with a writer of a later version, whose state this version cannot read.
+
+    The pointer names it.
+    """
     writer = await insist(lambda: log.kind.open().claim(KEY))
     at = await writer.append([LATER, LATER])
     await writer.point(Pointer(writer.epoch, 0, at))
@@ -63,7 +69,7 @@ async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is
 
 
 async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
-    """The pointer has moved on between the look that found it and its beginning."""
+    """The pointer changes between the search that finds the source and the start of the source."""
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()

@@ -1,4 +1,4 @@
-"""What an operator sees of a leaf: who has the stream, and whether its state comes."""
+"""Tests for the metrics of a leaf: which writer has its stream, and whether its state is overdue."""
 
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.outputs import appending
@@ -7,7 +7,7 @@ from tests.log.fleet import KEY, fleet
 
 
 class Away:
-    """A log that takes nobody while it is away."""
+    """A log that refuses writers while it is away."""
 
     def __init__(self, log):
         self._log = log

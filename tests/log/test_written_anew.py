@@ -1,4 +1,4 @@
-"""A stream that is erased and written anew: whoever follows it holds the new one at once, wherever it stood."""
+"""A stream is erased and written again: each reader holds the new blocks without delay, wherever it was reading."""
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -23,7 +23,7 @@ def kind(request):
 
 
 async def erase(kind):
-    """Delete the pointer and the records as docs/LOG.md says: with what the server has for it."""
+    """Delete the pointer and the records with the server's own tools, as docs/LOG.md says."""
     if isinstance(kind, Kafka):
         producer = AIOKafkaProducer(bootstrap_servers=kind.broker.address)
         await producer.start()
@@ -51,7 +51,7 @@ async def written(log, blocks):
 
 
 async def test_a_reader_follows_without_waiting_for_the_silence(kind):
-    """By its clock no time passes."""
+    """The reader's clock does not advance, so the old stream cannot expire."""
     async with fleet(kind) as log:
         leaf, level = await log.followed_leaf()
         before = await log.reading()

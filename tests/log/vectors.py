@@ -1,6 +1,6 @@
 """The vectors of docs/spec/log: ``python -m tests.log.vectors`` writes them.
 
-What a reader holds behind each record is stated here; no reader is asked.
+The blocks that a reader holds after each record are stated here; they are not computed by a reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFUSED: Final = frozenset({"damaged", "malformed", "other_schema"})
 
 
 class Step(NamedTuple):
-    """A record, or None where nothing came up to ``at`` seconds, and what a reader holds behind it."""
+    """A record, and what a reader holds after it. If the record is None, no record came until ``at`` seconds."""
 
     record: bytes | None
     holds: str
@@ -39,19 +39,22 @@ class Step(NamedTuple):
 def step(
     data: bytes | None, holds: str, position: tuple[int, int], *view: int, at: float = 0.0, **counted: int
 ) -> Step:
-    """A step; ``position`` is the epoch, and the seq that comes next."""
+    """Return a step. ``position`` is the epoch and the next seq after it."""
     return Step(data, holds, *position, view, at, counted)
 
 
 def fields_of(data: bytes) -> dict[str, Any]:
-    """What a good record says, by its bytes alone; of its payload the size, unpacked."""
+    """Return the fields of a good record, decoded without kvbus.
+
+    The payload is replaced by its unpacked size in bytes.
+    """
     _, *values, packed = msgspec.msgpack.decode(data)[:10]
     values[3] = len(zlib.decompress(values[3]) if packed else values[3])
     return dict(zip(FIELDS, values, strict=True))
 
 
 def written(title: str, steps: list[Step]) -> dict[str, Any]:
-    """A vector as its file has it."""
+    """Return a vector in the form of its file."""
     return {"title": title, "steps": [_written(each) for each in steps]}
 
 
@@ -73,7 +76,7 @@ def _written(each: Step) -> dict[str, Any]:
 
 
 def squeezed(data: bytes) -> bytes:
-    """In zlib's format, by the one strategy that all its versions do alike."""
+    """Compress data in zlib's format, with the only strategy whose result is the same in all versions of zlib."""
     packing = zlib.compressobj(9, zlib.DEFLATED, 15, 8, zlib.Z_RLE)
     return packing.compress(data) + packing.flush()
 
@@ -83,13 +86,13 @@ def packed(kind: Kind, epoch: int, seq: int, payload: bytes, *, more: bool = Fal
 
 
 def of_size(size: int) -> bytes:
-    """A batch of one block with as many tokens as fill it."""
+    """Return a batch of ``size`` bytes: one block with the number of tokens that fills it."""
     tokens = size - len(payload(store([1], tokens=[0] * 70_000, block_size=70_000))) + 70_000
     return payload(store([1], tokens=[0] * tokens, block_size=tokens))
 
 
 EVENTS: Final = payload(*(event for n in range(MAX_EVENTS // 2) for event in (removed([n + 1]), store([n + 2]))))
-"""As many as a record holds; only the last block is left."""
+"""A batch with the maximum number of events of a record. After it only the last block is live."""
 
 GOOD: Final = [SCHEMA, Kind.BATCH, 1, 1, payload(store([2])), 0, 16, False, False, False]
 
@@ -98,7 +101,7 @@ NO_BYTES: Final[tuple[Any, ...]] = ("text", 0, None, [])
 
 
 def other(at: int, value: Any) -> bytes:
-    """A good record in which one field is another one."""
+    """Return a good record in which one field has another value."""
     return checked(*GOOD[:at], value, *GOOD[at + 1 :])
 
 
@@ -107,7 +110,7 @@ def damaged(data: bytes) -> bytes:
 
 
 def refused(*wrong: bytes, **counted: int) -> list[Step]:
-    """Records that change nothing, and then one that shows the hole where they are missing."""
+    """Return steps with records that change nothing, and a last record that shows the gap in their place."""
     steps = [step(clear(1, 0, 1), "all", (1, 1), 1)]
     steps += [step(each, "all", (1, 1), 1, **(counted or {"malformed": 1})) for each in wrong]
     return [*steps, step(batch(1, 2, 3), "nothing", (1, 3), lost=1, unusable=1)]
@@ -332,7 +335,10 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         ],
     ),
 }
-"""By name of the file: title and steps. Records of more than one block would be packed, by whatever zlib is here."""
+"""Titles and steps of the vectors, by file name.
+
+No record has more than one block, because the result of packing depends on the version of zlib.
+"""
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -372,11 +378,11 @@ KEYS: Final[dict[str, Stream | None]] = {
         )
     ),
 }
-"""Keys of streams; None where no stream has the key."""
+"""Keys of streams, with the stream that each names; None if no stream has the key."""
 
 
 def files() -> dict[str, dict[str, Any]]:
-    """Each file's content, by its name."""
+    """Return the content of each file, by its name."""
     keys = [{"key": key, "stream": stream and stream._asdict()} for key, stream in KEYS.items()]
     found = {name: written(*log) for name, log in LOGS.items()}
     return found | {"keys": {"title": "Keys and the streams that they name", "keys": keys}}

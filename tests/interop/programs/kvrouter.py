@@ -74,7 +74,7 @@ async def main(model: Path) -> None:
             worker_id=endpoint.connection_id(),
             kv_block_size=first["block_size"],
             dp_rank=rank,
-            enable_local_indexer=True,  # without one the router takes nothing
+            enable_local_indexer=True,  # the router needs it to accept events
             zmq_endpoint=stream["live"],
             zmq_topic=stream.get("topic", ""),
         )
