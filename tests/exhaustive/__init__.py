@@ -1,1 +1,3 @@
-"""Explores every order of events up to a depth, with the real relay, an engine and two routers (``make explore``)."""
+"""A search of every order of events up to a depth, with the real relay, one engine and two routers (``make
+explore``).
+"""

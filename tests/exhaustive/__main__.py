@@ -1,4 +1,7 @@
-"""``make explore DEPTH=6``: search every scene to a depth and report the results. Exit with 1 if a check fails."""
+"""``make explore DEPTH=6``: search from every scene to a depth, and report the results.
+
+Exit with 1 if a check fails.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Found, 
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line immediately, without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -23,7 +26,7 @@ def line(scene: str, found: Found) -> str:
 
 
 def main() -> int:
-    """Run the search. Return the exit code."""
+    """Run the search. Return the exit code of the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, default=5, help="actions behind the scene")
     parser.add_argument("--faults", type=int, default=3, help="faults on one path")

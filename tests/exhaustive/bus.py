@@ -1,6 +1,7 @@
-"""The real core for the model: it feeds events, carries out commands, writes the log, and restarts a killed process.
+"""kvbus's real core for the model: pass events to it, execute its commands, write its log, and restart a killed
+process.
 
-Everything that depends on the form of commands and records is in this module.
+Only this module depends on the form of commands and records.
 """
 
 from __future__ import annotations
@@ -33,40 +34,40 @@ from tests.properties.world import everything
 
 JOURNAL = 3
 TIMEOUT = 3.0
-"""Seconds for which an engine may be unreachable before its blocks are cleared."""
+"""Seconds for which an engine may be unreachable before kvbus clears its blocks."""
 
 Batch = tuple[int, bytes]
-"""Seq and payload."""
+"""Seq and payload of a batch."""
 
 
 class Hooks(msgspec.Struct):
-    """The model's handlers of the relay's commands and records."""
+    """The model's functions that `Bus` calls for the relay's commands and records."""
 
     published: Callable[[int, bytes], None]
     ask: Callable[[int, int], None]
-    """Called with a request's id and its start."""
+    """Called with the id and the first seq of a replay request."""
     cancel: Callable[[int], None]
     delivered: Callable[[int, bytes], None]
-    """Called with the engine's seq and payload of each delivered batch."""
+    """Called with the engine's seq and the payload of each batch that the relay has delivered."""
     epoch: Callable[[], None]
-    """Called when a new epoch begins."""
+    """Called when the relay begins a new epoch."""
 
 
 def make_relay() -> Relay:
-    """Return a relay with one source that has a replay, and one output."""
+    """Return a relay with one source, which has a replay, and one output."""
     spec = SourceSpec("engine", 0, source_timeout=TIMEOUT, copied_below=0)
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [None], journal_batches=JOURNAL)])
 
 
 class Reading(msgspec.Struct):
-    """An answer, and the position in it."""
+    """A replay answer, and the position at which a router reads it."""
 
     answer: Answer
     messages: Iterator[list[bytes]]
 
 
 class Bus:
-    """A kvbus across all of its processes."""
+    """A kvbus and its disk, over the lives of all its processes."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -81,7 +82,7 @@ class Bus:
 
     @property
     def index(self) -> set[int]:
-        """Hashes of the announced blocks: the live ones, or none while the source has expired."""
+        """Hashes of the announced blocks. Empty while the source has expired."""
         tables = {} if self.source.expired else self.source.normalizer.index.tables
         return {block for table in tables.values() for block in table.blocks if isinstance(block, int)}
 
@@ -113,19 +114,19 @@ class Bus:
         self._feed(Tick(), now)
 
     def subscribed(self, now: float) -> list[Batch]:
-        """Handle a router's subscription, and return the batches of the state that is sent to it."""
+        """Handle a router's subscription, and return the batches of the state that the router gets."""
         (command,) = self._feed(Subscribed(0, 0, (1,)), now)
         assert isinstance(command, SendState)
         return [batch for batch in command.transfer.batches() if batch is not None]
 
     def asked(self, start: int, now: float) -> Reading:
-        """Handle a router's replay request, and return a position for :meth:`answer`."""
+        """Handle a router's replay request, and return a reading position for :meth:`answer`."""
         (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
         assert isinstance(command, AnswerReplay)
         return Reading(command.answer, command.answer.messages())
 
     def answer(self, reading: Reading) -> Batch | None:
-        """Return the next batch of an answer, or None at its END."""
+        """Return the next batch of a replay answer, or None at its END."""
         message = next(filter(None, reading.messages))
         assert not self._carry_out(self.relay.take_commands())
         if message[-2] == END_SEQ:
@@ -135,7 +136,10 @@ class Bus:
         return int.from_bytes(message[-2], "big"), message[-1]
 
     def killed(self, now: float, *, checkpoint: bool) -> None:
-        """Kill the process and start another with the content of the disk. With ``checkpoint``, write one first."""
+        """Kill the process and start a new one from the disk.
+
+        With ``checkpoint``, write a checkpoint before the kill.
+        """
         if checkpoint:
             self.saved, self.log = list(dump(self.relay)), []
         before = self.relay
@@ -172,7 +176,7 @@ class Bus:
         return left
 
     def _write(self) -> None:
-        """Write the records, which must be on disk before a batch that depends on them is sent."""
+        """Write the relay's records. They must be on disk before a batch that depends on them is sent."""
         records = self.relay.records
         assert records is not None
         for record in records.heads:

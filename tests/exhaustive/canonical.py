@@ -1,7 +1,7 @@
-"""Computes a digest that is equal for states with the same future: values, times relative to now, and no counters.
+"""Computes a digest of a state. States with the same future behaviour have the same digest.
 
-Values of unknown types are included completely. A new field can therefore make equivalent states differ, which costs
-time, but it never makes different states equal.
+The digest contains values, and times relative to now, but no counters. It contains values of unknown types completely.
+So a new field may make equivalent states differ, which costs search time, but it never makes different states equal.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire
 
 CLOCK: Final = 1_000.0
-"""The start of a model's clock. A float from this value on is a time; a lower one is a value (a ``ts``, a duration)."""
+"""Start of a model's clock in seconds.
+
+A float from this value on is a time; a lower float is a ``ts`` or a duration.
+"""
 
 CONSTANT: Final = (SourceSpec, OutputSpec, FrameLimits, Profile, Wire, OutputStats)
-"""Types that never change, and types that only count."""
+"""Types whose objects never change, and types that only count events. The digest omits their values."""
 
 CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, weakref.ref, type)
-"""Types without a state."""
+"""Types without state. The digest omits their values."""
 
 NAMES_OF_REQUESTS: Final = frozenset({"_last_id", "id"})
-"""Fields with request ids. They can be left out, because answers on their way always belong to the newest request."""
+"""Fields with request ids. The digest omits them, because an answer in transit always belongs to the newest request."""
 
 ATOMS: Final = frozenset({int, bytes, str, bool, type(None)})
 
@@ -41,7 +44,10 @@ Plain = Callable[["_Walk", Any], Any]
 
 
 def digest(parts: Iterable[Any], now: float) -> bytes:
-    """Return the digest of these objects and of all objects that they refer to, with the sharing of objects."""
+    """Return the digest of objects and of all objects that they refer to.
+
+    It depends on which references share an object.
+    """
     walk = _Walk(now)
     return hashlib.blake2b(marshal.dumps([walk.plain(part) for part in parts], 2), digest_size=12).digest()
 
@@ -72,7 +78,7 @@ _ways: dict[type, Plain] = {}
 
 
 def _way(value: Any, kind: type) -> Plain:
-    """Return the function that converts values of a type."""
+    """Return the function that converts values of one type."""
     name = kind.__name__
     if issubclass(kind, Enum):
         return lambda _, value: value.name
@@ -99,7 +105,9 @@ def _way(value: Any, kind: type) -> Plain:
 
 
 def _generator(walk: _Walk, value: types.GeneratorType[Any, Any, Any]) -> Any:
-    """Return the position of a generator, its variables, and the generator that it waits for."""
+    """Return the position of a generator, its variables, and the generator to which it delegates with ``yield
+    from``.
+    """
     frame = value.gi_frame
     if frame is None:
         return "an exhausted generator"

@@ -1,8 +1,8 @@
-"""A state machine of an engine, its network, kvbus and two routers: the possible actions, and the invariants.
+"""A model of an engine, its network, kvbus and two routers, with all possible actions and the invariants.
 
-A batch has one event, which follows from its seq: two stores, then the removal of the second. Blocks of different
-epochs have different hashes. Batches can wait on the wire indefinitely, so that the search alone decides the order of
-sending, reading, answering and ticking.
+Each batch has one event, which the seq determines: two stores, then the removal of the second stored block, and so on.
+Blocks of different epochs have different hashes. A batch can wait on the wire for ever, so only the search decides the
+order of sending, reading, answering and ticking.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.exhaustive.routers import Checking, Trusting
 BUFFER: Final = 3
 EPOCHS: Final = 2
 PAUSE: Final = 3.0
-"""Seconds of a pause, longer than the deadline of an answer and than `TIMEOUT`."""
+"""Seconds of a pause. It is longer than the deadline of an answer, and as long as `TIMEOUT`."""
 
 NEVER: Final = 60
-"""Seconds after which a finish without faults counts as failed."""
+"""Seconds within which both routers must be exact if no fault occurs. Otherwise the check fails."""
 
 CALM: Final = 4
-"""Seconds after a finish in which nothing may change."""
+"""Seconds for which nothing may change after both routers are exact."""
 
 END: Final = -1
 
 
 class PromiseError(AssertionError):
-    """An invariant does not hold."""
+    """An invariant of the model does not hold."""
 
 
 @cache
@@ -53,50 +53,52 @@ def batch(epoch: int, seq: int) -> bytes:
 
 @cache
 def cached(epoch: int, end: int) -> frozenset[int]:
-    """Return the content of the engine's cache after ``end`` batches of an epoch."""
+    """Return the hashes in the engine's cache after the first ``end`` batches of an epoch."""
     return frozenset(block(epoch, seq) for seq in range(end) if seq % 3 == 0 or (seq % 3 == 1 and seq == end - 1))
 
 
 @cache
 def origin(of: bytes) -> tuple[int, int]:
-    """Return the epoch and seq of a payload."""
+    """Return the epoch and the seq of the batch with a payload."""
     return next((epoch, seq) for epoch in range(EPOCHS) for seq in range(100) if batch(epoch, seq) == of)
 
 
 class Model:
-    """A state. Each action is a method; :meth:`enabled` yields the possible ones.
+    """A state of the search. Each action is a method, and :meth:`enabled` yields the actions that are possible.
+
+    The docstring of an action describes it in the report of a failed search.
 
     Args:
         batches: maximum number of batches that the engine publishes in an epoch.
-        ticks: maximum number of ticks of the clock, not counting pauses.
+        ticks: maximum number of ticks of the clock, without pauses.
     """
 
     def __init__(self, batches: int, ticks: int) -> None:
         self.now = CLOCK
         self.batches, self.ticks = batches, ticks
 
-        # The engine.
+        # the engine
         self.epoch = 0
         self.seq = 0
 
-        # The network between it and kvbus.
+        # the network between the engine and kvbus
         self.connected = False
         self.wire: list[tuple[int, int]] = []
-        """Epoch and seq of each batch that was sent but not read, oldest first."""
+        """Epoch and seq of each batch that the engine has sent and kvbus has not read, oldest first."""
         self.request: tuple[int, int] | None = None
-        """Id and start of the open request."""
+        """Id and first seq of kvbus's open replay request, or None."""
         self.unserved = False
-        """Whether the engine has not read the request yet."""
+        """Whether the engine has not read the replay request yet."""
         self.answers: list[tuple[int, int]] = []
-        """Epoch and seq of each message of the answer that is on its way. The last one has END as its seq."""
+        """Epoch and seq of each message of the answer that kvbus has not read. The last message has END as its seq."""
         self.begun = False
-        """Whether a message of the answer has arrived."""
+        """Whether kvbus has read a message of the answer."""
 
-        # kvbus, and the model's record of its actions
+        # kvbus, and the model's record of what kvbus did
         self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
         self.last_seq = -1
         self.delivered: tuple[int, int] | None = None
-        """Epoch and seq of the last delivered batch, in the epoch that kvbus knows."""
+        """Epoch and seq of the last delivered batch in the epoch that kvbus knows, or None."""
 
         self.checking = Checking()
         self.trusting = Trusting()
@@ -133,29 +135,29 @@ class Model:
     # -- possible actions (their docstrings are the steps of a counterexample) -----------------------------------------
 
     def publishes(self) -> None:
-        """the engine publishes"""
+        """The engine publishes a batch."""
         if self.connected:
             self.wire.append((self.epoch, self.seq))
         self.seq += 1
 
     def connects(self) -> None:
-        """kvbus connects to the engine"""
+        """kvbus connects to the engine."""
         self.connected = True
         self.bus.connected(self.now, up=True)
 
     def arrives(self) -> None:
-        """a live batch arrives"""
+        """The oldest live batch arrives at kvbus."""
         self._read_live(self.wire.pop(0))
 
     def serves(self) -> None:
-        """the engine reads the request and answers from its buffer"""
+        """The engine reads kvbus's replay request and answers from its replay buffer."""
         assert self.request is not None
         first = max(self.request[1], self.seq - BUFFER, 0)
         self.unserved = self.begun = False
         self.answers = [*((self.epoch, seq) for seq in range(first, self.seq)), (self.epoch, END)]
 
     def answers_one(self) -> None:
-        """one message of the engine's answer arrives"""
+        """One message of the engine's replay answer arrives at kvbus."""
         assert self.request is not None
         request = self.request[0]
         epoch, seq = self.answers.pop(0)
@@ -168,92 +170,92 @@ class Model:
             self.bus.replayed(request, seq, batch(epoch, seq), self.now)
 
     def tick(self) -> None:
-        """a second passes"""
+        """One second passes."""
         self.ticks -= 1
         self._time_passes(1.0)
 
     def checking_subscribes(self) -> None:
-        """the router that checks subscribes"""
+        """The checking router subscribes."""
         self.checking.subscribe()
 
     def checking_asks(self) -> None:
-        """the router that checks asks for a replay"""
+        """The checking router requests a replay."""
         self.checking.ask(self.bus, self.now)
 
     def checking_reads(self) -> None:
-        """the router that checks reads one message of its answer"""
+        """The checking router reads one message of its replay answer."""
         self.checking.read_answer(self.bus)
 
     def checking_goes_on(self) -> None:
-        """the router that checks reads again"""
+        """The checking router ends its stall and reads its queued batches."""
         self.checking.stalled = False
         self.checking.read_live()
 
     def trusting_subscribes(self) -> None:
-        """the router that trusts subscribes and gets the state"""
+        """The trusting router subscribes and gets the state."""
         self.trusting.subscribe(self.bus, self.now)
 
-    # faults
+    # -- faults
 
     def loses(self) -> None:
-        """a live batch is lost"""
+        """The oldest live batch is lost."""
         del self.wire[0]
 
     def doubles(self) -> None:
-        """a live batch arrives, and will again"""
+        """The oldest live batch arrives at kvbus, and stays on the wire to arrive again."""
         self._read_live(self.wire[0])
 
     def overtakes(self) -> None:
-        """a live batch overtakes another"""
+        """The second-oldest live batch arrives at kvbus before the oldest."""
         self._read_live(self.wire.pop(1))
 
     def cut(self) -> None:
-        """the connection to the engine breaks, what was on the wire is lost"""
+        """kvbus's connection to the engine breaks, and the batches on the wire are lost."""
         self._disconnect()
 
     def restarts(self) -> None:
-        """the engine restarts, what was on the wire is lost"""
+        """The engine restarts, and the batches on the wire are lost."""
         self._disconnect()
         self.epoch, self.seq = self.epoch + 1, 0
 
     def breaks_off(self) -> None:
-        """the request, or the rest of the engine's answer, is lost"""
+        """kvbus's replay request, or the rest of the engine's answer, is lost."""
         self.unserved = False
         self.answers.clear()
 
     def pause(self) -> None:
-        """deadlines pass before kvbus reads what waits"""
+        """kvbus pauses for so long that deadlines pass before it reads the waiting messages."""
         self._time_passes(PAUSE)
 
     def kill(self) -> None:
-        """kvbus is killed and comes back with its log"""
+        """kvbus is killed and restarts from its write-ahead log."""
         self._kill(checkpoint=False)
 
     def kill_after_checkpoint(self) -> None:
-        """kvbus writes a checkpoint, is killed and comes back"""
+        """kvbus writes a checkpoint, is killed, and restarts from the checkpoint."""
         self._kill(checkpoint=True)
 
     def checking_stalls(self) -> None:
-        """the router that checks does not read"""
+        """The checking router stops reading."""
         self.checking.stalled = True
 
     def checking_loses(self) -> None:
-        """what waits for the router that checks is dropped"""
+        """kvbus drops the batches that wait for the checking router."""
         self.checking.queue.clear()
 
     def checking_leaves(self) -> None:
-        """the connections of the router that checks break"""
+        """The connections of the checking router break."""
         self.checking.leave()
 
     def checking_breaks_off(self) -> None:
-        """the answer to the router that checks breaks off"""
+        """The replay answer to the checking router breaks off."""
         self.checking.break_answer()
 
     def trusting_leaves(self) -> None:
-        """the connection of the router that trusts breaks"""
+        """The connection of the trusting router breaks."""
         self.trusting.leave()
 
-    # helpers
+    # -- helpers
 
     def _read_live(self, one: tuple[int, int]) -> None:
         epoch, seq = one
@@ -278,7 +280,9 @@ class Model:
         self.bus.killed(self.now, checkpoint=checkpoint)
 
     def fair(self) -> Iterator[Callable[[], None]]:
-        """Yield the actions that are possible without a fault and without time passing, most urgent first."""
+        """Yield the actions that are possible without a fault and without time passing, the most urgent action
+        first.
+        """
         checking, wire, trusting = self.checking, self.wire, self.trusting
         if not self.connected:
             yield self.connects
@@ -300,7 +304,7 @@ class Model:
             yield self.checking_goes_on
 
     def faults(self) -> Iterator[Callable[[], None]]:
-        """Yield the possible faults."""
+        """Yield the faults that are possible in this state."""
         checking, wire = self.checking, self.wire
         if wire:
             yield from (self.loses, self.doubles)
@@ -325,7 +329,7 @@ class Model:
             yield self.trusting_leaves
 
     def enabled(self, *, faults: bool) -> Iterator[Callable[[], None]]:
-        """Yield all possible actions."""
+        """Yield all actions that are possible in this state."""
         if self.seq < self.batches:
             yield self.publishes
         yield from self.fair()
@@ -338,16 +342,16 @@ class Model:
 
     @property
     def truth(self) -> frozenset[int]:
-        """The content of the engine's cache."""
+        """Hashes of the blocks in the engine's cache."""
         return cached(self.epoch, self.seq)
 
     @property
     def knows_all(self) -> bool:
-        """Return whether kvbus has delivered the engine's newest batch, in the engine's epoch."""
+        """Whether kvbus has delivered the engine's newest batch, and knows the engine's epoch."""
         return self.delivered == (self.epoch, self.seq - 1) if self.seq else self.delivered is None
 
     def check(self) -> None:
-        """Check the invariants.
+        """Check the invariants of this state.
 
         Raises:
             PromiseError: an invariant does not hold.
@@ -373,7 +377,8 @@ class Model:
     def finish(self) -> float:
         """Let all messages arrive and time pass without faults. Return the seconds until both routers are exact.
 
-        If batches are no longer available, the routers hold only part of the blocks, and the source must be
+        If the engine no longer has some of the lost batches, the routers hold only part of the blocks, and the source
+        must be
         ``partial``.
         """
         began = self.now
@@ -404,7 +409,7 @@ class Model:
 
     @property
     def settled(self) -> bool:
-        """Return whether both routers have everything that is available."""
+        """Whether both routers have applied everything that is available."""
         source = self.bus.source
         if self.request is not None or source.state is not State.LIVE or not self.knows_all:
             return False
@@ -413,7 +418,7 @@ class Model:
         return not source.partial or (self.seq > BUFFER and not source.sequencer.history.pending)
 
     def digest(self) -> bytes:
-        """Return a digest that is equal for states with the same future."""
+        """Return a digest that is equal for states with the same future behaviour."""
         checking, trusting, bus = self.checking, self.trusting, self.bus
         request = None if self.request is None else self.request[1]
         parts = (

@@ -1,4 +1,4 @@
-"""The two routers: one asks for replays and checks seqs, the other never asks and uses the state that it is sent."""
+"""The two routers: a checking router that requests replays and checks seqs, and a trusting router that does neither."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.exhaustive.bus import Batch, Bus
 
 
 class Router:
-    """A set of blocks, and whether the router is connected."""
+    """A router's set of blocks, and whether the router is connected."""
 
     def __init__(self) -> None:
         self.connected = False
@@ -29,9 +29,9 @@ class Router:
 
 
 class Checking(Router):
-    """A router that asks when it subscribes and at each hole. Live batches wait while an answer is read.
+    """A router that requests a replay when it subscribes and at each gap. Live batches wait while it reads the answer.
 
-    If it has nothing to ask, it reads at once. Only a stalled router keeps batches in its queue.
+    If it has nothing to request, it reads each batch immediately. Only a stalled router keeps batches in its queue.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Checking(Router):
         self.queue: deque[Batch] = deque()
         self.answer: Any = None
         self.wants = False
-        """Whether the router has to ask."""
+        """Whether the router has to request a replay."""
         self.stalled = False
 
     @property
     def idle(self) -> bool:
-        """Return whether the router has nothing to read or to ask."""
+        """Whether the router has nothing to read and nothing to request."""
         return self.connected and not self.queue and self.answer is None and not self.wants
 
     def subscribe(self) -> None:
@@ -90,7 +90,10 @@ class Checking(Router):
 
 
 class Trusting(Router):
-    """A router that applies every batch at once. Its reads affect nothing else, and a new state replaces its blocks."""
+    """A router that applies every batch immediately.
+
+    A new state replaces its blocks, and its reads affect nothing else.
+    """
 
     def subscribe(self, bus: Bus, now: float) -> None:
         batches = bus.subscribed(now)

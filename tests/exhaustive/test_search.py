@@ -1,4 +1,6 @@
-"""A short search finds no failure, and it finds each of these defects when it is put in."""
+"""Tests that a short search finds no failure in kvbus, and that it finds each of some defects that a test adds to
+kvbus.
+"""
 
 from __future__ import annotations
 
