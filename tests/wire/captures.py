@@ -1,4 +1,4 @@
-"""Recorded engine streams with their truth, and how a router is compared with it.
+"""Recorded streams of engines with the engine's real cache contents, and the comparison of a router with them.
 
 >>> router = PlainSetRouter()
 >>> for message in published:
@@ -22,10 +22,16 @@ from tests.doubles.router import PlainSetRouter
 DATA: Final = Path(__file__).parent / "data"
 CAPTURES: Final = sorted(path.name.removesuffix(".jsonl") for path in DATA.glob("*.jsonl"))
 BY_PREFIX: Final = frozenset({"syn_sglang_variable"})
-"""Captures whose truth names a block by the sha256 of its whole prefix, because the engine's hashes name nodes."""
+"""Captures whose truth identifies a block by the SHA-256 of its complete prefix.
+
+In these captures the engine's hashes identify radix nodes, not blocks.
+"""
 
 Key = tuple[int | None, str, int | bytes | str]
-"""Group, medium key, hash: an integer, bytes, or the hex sha256 of the prefix (see BY_PREFIX)."""
+"""Group, medium key and identity of a block.
+
+The identity is its hash, or the hex SHA-256 of its prefix (see BY_PREFIX).
+"""
 
 
 @functools.cache
@@ -34,12 +40,15 @@ def _load(name: str) -> tuple[Message, ...]:
 
 
 def load(name: str) -> list[Message]:
-    """Every message of a capture, in the order it was published; seq goes back to 0 where the engine restarted."""
+    """Return all messages of a capture in the order of publication.
+
+    After a restart of the engine, seqs begin at 0 again.
+    """
     return list(_load(name))
 
 
 def lives(name: str) -> list[list[Message]]:
-    """The messages of a capture, one list for each life of its engine."""
+    """Return the messages of a capture, as one list for each epoch of its engine."""
     found: list[list[Message]] = []
     for message in _load(name):
         if not found or message.seq <= found[-1][-1].seq:
@@ -49,7 +58,10 @@ def lives(name: str) -> list[list[Message]]:
 
 
 def truth(name: str, *, every_group: bool = False) -> set[Key]:
-    """What the engine's cache held at the end, in the groups whose blocks carry a prefix, or in every group."""
+    """Return the blocks that the engine's cache held at the end of a capture.
+
+    By default, return only the groups whose blocks carry prefixes.
+    """
     blocks = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
     return {
         (block.get("group_idx"), _medium(block.get("medium")), _identity(block))
@@ -59,12 +71,14 @@ def truth(name: str, *, every_group: bool = False) -> set[Key]:
 
 
 def digest(keys: Iterable[Key]) -> str:
-    """What a set of blocks is at one point of a capture, in short."""
+    """Return a short digest of a set of blocks, to compare cache contents at one point of a capture."""
     return hashlib.sha256(repr(sorted(keys, key=repr)).encode()).hexdigest()[:16]
 
 
 def points(name: str) -> dict[int, str]:
-    """The digests of what the engine's cache held on the way, by the number of messages published before."""
+    """Return digests of the engine's cache at several points of a capture, by the number of messages published
+    before.
+    """
     found = json.loads((DATA / f"{name}.truth.json").read_text()).get("points", ())
     return {int(messages): str(held) for messages, held in found}
 
@@ -83,7 +97,7 @@ def _identity(block: dict[str, Any]) -> int | bytes | str:
 
 
 def matches_truth(name: str, router: PlainSetRouter) -> str | None:
-    """None if the router holds exactly what the engine held at the end; otherwise a short account of the difference."""
+    """Return None if the router holds exactly the engine's blocks at the end. Otherwise describe the difference."""
     expected = truth(name)
     got: set[Key]
     if name in BY_PREFIX:

@@ -1,4 +1,4 @@
-"""The simulated dialects against the captured bytes of the releases they stand for."""
+"""Tests that compare the simulator's dialects with captured bytes of the engine releases that they imitate."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from kvbus.tools.sim.workload import synthetic
 DATA = Path(__file__).parent / "data"
 TIERS = {"CPU": 300, "DISK": 400}
 
-# capture, dialect, hashes, options that bring out the same events
+# capture, dialect, form of the hashes, and simulator options that cause the same kinds of events
 PAIRS = [
     ("syn_vllm090_positional", "vllm-0.9.0", None, {}),
     ("vllm0110_positional_bytes", "vllm-0.10.2", "bytes", {}),
@@ -50,7 +50,7 @@ def kind(value):
 
 
 def shape(event):
-    """What a strict reader depends on: array length and element types, or the keys in order."""
+    """Return the features of an event that a strict reader depends on: the array's length, or the keys in order."""
     if isinstance(event, dict):
         return (event["type"], *event)
     return (event[0], len(event))
@@ -75,7 +75,7 @@ def hashes_of(payloads):
 
 
 def domain(values):
-    """Which numbers a hash may be: bytes, or the sign and size of the integers."""
+    """Return the range of a list of hashes: type and length of bytes, or the signs and sizes of integers."""
     if any(isinstance(value, bytes) for value in values):
         return {(kind(value), len(value)) for value in values}
     return min(values) < 0, max(values) >= 2**63
@@ -112,7 +112,7 @@ class TestAgainstACapture:
                 found |= {(tag, name, kind(value)) for name, value in fields}
             return found
 
-        # the synthetic driver of this capture left the spec kind out; the engine fills it in
+        # the synthetic generator of this capture omitted the kind of the cache spec, but a real engine sends it
         filled = {("BlockStored", 10, "str")} if capture == "syn_vllm023_positional" else set()
         assert types(simulated(dialect, hashes, options)) <= types(captured(capture)) | filled
 
@@ -128,7 +128,10 @@ def test_tiers_have_the_captured_names(capture, dialect):
 
 
 def test_positional_lengths_without_a_capture():
-    """Fixed lengths with trailing nulls, tag included (vLLM 0.14 to 0.18; llm-d-inference-sim)."""
+    """These releases send arrays of fixed length with trailing nulls (vLLM 0.14 to 0.18, llm-d-inference-sim).
+
+    The lengths include the tag.
+    """
     lengths = {"vllm-0.14": (8, 3), "vllm-0.18": (9, 3), "sglang-0.5.8": (6, 2), "llm-d-sim": (9, 3)}
     for name, (stored, removed) in lengths.items():
         shapes = {shape(event) for event in events(simulated(name, None, {}))}

@@ -1,4 +1,4 @@
-"""Recorded streams of real engines through the core, without sockets: what leaves is the engine's truth, well-formed."""
+"""Tests that pass recorded streams of real engines through kvbus's core: a router must end with the engine's blocks."""
 
 from collections import Counter
 from typing import Any
@@ -46,11 +46,11 @@ FILTERED = {
     "vllm033_session": {Filtered.COPY},
     "vllm033_window": {Filtered.COPY, Filtered.GROUP},
 }
-"""Why anything of a capture is left out; of the others everything leaves."""
+"""Reasons for which kvbus leaves out events of a capture. kvbus relays all events of captures that are not listed."""
 
 
 class Played:
-    """A capture that has gone through codec and normalizer, with a plain-set router behind it."""
+    """A capture after codec and normalizer, and a router with a plain set that has read the result."""
 
     def __init__(self, name, *, each=None, profile="vllm", **rules):
         self.stats = SourceStats()
@@ -58,7 +58,7 @@ class Played:
         self.router = PlainSetRouter()
         self.sent = []
         self.held = {}
-        """What the router held wherever the capture says what the engine did."""
+        """Digests of the router's blocks at the points for which the capture has a digest of the engine's cache."""
         told, messages, seq = points(name), 0, 0
         for life in self.lives(name):
             self.normalizer.reset()
@@ -112,7 +112,7 @@ class TestEveryCapture:
         router.apply(0, encode_batch(list(played.normalizer.announce()), 0.0, 0))
         assert router.blocks == played.router.blocks
         assert router.violations == []
-        # a tier of the engine may evict a parent before its child, and a parent may be on another tier alone
+        # an engine's tier may evict a parent before its child, and a parent may be only on another tier
         held = [(group, medium, block.parent) for (group, medium, _), block in router.blocks.items() if block.parent]
         anywhere = {(group, block) for group, _, block in router.blocks}
         nowhere = sum((group, parent) not in anywhere for group, _, parent in held)
@@ -164,7 +164,7 @@ class TestEveryCapture:
 
 @pytest.mark.parametrize("capture", ["vllm033_map_int", "sglang0523_map", "vllm0110_positional_bytes"])
 def test_single_copies_without_reblocking_leave_byte_for_byte_or_in_part(capture):
-    """Tokens are never rewritten: each array that leaves whole was in a batch that came."""
+    """kvbus never rewrites tokens: each array of token ids that it sends was in a batch of the engine."""
     arrays = {
         bytes(event.token_ids)
         for message in load(capture)
@@ -198,7 +198,10 @@ def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
 
 
 def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined():
-    """Two relays, one from the start and one that learned the state by replay of the first, agree on every name."""
+    """One relay reads the stream from the start, another learns the state from the first.
+
+    Both must use the same hashes.
+    """
     played = Played("syn_sglang_variable")
     copy = Normalizer(SourceSpec(), SourceStats())
     batch = well_formed(encode_batch(list(played.normalizer.announce()), 0.0, 0))
@@ -241,7 +244,7 @@ def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
     ],
 )
 def test_all_groups_on_request(capture, masked):
-    """Some of vLLM's stores for Mamba have masked blocks, and placeholders of these on the CPU."""
+    """Some of vLLM's stores for Mamba contain masked blocks, and placeholders of these on the CPU."""
     played = Played(capture, groups="all")
     assert {key[0] for key in played.router.blocks} == {0, 1}
     assert set(played.router.blocks) == truth(capture, every_group=True)
@@ -251,12 +254,12 @@ def test_all_groups_on_request(capture, masked):
 
 
 def test_counting_copies_is_what_makes_the_mamba_capture_exact():
-    """The control: without it blocks are missing, so this capture does test it."""
+    """This is the counter-check: without counted copies, the router lacks blocks."""
     assert matches_truth("vllm033_mamba_64_16", Played("vllm033_mamba_64_16", duplicates="ignore").router) is not None
 
 
 class OnlyTheLast(Played):
-    """A capture as an engine with vllm#55092 would have sent it: a removal only of the last copy."""
+    """A capture as an engine with vllm#55092 would send it: it sends a removal only for the last copy of a block."""
 
     def lives(self, name):
         for life in super().lives(name):
@@ -288,17 +291,17 @@ class TestCopies:
         assert matches_truth(name, played.router) is None
 
     def test_counting_it_leaves_dead_blocks(self):
-        """The control: these streams do have copies that go by one removal."""
+        """This is the counter-check: these streams really contain copies that one removal ends."""
         assert "dead" in str(matches_truth("vllm033_window", OnlyTheLast("vllm033_window").router))
 
 
 def pair(hashes, parent=None, **more):
-    """A store of blocks of two tokens."""
+    """Return a store of blocks of two tokens."""
     return store(hashes, parent, tokens=[1, 2] * len(hashes), block_size=2) | more
 
 
 class TestTheRouterItself:
-    """It must be able to fail."""
+    """Tests that the router of these tests detects errors."""
 
     @pytest.mark.parametrize(
         ("events", "complaint"),

@@ -1,4 +1,4 @@
-"""Captures that are made from what is written: they are what is written, and can be made again."""
+"""Tests that the captures of `tests.wire.recording.written` follow their sources, and can be generated again."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,10 @@ Hashes = list[int]
 
 
 class TrtllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
-    """TensorRT-LLM#17023: what has a default there is left out, and nothing with a default is ever set."""
+    """TensorRT-LLM's BlockStored (TensorRT-LLM#17023).
+
+    Fields with a default there are omitted here, as it never sets them.
+    """
 
     block_hashes: Hashes
     parent_block_hash: int | None
@@ -29,14 +32,14 @@ class TrtllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_u
 
 
 class TrtllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """TensorRT-LLM#17023."""
+    """TensorRT-LLM's BlockRemoved (TensorRT-LLM#17023)."""
 
     block_hashes: Hashes
     medium: Literal["GPU"]
 
 
 class VllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
-    """vLLM 0.33's, of which LMCache fills in the required ones."""
+    """The BlockStored of vLLM 0.33. LMCache sets its required fields."""
 
     block_hashes: Hashes
     parent_block_hash: int | None
@@ -51,7 +54,7 @@ class VllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unk
 
 
 class VllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """vLLM 0.33's: of blocks on the device alone."""
+    """The BlockRemoved of vLLM 0.33, for blocks on the device."""
 
     block_hashes: Hashes
     medium: Literal["GPU"]
@@ -59,7 +62,7 @@ class VllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_u
 
 
 class SglangStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
-    """sglang#39991: medium and lora_name have no default."""
+    """SGLang's BlockStored (sglang#39991). The fields medium and lora_name have no default."""
 
     block_hashes: Hashes
     parent_block_hash: int | None
@@ -74,18 +77,21 @@ class SglangStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_u
 
 
 class SglangRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """sglang#39991."""
+    """SGLang's BlockRemoved (sglang#39991)."""
 
     block_hashes: Hashes
     medium: str | None
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """Everybody's."""
+    """The AllBlocksCleared of every engine."""
 
 
 class Rfc1527Event(msgspec.Struct, forbid_unknown_fields=True):
-    """Mooncake#2214, with the fields for older readers: all keys are there, and null where nobody knows."""
+    """An event of Mooncake (Mooncake#2214), with the fields for older readers.
+
+    All keys are present; unknown values are null.
+    """
 
     event_id: int
     timestamp: int

@@ -1,4 +1,4 @@
-"""kvbus's view of a stream against the engine's own cache, batch by batch."""
+"""A comparison of kvbus's view of a stream with the engine's own cache, batch by batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wire.captures import Key
 
 
 class View:
-    """A stream through codec and normalizer, with a plain-set router behind it."""
+    """kvbus's codec and normalizer for one stream, followed by a router with a plain set."""
 
     def __init__(self, **rules: Any) -> None:
         self.stats = SourceStats()
@@ -26,7 +26,7 @@ class View:
         self._fed = 0
 
     def feed(self, batches: Sequence[tuple[float, int, bytes]]) -> None:
-        """Take in what was published since the last call."""
+        """Apply the batches that were published since the last call. ``batches`` has all batches from the start."""
         for _, seq, payload in batches[self._fed :]:
             events = self._normalizer.apply(well_formed(payload), first_of_epoch=seq == 0)
             if events:
@@ -35,7 +35,10 @@ class View:
         self._fed = len(batches)
 
     def differs(self, pool: Collection[Key]) -> str | None:
-        """None if the router holds exactly what the pool holds, all rules kept; otherwise an account."""
+        """Return None if the router holds exactly the blocks of the pool and no rule was broken.
+
+        Otherwise describe the difference.
+        """
         missing, dead = set(pool) - set(self.router.blocks), set(self.router.blocks) - set(pool)
         wrong = {
             "missing": sorted(missing, key=repr)[:2],
@@ -49,7 +52,7 @@ class View:
 
 
 def with_prefixes(pool: Collection[Key], kinds: Sequence[str | None]) -> set[Key]:
-    """What of a pool a router is to know: the groups whose blocks carry a prefix."""
+    """Return the blocks of a pool that a router must know: those in groups whose blocks carry prefixes."""
     return {
         (group, there(medium_key(medium)), block)
         for group, medium, block in pool

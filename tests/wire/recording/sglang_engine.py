@@ -1,6 +1,7 @@
-"""SGLang's own radix caches on a CPU, driven as its scheduler does: match, lock, insert chunk by chunk, unlock, evict.
+"""SGLang's real radix caches on a CPU, used as SGLang's scheduler uses them.
 
-What is not SGLang's is the scheduler and the pool of slots, of which only the number counts here.
+It matches a prefix, locks it, inserts the prompt chunk by chunk, unlocks and evicts. Two things are not SGLang's own:
+the scheduler, and the pool of slots, of which only the number of free slots matters here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.wire.recording.workload import Ask, Kept, Workload, continuation
 
 @dataclass(frozen=True)
 class Family:
-    """What kind of stream."""
+    """The configuration of one kind of recorded stream."""
 
     page: int = 16
     slots: int = 2400
@@ -43,7 +44,7 @@ FAMILIES = {
 
 
 class Slots:
-    """The pool of slots, as far as the cache talks to it."""
+    """A pool of memory slots, with only the methods that the cache calls."""
 
     device = "cpu"
 
@@ -56,7 +57,7 @@ class Slots:
 
 @dataclass
 class Running:
-    """A request between its first chunk and its last token."""
+    """A request between its first prompt chunk and its last token."""
 
     ask: Ask
     tokens: list[int]
@@ -67,7 +68,7 @@ class Running:
 
 
 class Engine:
-    """A cache that is stepped, and what it published."""
+    """An SGLang cache that a test advances step by step, and the batches that it has published."""
 
     def __init__(self, family: Family, seed: int, publisher: Any = None) -> None:
         self.family = family
@@ -156,7 +157,7 @@ class Engine:
         self.slots.free += request.held
 
     def pool(self) -> dict[Key, int]:
-        """Every page of every node of the tree, by the name that the engine gives it."""
+        """Return every page of every node of the radix tree, by the hash that the engine gives it."""
         found: Counter[Key] = Counter()
         nodes = list(self.cache.root_node.children.values())
         while nodes:

@@ -1,7 +1,7 @@
-"""vLLM's own scheduler, cache managers and offload connectors on a CPU, with a model that is made up.
+"""vLLM's real scheduler, cache managers and offload connectors on a CPU, with a fake model.
 
-What is not vLLM's is the model (`continuation`), the copying of blocks (a transfer is reported as done some steps
-later) and the publisher's thread: a batch is encoded as that thread does, and kept.
+Three things are not vLLM's own: the model (`continuation`), the copying of blocks (a transfer is reported as complete
+some steps later), and the publisher's thread. Batches are encoded as that thread does it, and kept.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ SPECULATED = 3
 
 @dataclass(frozen=True)
 class Family:
-    """What kind of stream: the cache's groups, how it is offloaded, what requests carry."""
+    """The configuration of one kind of recorded stream: the cache's groups, the offloading, and fields of the
+    requests.
+    """
 
     groups: tuple[str, ...] = ("full",)
     blocks: int = 160
@@ -81,7 +83,10 @@ class Family:
     connector: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     reset_how: tuple[tuple[bool, bool], ...] = ((False, False), (True, False))
-    """Whether a reset preempts what runs, and whether it is of the offloaded blocks too. Sleep is (True, True)."""
+    """The kinds of cache resets, as tuples of two flags: preempt running requests, and also reset offloaded blocks.
+
+    vLLM's sleep is (True, True).
+    """
     int_hashes: bool = True
 
 
@@ -114,7 +119,7 @@ FAMILIES = {
 
 
 class Publisher(EventPublisher):  # type: ignore[misc]  # vLLM is not there where types are checked
-    """Keeps what the engine's publisher thread would send."""
+    """A publisher that keeps the batches that the engine's publisher thread would send."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(0)
@@ -129,7 +134,9 @@ class Publisher(EventPublisher):  # type: ignore[misc]  # vLLM is not there wher
 
 
 def model_directory() -> Path:
-    """A model's configuration, which is all that the scheduler wants of a model."""
+    """Write a model's configuration to a new directory, and return it. vLLM's scheduler needs nothing else of a
+    model.
+    """
     where = Path(tempfile.mkdtemp(prefix="kvbus-recording-"))
     shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
     size = {"num_hidden_layers": 1, "vocab_size": 1000, "max_position_embeddings": 2048, "head_dim": 32}
@@ -156,7 +163,7 @@ def spec(kind: str, block_size: int) -> Any:
 
 
 class Engine:
-    """A scheduler that is stepped, and what it published."""
+    """A vLLM scheduler that a test advances step by step, and the batches that it has published."""
 
     def __init__(self, family: Family, seed: int, publisher: EventPublisher | None = None) -> None:
         os.environ["VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"] = str(int(family.int_hashes))
@@ -275,7 +282,7 @@ class Engine:
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def transferred(self, output: Any) -> KVConnectorOutput | None:
-        """Transfers that were asked for some steps ago are done."""
+        """Report transfers as complete that the connector requested some steps ago."""
         if self.scheduler.connector is None:
             return None
         meta = output.kv_connector_metadata
@@ -327,7 +334,7 @@ class Engine:
     # -- the truth ---------------------------------------------------------------------------------------------------
 
     def pool(self) -> dict[Key, int]:
-        """What the cache holds now: group, medium and hash, with the number of blocks that hold it."""
+        """Return the present cache contents: group, medium and hash of each block, with the number of copies."""
         size = self.family.block_size
         found = held(self.scheduler.kv_cache_manager.block_pool, "GPU", size)
         connector = self.scheduler.connector
@@ -353,9 +360,9 @@ class Engine:
 
 
 def held(pool: Any, medium: str, size: int) -> dict[Key, int]:
-    """Every hash of a whole block by which one of the pool can be found, with the number of blocks.
+    """Return the hash of every complete block that a lookup in the pool can find, with the number of copies.
 
-    The end of a prompt can be found too, by hashes of a finer grain, which kvbus leaves out.
+    A lookup can also find the end of a prompt by hashes of smaller blocks. kvbus does not announce these.
     """
     found: Counter[Key] = Counter()
     for block in pool.blocks:

@@ -1,4 +1,6 @@
-"""Seeded requests that share prefixes: system prompts, conversations that go on, prompts asked twice, salts, sessions."""
+"""Requests with shared prefixes from a seed: system prompts, continued conversations, repeated prompts, salts,
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ import msgspec
 
 @dataclass
 class Ask:
-    """One request, before an engine has seen it."""
+    """A request before it is sent to an engine."""
 
     tokens: list[int]
     answer: int
     session: str
     salt: str | None
     conversation: list[int] = field(repr=False)
-    """The history that the prompt was made of: the answer is appended to it."""
+    """The conversation from which the prompt was made. The answer is appended to it."""
 
 
 class Workload:
-    """Prompts of a few hundred tokens. The same seed asks for the same."""
+    """A source of prompts of a few hundred tokens. The same seed gives the same prompts."""
 
     def __init__(self, seed: int, *, vocabulary: int = 900, longest: int = 700, salts: bool = False) -> None:
         self.random = random.Random(seed)
@@ -58,12 +60,15 @@ class Workload:
 
 
 def continuation(tokens: list[int], vocabulary: int = 900) -> int:
-    """What the model says next: a function of what it reads, so that equal prompts get equal answers."""
+    """Return the token that the fake model generates next. Equal prompts get equal answers."""
     return (sum(tokens[-7:]) * 31 + len(tokens)) % vocabulary
 
 
 class Kept:
-    """Batches as an engine's publisher thread encodes and numbers them; the time is made up, so that runs are alike."""
+    """A list of batches, encoded and numbered as by an engine's publisher thread.
+
+    ``clock`` makes their times reproducible.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.batches: list[tuple[float, int, bytes]] = []

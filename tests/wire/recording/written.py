@@ -1,10 +1,10 @@
-"""Captures made from what is written, for engines and pools whose own encoder cannot be installed.
+"""Captures made by a simulator for engines and pools whose own event encoder cannot be installed.
 
 python -m tests.wire.recording.written
 
-The cache and the workload are the simulator's. What each sends is read from: TensorRT-LLM's publisher in its source
+The cache and the workload are the simulator's. The form of the events follows these sources: TensorRT-LLM's publisher
 (TensorRT-LLM#17023), the publisher of Mooncake's master and its RFC 1527 (Mooncake#2214), LMCache's description of the
-events that it gives to vLLM (LMCache#5076), and SGLang's proposal (sglang#39991). The same call writes the same bytes.
+events that it gives to vLLM (LMCache#5076), and SGLang's proposal (sglang#39991). Each run writes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ STEP: Final = 0.01
 """Seconds between two batches."""
 
 VOCABULARY: Final = 100
-"""Small, so that the files are."""
+"""Number of different token ids. It is small, so that the capture files are small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """One capture: a simulated engine, and how its batches and its live blocks are told."""
+    """The recipe of one capture: a simulated engine, and functions that convert its batches and live blocks."""
 
     dialect: Dialect
     said: str
@@ -47,7 +47,7 @@ class Written:
     block: Callable[[dict[str, Any]], dict[str, Any]] = lambda block: block
 
     def engine(self) -> SimEngine:
-        """The engine: a small pool, which is full soon."""
+        """Return the simulated engine. Its pool is so small that it is soon full."""
         options = EngineOptions(**{"blocks": 64, "max_running": 3, "decode_tokens": 16, **self.options})
         return SimEngine(self.dialect, self._jobs(), options=options)
 
@@ -61,7 +61,10 @@ class Written:
 
 
 def rfc1527() -> Callable[[list[Any]], list[Any]]:
-    """Engine's and pool's events as RFC 1527 names them: the pool knows hashes alone, and says them one by one."""
+    """Return a function that converts the events of an engine and its pool to RFC 1527.
+
+    The pool knows only hashes, and sends one event for each hash.
+    """
     places: dict[int | None, int] = {None: -1}
     said = 0
 
@@ -112,14 +115,16 @@ def rfc1527() -> Callable[[list[Any]], list[Any]]:
 
 
 def of_lmcache(block: int | None) -> int | None:
-    """LMCache names its chunks by its own hash, whatever the engine calls the same tokens."""
+    """Return LMCache's own hash of a chunk, which differs from the engine's hash of the same tokens."""
     if block is None:
         return None
     return int.from_bytes(hashlib.blake2b(block.to_bytes(8, "big"), digest_size=8).digest(), "big")
 
 
 def lmcache(batch: list[Any]) -> list[Any]:
-    """Stores on the CPU are LMCache's: one chunk an event, without a group and what else only vLLM knows."""
+    """Convert the CPU events of a batch to LMCache's form: one chunk per event, without a group and other fields of
+    vLLM.
+    """
     events = []
     for event in batch[1]:
         if event["medium"] != "CPU":
@@ -146,7 +151,7 @@ def lmcache(batch: list[Any]) -> list[Any]:
 
 
 def block_of_lmcache(block: dict[str, Any]) -> dict[str, Any]:
-    """A live block, as it was named."""
+    """Return a live block under the hash with which it was announced."""
     if block["medium"] != "CPU":
         return block
     names = {"hash": of_lmcache(block["hash"]), "parent": of_lmcache(block["parent"])}
@@ -189,7 +194,7 @@ WRITTEN: Final = {
 
 
 def written(name: str) -> tuple[str, str]:
-    """The capture and its truth, as they are kept."""
+    """Return the text of a capture file and the text of its truth file."""
     capture = WRITTEN[name]
     engine = capture.engine()
     payloads = [engine.step(BEGIN + STEP * at) for at in range(capture.batches)]
