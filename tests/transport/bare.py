@@ -1,4 +1,4 @@
-"""ZMTP 3 on a bare TCP socket, without libzmq: a peer that answers no command, as go-zeromq's do.
+"""A ZMTP 3 peer on a plain TCP socket, without libzmq. Like go-zeromq, it answers no ZMTP command.
 
 Source: https://rfc.zeromq.org/spec/23/, NULL mechanism.
 """
@@ -22,13 +22,14 @@ def _short(value: bytes) -> bytes:
 
 
 class BarePeer:
-    """One connection; whatever arrives is written down.
+    """One ZMTP connection, which records every command and message that arrives.
 
     Args:
-        reader, writer: of the connection.
-        kind: of socket that it says it is, such as ``b"SUB"``.
-        minor: of the ZMTP 3 it says it speaks.
-        pace: seconds it rests after each message.
+        reader: reads from the connection.
+        writer: writes to the connection.
+        kind: socket type that the peer announces, such as ``b"SUB"``.
+        minor: minor version of ZMTP 3 that the peer announces.
+        pace: seconds that the peer waits after each message.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class BarePeer:
     ) -> None:
         self.messages: list[list[bytes]] = []
         self.commands: list[bytes] = []
-        """Names, READY of the handshake first."""
+        """Names of the received commands. The first is READY of the handshake."""
         self.gone = False
-        """The other side has ended the connection."""
+        """Whether the other side has ended the connection."""
         self._reader = reader
         self._writer = writer
         self._pace = pace
@@ -54,7 +55,7 @@ class BarePeer:
         self._reading = asyncio.ensure_future(self._read())
 
     def send(self, *frames: bytes) -> None:
-        """One message, of short frames."""
+        """Send one message of short frames (at most 255 bytes each)."""
         for frame in frames[:-1]:
             self._writer.write(bytes([_MORE]) + _short(frame))
         self._writer.write(b"\0" + _short(frames[-1]))
@@ -90,7 +91,10 @@ class BarePeer:
 
 @contextlib.asynccontextmanager
 async def dialled(port: int, kind: bytes, *, minor: int = 0, pace: float = 0.0) -> AsyncIterator[BarePeer]:
-    """A peer that has shaken hands; one that rests has small buffers, so that whoever sends has to wait for it."""
+    """Yield a peer that has connected to a port and completed the handshake.
+
+    With ``pace``, the peer has small buffers, so that kvbus must wait for it when it sends.
+    """
     raw = socket.socket()
     if pace:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL)
@@ -106,7 +110,7 @@ async def dialled(port: int, kind: bytes, *, minor: int = 0, pace: float = 0.0) 
 
 @contextlib.asynccontextmanager
 async def listening(port: int, kind: bytes) -> AsyncIterator[list[BarePeer]]:
-    """Peers that were connected to, in order."""
+    """Yield a list of peers. Listen on a port, and append a peer for each accepted connection."""
     peers: list[BarePeer] = []
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

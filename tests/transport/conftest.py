@@ -1,4 +1,6 @@
-"""A context per test, sockets that its end closes, and the list of what the loop's callbacks raised."""
+"""Fixtures for tests of sockets: a ZMQ context for each test, sockets that it closes, and errors of event loop
+callbacks.
+"""
 
 import contextlib
 
@@ -10,13 +12,16 @@ from tests.transport.loops import collect
 
 @pytest.fixture
 def raised():
-    """What callbacks of the test's loop raised; a test that expects some takes it out."""
+    """A list that gets the exceptions of the event loop's callbacks.
+
+    A test that expects exceptions removes them from it.
+    """
     return []
 
 
 @pytest.fixture
 def context():
-    """A context whose end closes what a test left open, so that a failed test fails instead of hanging."""
+    """A ZMQ context that closes all sockets at the end of the test. Otherwise a failed test would hang."""
     made = zmq.Context()
     yield made
     collect()
@@ -26,7 +31,10 @@ def context():
 
 @pytest.fixture
 def dial(context):
-    """Connect a socket: its type, the endpoint, options by name."""
+    """A function that connects a socket of the test.
+
+    Its arguments are the socket type, the endpoint and options by name.
+    """
     made = []
 
     def one(kind, endpoint, **options):

@@ -1,4 +1,4 @@
-"""Both event loops kvbus may run on, and what tests of sockets share."""
+"""The two event loops that kvbus can run on (asyncio and uvloop), and helpers that all tests of sockets share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ END = b"\xff" * 8
 
 
 def collect() -> None:
-    """Find what a test left open. What is alive now need not be looked at after the next test: it is most of the heap."""
+    """Collect garbage, so that unclosed sockets of the test cause warnings, and freeze the remaining objects.
+
+    Later collections skip the frozen objects. These are most of the heap, so collections become faster.
+    """
     gc.collect()
     gc.freeze()
 
 
 class CountsReads:
-    """A loop that counts how often it calls a reader: one that is called in every turn spins."""
+    """Mixin of an event loop that counts how often the loop calls a reader. A busy loop has a high count."""
 
     reads = 0
 
@@ -43,7 +46,7 @@ class CountsReads:
 
 
 def counting(loop: Any) -> Callable[[], asyncio.AbstractEventLoop]:
-    """A loop's class that counts its reads."""
+    """Return a subclass of an event loop class that counts the calls of readers."""
     made: Callable[[], asyncio.AbstractEventLoop] = type("Counting", (CountsReads, loop), {})
     return made
 
@@ -52,17 +55,18 @@ COUNTING = {"asyncio": counting(asyncio.SelectorEventLoop), "uvloop": counting(u
 
 
 def reads() -> int:
-    """How often the running loop, one of :data:`COUNTING`, has called a reader."""
+    """Return how often the running loop, which is one of :data:`COUNTING`, has called a reader."""
     loop: Any = asyncio.get_running_loop()
     count: int = loop.reads
     return count
 
 
 def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test once on plain asyncio and once on uvloop; what a callback raises fails it.
+    """Run an async test once on asyncio and once on uvloop. An exception in a callback of the loop fails the test.
 
-    Without ``TEST_LONG`` on uvloop alone, which the daemon runs on.
-    A test that expects callbacks to raise takes them out of ``raised`` (a fixture: the loop's list of exceptions).
+    Without ``TEST_LONG``, run it only on uvloop, which the daemon uses. A test that expects exceptions in callbacks
+    removes
+    them from the fixture ``raised``, which is the loop's list of exceptions.
     """
 
     @functools.wraps(test)
@@ -90,7 +94,7 @@ def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
 
 
 async def turns(count: int = 3) -> None:
-    """Let the loop go round a few times: sockets close one turn after their pumps."""
+    """Run a few iterations of the event loop. A socket closes one iteration after its message pump."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -100,7 +104,7 @@ def u64(number: int) -> bytes:
 
 
 def read_all(socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-    """Whatever a socket has at this moment."""
+    """Yield the messages that a socket has received, without waiting for more."""
     while True:
         try:
             yield socket.recv_multipart(zmq.NOBLOCK)

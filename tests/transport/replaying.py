@@ -1,4 +1,4 @@
-"""A stream with a replay server, and requesters of libzmq that read only when told."""
+"""A stream with a replay server, and libzmq clients that read their answers only when the test calls them."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ def no_cut(_):
 
 
 class Served:
-    """A stream with `count` batches and the server of its replay."""
+    """A stream with `count` batches, and its replay server."""
 
     def __init__(
         self, count, *, profile="vllm", payload=b"payload", sessions=64, beside=None, stall_timeout=30.0, **options
@@ -64,7 +64,7 @@ async def served(count, *, kind=Served, **options):
 
 
 class Requester:
-    """A replay client that reads only when told."""
+    """A replay client that reads only when the test calls it."""
 
     def __init__(self, context, endpoint, *, kind=zmq.DEALER, hwm=1000, small=False):
         self.socket = context.socket(kind)
@@ -83,7 +83,10 @@ class Requester:
         return self.ended
 
     async def drain(self):
-        """Read to the END as fast as the server sends; a small mark lets through little at a time."""
+        """Read the answer until END as fast as the server sends.
+
+        With a low high-water mark, few messages arrive at a time.
+        """
         async with asyncio.timeout(PATIENCE):
             while not self.read():  # noqa: ASYNC110 - a socket sets no asyncio.Event
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A port where engines dial in, read by kvbus's own ZMTP: what the engine of libzmq brings, and who is refused."""
+"""Tests for a port to which engines connect, with kvbus's own ZMTP and libzmq engines. Some peers must be refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Dial = Callable[..., zmq.Socket[bytes]]
 
 
 class Stream:
-    """A bound stream, and everything that it says in its order."""
+    """A bound live stream, and a list of all its events in order."""
 
     def __init__(self, policy: PeerPolicy) -> None:
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
@@ -62,7 +62,7 @@ async def bound(policy: PeerPolicy = PLAIN) -> AsyncIterator[Stream]:
 
 
 async def engine_of(dial: Dial, stream: Stream, **options: Any) -> zmq.Socket[bytes]:
-    """An engine that has dialled in and has got the subscription."""
+    """Return the socket of an engine that has connected to a stream and received the stream's subscription."""
     engine = dial(zmq.XPUB, stream.endpoint, SNDHWM=0, **options)
     await eventually(lambda: engine.poll(0), "the subscription")
     engine.recv()

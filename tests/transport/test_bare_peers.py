@@ -1,7 +1,7 @@
-"""Peers that answer no ZMTP command stay connected, and no command is in their way.
+"""Tests that peers that answer no ZMTP command stay connected, and that kvbus sends them no command.
 
-go-zeromq (llm-d, its simulated engine) gives a command to its application as if it were a message, and answers none. A
-socket that sends heartbeats breaks an answer with the first of them and cuts such a peer off for want of a PONG.
+go-zeromq (used by llm-d and its simulated engine) passes a command to its application as a message, and answers none. A
+socket with ZMTP heartbeats would put a PING into a replay answer, and end the connection because no PONG comes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ from tests.transport.replaying import served
 from tests.transport.test_ingress import live_stream
 
 SECONDS = 23.0 if LONG else 6.0
-"""A heartbeat every 5 s with 15 s for its answer has cut off whoever does not answer; the first one is seen before."""
+"""Duration of the test in seconds.
+
+The long duration suffices to see a peer cut off by ZMTP heartbeats: a PING every 5 s and 15 s for the PONG. The short
+duration suffices to see the first PING.
+"""
 
 
 @pytest.mark.slow
 async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
-    """Every socket of kvbus with such a peer, side by side: busy ones, silent ones, and one in the middle of an answer."""
+    """Each kind of socket of kvbus gets such peers: busy peers, silent peers, and a peer that is reading a replay
+    answer.
+    """
     bound, engine_port, replay_port = (free_port() for _ in range(3))
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        # routers: of both versions of ZMTP 3, one that asks for a replay now and then, one that reads its answer slowly
+        # routers: one with each minor version of ZMTP 3, one that requests replays, and one that reads its answer
+        # slowly
         output = await enter(stream_of(context, state=False))
         stats = output.stats
         routers = [await enter(dialled(output.port, b"SUB", minor=minor)) for minor in (0, 1)]
@@ -42,7 +49,7 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
         server = int(replay.endpoint.rpartition(":")[2])
         patient = await enter(dialled(server, b"DEALER"))
         slow = await enter(dialled(server, b"DEALER", pace=SECONDS / 600))
-        # engines: one that is connected to, one that dials in, and one that is long in answering a replay request
+        # engines: one to which kvbus connects, one that connects to kvbus, and one that answers a replay request slowly
         engines = await enter(listening(engine_port, b"PUB"))
         got, said = await enter(live_stream(context, f"tcp://127.0.0.1:{engine_port}"))
         dialled_got, dialled_said = await enter(live_stream(context, f"tcp://127.0.0.1:{bound}", bind=True))

@@ -1,4 +1,6 @@
-"""How far a dial gets: against libzmq's sockets of every type, kvbus's own endpoints, and what is no ZeroMQ at all."""
+"""Tests for how far a connection attempt gets with libzmq sockets of every type, kvbus's endpoints and other
+servers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ TYPES = ["PUB", "XPUB", "SUB", "XSUB", "ROUTER", "DEALER", "REP", "REQ", "PUSH",
 
 
 class Peers:
-    """libzmq sockets, closed at the end."""
+    """libzmq sockets that the test's end closes."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()

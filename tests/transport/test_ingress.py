@@ -1,4 +1,4 @@
-"""A source's sockets against real publishers: the live stream, and one connection per replay request."""
+"""Tests for a source's sockets with real publishers: the live stream, and one connection for each replay request."""
 
 import contextlib
 import socket as plain
@@ -126,7 +126,7 @@ async def test_only_topics_with_the_prefix(context):
 
 @both_loops
 async def test_messages_of_any_shape_are_handed_over(context):
-    """Judging them is the core's work; the transport drops nothing in silence."""
+    """The transport drops no malformed message, because the core checks and counts them."""
     where = endpoint()
     async with live_stream(context, where) as (got, _), EnginePublisher(where, None, bind=True) as engine:
         await engine.wait_for_subscriber(60)
@@ -176,7 +176,9 @@ async def test_a_request_made_before_the_engine_is_there(context):
 
 @both_loops
 async def test_answers_to_an_older_request_never_reach_a_newer_one(context):
-    """The engine answers late and all at once; whoever asked and left gets nothing, whoever asks now gets theirs."""
+    """The engine answers two requests late and together. kvbus has cancelled the first request and reads only the
+    second answer.
+    """
     router = context.socket(zmq.ROUTER)
     port = router.bind_to_random_port("tcp://127.0.0.1")
     where = f"tcp://127.0.0.1:{port}"
@@ -210,7 +212,7 @@ async def test_answers_to_an_older_request_never_reach_a_newer_one(context):
 
 @both_loops
 async def test_hundreds_of_requests_leave_nothing_behind(context):
-    """Requests asked and dropped at any moment: no descriptor is left, and the next one is answered."""
+    """Cancelling requests at any moment leaks no file descriptor, and the engine answers the next request."""
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         for n in range(50):
             engine.publish(b"%d" % n)
@@ -230,7 +232,7 @@ async def test_hundreds_of_requests_leave_nothing_behind(context):
 @both_loops
 @pytest.mark.parametrize("bind", [False, True])
 async def test_what_a_connection_has_brought_comes_before_its_end(context, bind):
-    """However late it is read: behind the end it would pass for the next connection's."""
+    """If kvbus read the batches after the end of their connection, it would attribute them to the next connection."""
     where, beside = endpoint(), endpoint()
     order: list[Any] = []
     engines = zmq.Context()

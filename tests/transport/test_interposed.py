@@ -1,4 +1,4 @@
-"""One port for publishers and subscribers, with real peers of libzmq and bare ones on it, honest and hostile."""
+"""Tests for a port to which publishers and subscribers connect, with libzmq peers, bare peers and hostile peers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ FRAME = 100_000
 
 
 class Port:
-    """An interposed port on which a source listens, and what its two sides have seen."""
+    """An interposed port on which a source listens, and a record of the events on its publisher and subscriber
+    sides.
+    """
 
     def __init__(self, settings: Settings, topics: tuple[bytes, ...]) -> None:
         self.routers = Recorder()
         self.stats = OutputStats()
         self.refusals: list[tuple[str, str]] = []
         self.seen: list[Any] = []
-        """Batches, and what was said of the connection, in their order."""
+        """Received batches and reported changes of the connection, in order."""
         self.bursts = 0
         self.port = Interposed(ANY, self.routers, settings=settings, stats=self.stats, refused=self._refused)
         self.topics = topics
@@ -105,7 +107,9 @@ async def test_who_publishes_is_heard_and_who_subscribes_is_served(dial, kind):
 
 
 async def until_subscribed(engine, port):
-    """Until what the engine publishes comes through: its libzmq has read the subscription."""
+    """Wait until a batch of the engine reaches the source, which means that the engine's libzmq has read the
+    subscription.
+    """
 
     def through():
         engine.send_multipart([b"kv", b"through?"])
@@ -119,7 +123,9 @@ async def until_subscribed(engine, port):
 
 @both_loops
 async def test_engines_come_and_go(dial):
-    """The connection is up from the first publisher's beginning to the last one's end, as it is for a bound SUB."""
+    """The source is up from the first publisher's handshake to the last publisher's disconnection, as with a bound
+    SUB.
+    """
     async with opened() as port:
         for _ in range(3):
             port.seen.clear()
@@ -194,7 +200,7 @@ async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
 
 @both_loops
 async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
-    """A thousand at once, in three states of the handshake; the engine and a router come behind them."""
+    """A thousand connections stop at different points of the handshake. The engine and a router connect after them."""
     async with opened(max_half_open=64, handshake_timeout=120.0) as port:
         crowd = []
         beginnings = [b"", b"\xff", greeting(), greeting() + b"\x04\x20"]

@@ -1,4 +1,4 @@
-"""When a source's connection stands and when it is gone, told by libzmq's own monitor."""
+"""Tests for how kvbus detects by libzmq's monitor when a source's connection begins and ends."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from tests.transport.loops import both_loops, turns
 
 
 class Watched:
-    """A SUB and what its monitor said."""
+    """A SUB socket and the connection changes that its monitor has reported."""
 
     def __init__(self, context):
         self.socket = make_socket(context, zmq.SUB, RECONNECT_IVL=5, RECONNECT_IVL_MAX=0)
@@ -52,7 +52,7 @@ def publisher(context, endpoint, *, bind=True):
 
 
 async def bound_again(context, endpoint):
-    """A publisher on an address that the last one has not quite given back yet."""
+    """Return a publisher bound to an address that the previous publisher may not have released yet."""
     found = []
 
     def bind():
@@ -78,7 +78,7 @@ async def test_a_peer_that_comes_late_and_restarts_again_and_again(context):
     where = endpoint()
     async with watched(context) as one:
         one.socket.connect(where)
-        # libzmq tries and fails at least once before the first publisher is there
+        # no publisher listens yet, so at least one of libzmq's connection attempts fails
         await eventually(lambda: refused(where), "a refused connection")
         assert not one.monitor.up
         for life in range(1, 6):
@@ -92,7 +92,9 @@ async def test_a_peer_that_comes_late_and_restarts_again_and_again(context):
 
 @both_loops
 async def test_bound_with_two_peers_coming_and_going(context):
-    """Up with the first, down with the last: in between nothing is said."""
+    """The source is up from the first peer's connection to the last peer's disconnection, without a report in
+    between.
+    """
     where = endpoint()
     async with watched(context) as one:
         one.socket.bind(where)
@@ -113,7 +115,7 @@ async def test_bound_with_two_peers_coming_and_going(context):
 
 
 async def heard_from(pub, sub):
-    """The two have shaken hands: what one says reaches the other."""
+    """Wait until a message of the publisher reaches the subscriber, so that their handshake is complete."""
 
     def heard():
         pub.send(b"x")
@@ -126,7 +128,7 @@ async def heard_from(pub, sub):
 
 @both_loops
 async def test_a_connection_without_a_handshake_is_none(context):
-    """A probe of the port, or a peer that speaks something else, is no engine."""
+    """A port scan, or a peer with another protocol, must not count as an engine."""
     where = endpoint()
     port = int(where.rpartition(":")[2])
     async with watched(context) as one:
@@ -145,7 +147,7 @@ async def test_a_connection_without_a_handshake_is_none(context):
 
 @both_loops
 async def test_a_silent_stranger_does_not_keep_the_source_up(context):
-    """The engine is gone though somebody else still holds a connection that never said a word."""
+    """The source goes down with the engine, even if another peer that never sent a byte is still connected."""
     where = endpoint()
     async with watched(context) as one:
         one.socket.bind(where)
@@ -163,7 +165,7 @@ async def test_a_silent_stranger_does_not_keep_the_source_up(context):
 
 @both_loops
 async def test_monitors_made_and_closed_in_quick_succession(context):
-    """A monitor's address is named after a descriptor, and those are reused."""
+    """The address of a monitor contains the number of a file descriptor, and the kernel reuses these numbers."""
     where = endpoint()
     pub = publisher(context, where)
     for _ in range(25):

@@ -1,4 +1,7 @@
-"""A host name that moves to another engine while the old one still stands: the replay goes where the live stream is."""
+"""Test of a host name that changes to another engine while the old engine is connected.
+
+kvbus must send replay requests to the engine of the live stream, and not to the new address of the name.
+"""
 
 from __future__ import annotations
 

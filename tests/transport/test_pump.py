@@ -1,4 +1,4 @@
-"""The traps of an edge-triggered descriptor, one test each: whatever happens, no message waits for the next one."""
+"""Tests for the message pump on libzmq's edge-triggered descriptor: no message may wait until the next one arrives."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from tests.transport.loops import both_loops, turns
 
 
 class Pair:
-    """Two connected PAIR sockets: `mine` for the pump, `theirs` to send from and read on."""
+    """Two connected PAIR sockets. The pump reads `mine`; the test sends and reads on `theirs`."""
 
     def __init__(self, context):
         self.mine = context.socket(zmq.PAIR)
@@ -61,7 +61,10 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
 
 @both_loops
 async def test_a_cap_ends_the_turn_and_not_the_reading(context):
-    """More than the cap: other work has its turn in between, and the rest comes without a new edge."""
+    """More messages wait than the pump reads at once.
+
+    Other callbacks run in between, and the pump needs no new edge event.
+    """
     got = []
     other = []
     pair = Pair(context)
@@ -80,7 +83,7 @@ async def test_a_cap_ends_the_turn_and_not_the_reading(context):
     pump = Pump(pair.mine, handler)
     await eventually(lambda: got[-1:] == [[b"last"]], "everything beyond the cap")
     assert len(got) == count + 1
-    # each of these was put down at the first message of a turn and ran before another full turn was over
+    # the callback was registered at the first message of an iteration, and ran before the pump read twice the cap
     assert all(ran <= at * CAP + CAP for at, ran in enumerate(other))
     pump.close()
     pair.close()
@@ -110,12 +113,16 @@ async def test_a_handler_that_raises_loses_its_own_message_only(context, raised)
 
 @both_loops
 async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(context):
-    """Sending makes libzmq take in what arrived: the descriptor says nothing any more, though there is a message."""
+    """A send makes libzmq process the arrived messages.
+
+    The descriptor then signals nothing, although a message waits.
+    """
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
         for n in range(50):
             pair.theirs.send(b"%d" % n)
-            # no await: the loop cannot see the edge before the send below (or the look at EVENTS) has eaten it
+            # no await here: the loop must not see the edge before the send below, or the read of EVENTS, has consumed
+            # it
             end = asyncio.get_running_loop().time() + PATIENCE
             while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 assert asyncio.get_running_loop().time() < end
@@ -126,7 +133,7 @@ async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(
 
 @both_loops
 async def test_without_the_kick_that_message_would_wait(context):
-    """The trap is real: what the test above relies on is the kick, and nothing else."""
+    """This is the counter-check of the previous test: without `kick`, the message really stays unread."""
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
         await turns(5)  # the pump's own first look is over
@@ -181,7 +188,7 @@ async def test_a_handler_may_answer_on_the_same_socket(context):
 @both_loops
 @pytest.mark.parametrize("kept", [MAX_KEPT_FRAMES, 3 * MAX_KEPT_FRAMES])
 async def test_the_number_of_frames_is_bounded_and_told(context, kept):
-    """A message of any number of frames is one message. Of a huge one only the first frames are kept."""
+    """A message with any number of frames is one message. Of a huge message, the pump keeps only the first frames."""
     got: list[Any] = []
     async with pumped(context, got.append, max_frames=kept) as (pair, _):
         for frames in (1, 3, 2 * MAX_KEPT_FRAMES, 50_000, 1):
@@ -224,7 +231,10 @@ async def test_close_from_within_the_handler(context, raised, raises):
 
 @both_loops
 async def test_descriptors_are_reused_at_once(context):
-    """Sockets opened and closed in quick succession share descriptors: no pump hears or deafens another one."""
+    """Sockets that are opened and closed quickly share descriptor numbers.
+
+    No pump may get or miss events of another socket.
+    """
     fds = set()
     for n in range(60):
         got: list[Any] = []
@@ -271,7 +281,9 @@ def test_receive_takes_one_message_and_says_when_there_is_none(context):
 
 @both_loops
 async def test_the_socket_outlives_its_reader_by_a_turn(context):
-    """The loop may hold an event of this turn for the descriptor, and a new socket may get the same one."""
+    """The loop may hold an event of this iteration for the descriptor, and a new socket may get the same descriptor
+    number.
+    """
     pair = Pair(context)
     pump = Pump(pair.mine, print)
     pump.close()

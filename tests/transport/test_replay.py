@@ -1,4 +1,6 @@
-"""The replay server on kvbus's own ZMTP: whoever does not read delays nobody, and all shares are fair."""
+"""Tests for the replay server on kvbus's own ZMTP: a client that never reads delays no other client, and shares are
+fair.
+"""
 
 import asyncio
 import contextlib
@@ -77,7 +79,9 @@ class Reader(threading.Thread):
 
 
 async def timed(one):
-    """Return the seconds until a healthy router has its whole answer, and the CPU seconds of this process meanwhile."""
+    """Return the seconds until a healthy router has its complete answer, and the CPU seconds that this process used
+    meanwhile.
+    """
     loop = asyncio.get_running_loop()
     reader, begin, busy = Reader(one), loop.time(), time.process_time()
     reader.start()
@@ -96,7 +100,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
             _, first = await timed(one)
             beside = [await timed(one) for _ in range(5)]
             await eventually(lambda: one.server.busy == 1_000 and not one.stats.replay_sessions, "all but these parked")
-            # a machine that others load takes from both what it likes, but no CPU time
+            # on a machine under load, elapsed times vary much, but CPU times do not
             assert min(busy for _, busy in beside) <= 2 * min(busy for _, busy in alone)
             assert min(waited for waited, _ in beside) <= 2 * min(waited for waited, _ in alone) + 10  # no time-out
             assert first < 20  # while the others are still served
@@ -106,7 +110,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
 
 
 async def whole_answer(reader):
-    """Read an answer to its END."""
+    """Read a replay answer up to and including END."""
     tail = b""
     while not tail.endswith(END + b"\0\0"):
         data = await reader.read(MEGABYTE)
@@ -141,7 +145,7 @@ async def test_they_cost_little_memory(context, descriptors):
 
 @both_loops
 async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
-    """kvbus once needed 1.3 GB of memory for 400 requests of a few bytes each."""
+    """Without the limit, 400 requests of a few bytes each took 1.3 GB of memory."""
     async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
@@ -174,7 +178,7 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
-    """The sender has passed on the whole answer, and the unread rest is smaller than one share."""
+    """The sender has passed the complete answer to the connection, and the unread rest is smaller than one share."""
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
@@ -183,7 +187,7 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 
 @both_loops
 async def test_a_slow_link_is_never_given_up(context):
-    """Read 3 MB at 300 kB/s. The stall_timeout is a third of the time that the answer takes."""
+    """A client reads 3 MB at 300 kB/s. The stall_timeout is a third of the time that the answer takes."""
     async with served(750, payload=b"p" * 4_000, stall_timeout=3.0) as one:
         async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
             loop, got = asyncio.get_running_loop(), 0
@@ -201,7 +205,10 @@ async def test_a_slow_link_is_never_given_up(context):
 
 @both_loops
 async def test_shares_are_bytes_and_not_messages(context):
-    """A requester of large batches and a requester of small batches finish at about the same time."""
+    """A client with large batches and a client with small batches get equally many bytes, so they finish at about
+    the same
+    time.
+    """
 
     class Mixed(Served):
         def answer(self, request):
@@ -285,7 +292,7 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
 
 @both_loops
 async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
-    """The END of the answer under way comes first, and the END of the refused request after it."""
+    """The END of the current answer comes first, and the END of the refused request after it."""
     monkeypatch.setattr(replay_module, "MAX_WAITING", 1)
     async with served(300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
         await reader.readexactly(64 + 30)
@@ -299,7 +306,7 @@ async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch)
 @both_loops
 async def test_an_answer_for_whoever_is_gone_is_counted(context):
     class Late(Served):
-        """The relay answers after the requester has left."""
+        """A replay server whose relay answers after the client has disconnected."""
 
         kept = None
 
@@ -338,7 +345,7 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
             return Making(super().answer(request))
 
     class Making:
-        """A snapshot that takes long: many empty slices, then one message."""
+        """A snapshot that takes long to build: many empty slices, then one message."""
 
         def __init__(self, inner):
             self.envelope, self.outcome, self.over = inner.envelope, "compacted", False

@@ -1,4 +1,6 @@
-"""The replay server against real requesters: each at their own pace, nobody in anybody's way, END for everyone."""
+"""Tests for the replay server with real clients of different speeds: none delays another, and each answer ends with
+END.
+"""
 
 from itertools import islice
 
@@ -62,7 +64,10 @@ async def test_two_hundred_at_once(context):
 
 @both_loops
 async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context):
-    """As an engine does it: answers of one connection never mix, so that the first END is the first answer's."""
+    """Like an engine, kvbus does not mix two answers on one connection.
+
+    So the first END belongs to the first request.
+    """
     async with served(1000) as one:
         client = Requester(context, one.endpoint)
         other = Requester(context, one.endpoint)
@@ -88,8 +93,9 @@ async def test_a_req_gets_one_reply_and_may_ask_again(context):
         for start in (7, 9, 49):
             reply: list[bytes] = []
             while reply != [b"kv@a@m", u64(start), b"payload"]:
-                # what came behind the first reply was not read. A REQ lets go of it when it asks again, but only of
-                # what has arrived by then: a late one is taken for the answer, and whoever uses a REQ asks once more
+                # REQ reads only the first message of an answer. On its next request it drops the messages that have
+                # arrived by then. It takes a message that arrives later for its reply, so a REQ client must send the
+                # request again
                 assert answers < 100
                 client.socket.send(u64(start))
                 await eventually(lambda: client.socket.poll(0), "the one reply")
@@ -115,7 +121,10 @@ async def test_a_req_gets_one_reply_and_may_ask_again(context):
     ],
 )
 async def test_a_request_that_is_none_is_ended_at_once(context, request_, delimiter):
-    """Nobody hangs: whatever is asked is answered with an END, and the next question is understood."""
+    """A malformed request gets END immediately, so that its client does not hang.
+
+    The next request gets a normal answer.
+    """
     async with served(3) as one:
         client = Requester(context, one.endpoint)
         client.socket.send_multipart(request_)
@@ -146,7 +155,7 @@ async def test_a_dealer_without_the_delimiter_gets_an_answer_without_it(context)
 
 
 class FailsOnce(Served):
-    """A server whose second answer breaks in the middle."""
+    """A replay server whose second answer fails in the middle."""
 
     def answer(self, request):
         made = super().answer(request)
@@ -185,7 +194,10 @@ async def test_an_answer_that_breaks_stops_no_other(context, raised):
 
 @both_loops
 async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
-    """A slow reader ends with the whole truth, contiguous from 0, though what it asked for was trimmed meanwhile."""
+    """The journal drops the requested batches while a slow client reads.
+
+    It must get a state instead, without a gap in seqs.
+    """
     async with (
         running_bus(output={"journal_batches": 200}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
@@ -214,7 +226,7 @@ async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
         router = PlainSetRouter()
         for frames in client.got[:-1]:
             router.apply(int.from_bytes(frames[-2], "big"), frames[-1])
-        # up to where the answer ends; what follows is on the live stream and in a second answer
+        # the first answer ends here; the later batches are on the live stream and in a second answer
         client.got.clear()
         client.ask(len(numbers))
         await client.drain()
@@ -226,7 +238,7 @@ async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
 
 
 class InPieces(Served):
-    """A server whose answers are one message each, of many frames."""
+    """A replay server whose answers are one message each, with many frames."""
 
     made = None
 
@@ -242,7 +254,7 @@ class Pieces:
         self.over = False
         self.left = 100
         self.waits = False
-        """The next piece is being made."""
+        """Whether kvbus is still building the next part of the message."""
 
     def messages(self):
         while self.left:
@@ -269,7 +281,7 @@ async def test_a_message_that_is_sent_frame_by_frame_arrives_as_one(context):
 
 
 class Waits(InPieces):
-    """A server whose next piece is never made."""
+    """A replay server that never finishes building the next part of its answer."""
 
     def answer(self, request):
         made = super().answer(request)
@@ -280,7 +292,9 @@ class Waits(InPieces):
 @both_loops
 @pytest.mark.parametrize(("kind", "pace"), [(InPieces, 1), (Waits, 0)])
 async def test_a_message_that_is_cut_off_ends_the_connection(kind, pace):
-    """An END behind it would be a part of the message."""
+    """kvbus closes the connection, because the client would read an END after the incomplete message as a part of
+    it.
+    """
     async with (
         served(0, kind=kind) as one,
         dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER", pace=pace) as client,

@@ -1,4 +1,4 @@
-"""How kvbus finds out that a peer is gone without a word: by TCP keepalive, as the kernel has it, and nothing else."""
+"""Tests for how kvbus detects that a peer vanished silently: only by the kernel's TCP keepalive."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def test_keepalive_and_no_heartbeat(context, kind):
 
 
 def probes(port: int, *, accepted: bool) -> list[float | None]:
-    """Of each connection to a port, in how many seconds the kernel of the end asked for probes it, None for never.
+    """Return for each connection to a port the idle time in seconds after which the kernel probes it, or None for
+    never.
 
-    The ends that were accepted, or those that dialled.
+    With ``accepted``, look at the accepting end of each connection, otherwise at the connecting end.
     """
     found: list[float | None] = []
     for table in ("tcp", "tcp6"):
@@ -58,7 +59,7 @@ def probes(port: int, *, accepted: bool) -> list[float | None]:
 
 
 async def probed(port: int, *, accepted: bool) -> None:
-    """Wait until the one connection is probed when it has been idle for as long as that."""
+    """Wait until the only connection to a port has a keepalive timer of at most `IDLE_S` seconds."""
 
     def settled() -> bool:
         seconds = probes(port, accepted=accepted)
@@ -69,7 +70,7 @@ async def probed(port: int, *, accepted: bool) -> None:
 
 @contextlib.contextmanager
 def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
-    """Whoever is on the other side, without any option."""
+    """Yield a socket for the other side of the connection, which sets no keepalive option."""
     with zmq.Context() as own, own.socket(kind) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         (socket.bind if listens else socket.connect)(f"tcp://127.0.0.1:{port}")
@@ -118,7 +119,7 @@ async def test_clients_probe_what_they_follow():
 
 
 async def test_clients_hold_no_connection_to_a_silent_peer():
-    """As the daemon does: the handshake is given up after three seconds, and tried again; libzmq alone waits thirty."""
+    """Like the daemon, clients give up a handshake after three seconds and connect again. libzmq's default is 30 s."""
     begun = asyncio.get_running_loop().time()
     accepted: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
@@ -137,7 +138,7 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
 
 
 def test_a_thousand_sources_have_their_sockets():
-    """A source takes two of them or more, and libzmq has room for 1,023 unless it is asked for more."""
+    """A source needs at least two sockets, and a libzmq context allows only 1,023 by default."""
     with make_context() as context, contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(make_socket(context, zmq.SUB)) for _ in range(1_100)]
         assert len(sockets) == 1_100

@@ -1,4 +1,4 @@
-"""Keys for endpoints of kvbus's own ZMTP: where libsodium is installed, and where it is not."""
+"""Tests for CURVE keys of kvbus's own ZMTP endpoints, with libsodium installed and without it."""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""RawSubscriber under both event loops: nothing is missed by the edge-triggered pump."""
+"""Tests that RawSubscriber misses no message, on asyncio and on uvloop.
+
+Its message pump gets only edge-triggered events.
+"""
 
 import asyncio
 

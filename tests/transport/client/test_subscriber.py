@@ -1,4 +1,4 @@
-"""The subscriber over real sockets, on asyncio and on uvloop."""
+"""Tests for the client library's Subscriber over real sockets, on asyncio and on uvloop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from tests.ports import free_ports
 from tests.transport.loops import COUNTING, collect, reads
 from tests.typed import there
 
-# no confirmation of a silent connection unless a test is about it: it would race with what the test publishes
+# only tests of the confirmation of a silent connection use a short time for it: in other tests, the confirmation would
+# compete with the batches that the test publishes
 QUICK = Timing(connect_s=5, idle_s=0.2, confirm_s=60)
 TOKENS = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
 SEQ = (7).to_bytes(8, "big")
@@ -73,7 +74,7 @@ def subscribed(publisher, timing=QUICK, **options):
 
 
 async def until(subscriber, kind, view=None):
-    """Receive up to the first update of this kind; all of them, in order."""
+    """Receive updates until an update of the class ``kind`` has come. Return all received updates in order."""
     seen: list[Any] = []
     while not seen or not isinstance(seen[-1], kind):
         seen.append(await subscriber.receive())
@@ -83,7 +84,7 @@ async def until(subscriber, kind, view=None):
 
 
 async def in_step(publisher, subscriber):
-    """Replayed, and the subscription has arrived at the publisher."""
+    """Wait until the subscriber has read the replay and the publisher has received the subscription."""
     await until(subscriber, Synced)
     await publisher.wait_for_subscriber()
 
@@ -157,7 +158,7 @@ def test_a_message_over_the_limit_does_not_make_it_deaf(loops):
             publisher.publish(payload(0))
             publisher.send_frames(b"", SEQ, b"x" * 2000)
             await until(subscriber, Received)
-            # the connection breaks, and a second subscription arrives: the next life of the socket
+            # the connection breaks, and the socket of the next connection sends a second subscription
             connected = asyncio.ensure_future(publisher.wait_for_subscriber(count=2))
             receiving = asyncio.ensure_future(until(subscriber, Received))
             await connected
@@ -269,7 +270,7 @@ def test_two_tasks_cannot_share_a_subscriber(loops):
 
 
 def test_a_slow_caller_does_not_spin(loops):
-    """While nobody receives, a waiting message must not keep the event loop awake."""
+    """A message that waits while the caller receives nothing must not make the event loop busy."""
 
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
@@ -322,7 +323,7 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
 
 
 def test_whoever_is_to_be_asked_sees_no_connection_before(loops, monkeypatch):
-    """A bus would count one that ends at once as a failed handshake."""
+    """kvbus would count a connection that ends immediately as a failed handshake."""
     kinds = []
 
     class Recorded(zmq.Context):
@@ -372,7 +373,10 @@ ID = b"publisher 16 byt"
 
 @contextlib.contextmanager
 def snapshots():
-    """A snapshot ROUTER; what it is given is what it answers."""
+    """A ROUTER socket that stands for a snapshot endpoint, and its endpoint.
+
+    The test itself reads and answers the requests.
+    """
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         port = router.bind_to_random_port("tcp://127.0.0.1")
@@ -408,7 +412,7 @@ def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
                 await publisher.wait_for_subscriber()
                 live(publisher, 41, 100)
                 await until(subscriber, Received, view)
-                # a gap, and no replay: another snapshot
+                # a batch is missing, and there is no replay, so the subscriber requests another snapshot
                 live(publisher, 43, 7)
                 served = asyncio.ensure_future(answer(router, 43, payload(7)))
                 assert isinstance((await until(subscriber, Snapshot, view))[0], Gap)

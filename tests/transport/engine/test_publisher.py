@@ -1,4 +1,4 @@
-"""EnginePublisher against plain ZeroMQ peers: the engine's side of the wire, byte by byte."""
+"""Tests for EnginePublisher with plain ZeroMQ peers, which check the exact bytes of its messages."""
 
 import asyncio
 import struct
@@ -21,7 +21,7 @@ def u64(value):
 
 
 class Dealer:
-    """A replay client in a few lines: blocking, so always called in a thread."""
+    """A minimal replay client. Its calls block, so tests run it in a thread."""
 
     def __init__(self, endpoint, hwm=1000):
         self.context = zmq.Context()
@@ -154,7 +154,7 @@ async def test_no_frame_is_lost_at_a_slow_clients_high_water_mark():
             with Dealer(engine.replay_endpoint, hwm=10) as slow:
                 slow.ask(0)
                 assert slow.socket.poll(60_000)
-                # while the first client does not read, another one is served in full
+                # while the first client reads nothing, a second client gets its complete answer
                 other = replay(engine.replay_endpoint, 0)
                 return slow.until_end(), other
 

@@ -1,4 +1,4 @@
-"""A stream's live side and its routers, for tests: SUBs that read, that stall, that leave."""
+"""An output stream's live side for tests, and SUB sockets that read it, stall, or disconnect."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ BIG = 20_000
 
 
 class Slices:
-    """A snapshot of so many batches."""
+    """A substitute for a state snapshot. It has ``count`` batches of about ``size`` bytes each."""
 
     def __init__(self, count, size):
         self.fewest = count
@@ -35,7 +35,7 @@ class Slices:
 
 
 class Sub:
-    """A SUB and the seqs it has read."""
+    """A SUB socket and the kinds and seqs of the messages that it has read."""
 
     def __init__(self, context, endpoint, topics, *, slow):
         self.socket = context.socket(zmq.SUB)
@@ -48,7 +48,7 @@ class Sub:
         self.got = []
 
     def read(self):
-        """Kind and seq of each message so far."""
+        """Read the messages that have arrived. Return the kind and the seq of each message so far."""
         for _topic, seq, payload in read_all(self.socket):
             self.got.append((payload.split(b" ")[0].rstrip(b"\0").decode(), int.from_bytes(seq[:8], "big")))
         return self.got
@@ -63,7 +63,7 @@ class Sub:
 
 
 class Stream:
-    """The stream, the relay's part of it, and its routers."""
+    """A stream's `LivePublisher`, a substitute for the relay that feeds it, and the stream's routers."""
 
     def __init__(self, context, *, state, **settings):
         self.stats = OutputStats()
@@ -73,7 +73,7 @@ class Stream:
         self.topic = TOPIC
         self.slices: Any = Slices(2, 100)
         self.answers = True
-        """Whether who asks for the state gets it."""
+        """Whether this substitute for the relay sends the state when the publisher requests it."""
         self.asked = []
         self._context = context
         self._open = []
@@ -132,18 +132,22 @@ class Stream:
         await eventually(lambda: sorted(self.states) == sorted(states), f"{states}, not {self.states}")
 
     async def level(self, *subs):
-        """Wait until these have the newest batch."""
+        """Wait until the given SUB sockets have read the newest batch."""
         for sub in subs:
             await eventually(lambda sub=sub: (sub.seqs() or [-1])[-1] == self.next_seq - 1, "the newest batch")
 
     async def stalled(self, reads, drops=30):
-        """Publish until somebody loses batches."""
+        """Publish until slow routers have lost ``drops`` batches. The routers in ``reads`` read everything."""
         while self.slow_drops < drops:
             self.send(10, size=BIG)
             await self.level(*reads)
 
     async def fills(self):
-        """Wait until the second router takes no more: a hundred looks, and not a time in which nothing may have run."""
+        """Wait until the second router's connection accepts no more data.
+
+        The queue must be unchanged at a hundred checks. A fixed time would prove nothing if the process had no CPU
+        meanwhile.
+        """
         queued = looks = 0
 
         def full():

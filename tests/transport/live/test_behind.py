@@ -1,4 +1,4 @@
-"""Routers that have not got everything go on from where they are, as fast as they read."""
+"""Tests that a router that lacks batches gets them from its own position, as fast as it reads."""
 
 import pytest
 

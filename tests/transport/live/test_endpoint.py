@@ -1,4 +1,4 @@
-"""An endpoint that is opened again: it is tried until it can be had, and no more once it is not wanted."""
+"""Tests that an output tries to open its endpoint until it succeeds, and stops trying when the endpoint is closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Nobody in this process gets a socket."""
+    """Prevent this process from opening a socket, by a limit of its file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
@@ -41,7 +41,7 @@ async def listens(port: int) -> bool:
 
 
 NOBODY: Any = None
-"""Who is told of peers: of connections that say nothing there are none."""
+"""Placeholder for the handler of peers. No test of this module connects a peer that completes its handshake."""
 
 
 @both_loops

@@ -1,4 +1,6 @@
-"""One endpoint for many streams: who gets which of them, and what a router that does not read costs all of them."""
+"""Tests for an endpoint that many streams share: which router gets which streams, and what a router that never
+reads costs.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ from tests.transport.loops import both_loops, turns, u64
 
 
 class One:
-    """One stream of the hub, and the relay's part of it."""
+    """One stream of the shared endpoint, and a substitute for the relay that feeds it."""
 
     def __init__(self, bench: Bench, slot: int, topic: bytes) -> None:
         self.bench, self.slot, self.topic = bench, slot, topic
         self.next_seq = 0
         self.states = 0
-        """States that were asked for."""
+        """Number of states that the stream has requested from the relay."""
         self.slices: Any = Slices(1, 10)
         self.live = LivePublisher(
             slot,
@@ -71,7 +73,7 @@ class One:
 
 
 class Reader:
-    """A SUB that checks each topic: every seq is the next one, or there is a hole with the state behind it."""
+    """A SUB socket that checks the seqs of each topic: no batch is missing, except before a state."""
 
     def __init__(self, bench: Bench, *topics: bytes, slow: bool = False) -> None:
         self.socket = bench.context.socket(zmq.SUB)
@@ -98,7 +100,7 @@ class Reader:
 
 
 class Bench:
-    """A hub on a free port, streams and readers."""
+    """A shared endpoint on a free port, with its streams and its readers."""
 
     def __init__(self, context: Any, *, send_bytes: int = 2**30) -> None:
         self.context = context
@@ -115,7 +117,7 @@ class Bench:
         self.readers: list[Reader] = []
         self._slots = itertools.count()
         self.most = 0
-        """States that were under way at once."""
+        """Highest number of states that kvbus was sending at the same time."""
 
     @property
     def under_way(self) -> list[Any]:
@@ -136,7 +138,7 @@ class Bench:
             self.streams[topic].live.flush()
 
     async def level(self, reader: Reader, *topics: bytes) -> None:
-        """Wait until a reader has everything of these streams, and nothing of others."""
+        """Wait until a reader has every batch of the given streams, and check that it has no other batch."""
 
         def is_level() -> bool:
             return reader.read() == {topic: self.streams[topic].next_seq for topic in topics or self.streams}
@@ -190,7 +192,10 @@ async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
 
 @both_loops
 async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else(context: Any) -> None:
-    """Forty streams share a megabyte. Afterwards the router has the state of each stream that lost something."""
+    """Forty streams share 1 MB of queued data.
+
+    When the router reads again, it gets the state of each stream that lost a batch.
+    """
     limit = 1_000_000
     async with bench_of(context, send_bytes=limit) as bench:
         topics = [b"kv@%02d" % i for i in range(40)]
@@ -262,7 +267,9 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
 @both_loops
 @pytest.mark.parametrize("seed", range(8))
 async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
-    """Readers that stall and read by turns, streams that come and go, subscriptions, large states, a small limit."""
+    """A random script: readers stall and read again, streams and subscriptions come and go, states are large, the
+    limit is low.
+    """
     rng = random.Random(seed)
     async with bench_of(context, send_bytes=300_000) as bench:
         bench.add(*(b"kv@%d" % i for i in range(8)))

@@ -1,4 +1,4 @@
-"""Who gets the state and when, on a clock of its own: peers are counters of acknowledged bytes."""
+"""Tests for when each router gets the state, on a simulated clock. The peers are objects without sockets."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from kvbus.transport.live.states import GATHER, PACE, PLACES, SLOW_AFTER, StateP
 
 
 class Skipping(selectors.DefaultSelector):
-    """Waits for nothing: the time of its loop jumps instead."""
+    """A selector that never waits. It advances the time of its event loop by the time that it should wait."""
 
     passed = 0.0
 
@@ -23,7 +23,7 @@ class Skipping(selectors.DefaultSelector):
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop on which every timer is due at once."""
+    """An event loop with a simulated clock, which jumps to the next timer instead of waiting."""
 
     def __init__(self):
         self._skipping = Skipping()
@@ -43,11 +43,11 @@ def on_its_own_clock(test):
 
 
 class Bench:
-    """Streams that give the state at once to everybody they are asked for; peers can be written to, or not."""
+    """Streams that record each request for a state and begin to send it immediately, and simulated peers."""
 
     def __init__(self, streams=1):
         self.requests: list[tuple[float, int, tuple[int, ...]]] = []
-        """Time, stream and routers of each."""
+        """Time, stream and routers of each request for a state."""
         self.abandoned: list[int] = []
         self.peers: dict[int, Any] = {}
         self.places = StatePlaces()

@@ -1,4 +1,4 @@
-"""One stream's live side with real routers: SUBs that read, that stall, that leave in the middle of a state."""
+"""Tests for one stream's live side with real SUB sockets, which read, stall, or disconnect in the middle of a state."""
 
 import asyncio
 from collections.abc import Callable
@@ -92,7 +92,10 @@ async def test_who_asks_for_replays_gets_no_state(context):
 
 @both_loops
 async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monkeypatch):
-    """Its two subscriptions may come with batches between them: it gets these, and no state."""
+    """A router that asks for replays sends two subscriptions.
+
+    It gets the batches published between them, and no state.
+    """
     monkeypatch.setattr(states, "GATHER", 600.0)
     async with stream_of(context) as stream:
         router = stream.sub(b"")

@@ -1,4 +1,6 @@
-"""What is shown of a stream's routers, while they are there and after they have left."""
+"""Tests for the status that kvbus shows of a stream's routers, while they are connected and after they have
+disconnected.
+"""
 
 import time
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from tests.transport.loops import both_loops
 
 
 class Requester:
-    """A peer of a replay server, as far as its request is concerned."""
+    """A substitute for a replay server's peer, with only the fields that describe its request."""
 
     def __init__(self, address="127.0.0.1:7", key=b""):
         self.address = address

@@ -1,4 +1,6 @@
-"""Keys, and the other end of a CURVE connection, without I/O: the peers that a PUB or a ROUTER of kvbus has."""
+"""CURVE keys, and functions that act as the other end of a CURVE connection without I/O, for tests of PUB and
+ROUTER.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ HELLO = greeting(mechanism=b"CURVE")
 
 
 class Pair:
-    """A key pair; ``z85`` is the same for libzmq."""
+    """A CURVE key pair. ``z85`` has the same two keys in libzmq's text form."""
 
     def __init__(self) -> None:
         self.public, self.secret = crypto_box_keypair()
@@ -37,7 +39,7 @@ class Pair:
         return ClientKeys(self.public, self.secret, server.public)
 
     def as_client(self, server: Pair) -> dict[str, bytes]:
-        """Options of a libzmq socket."""
+        """Return the options of a libzmq socket that connects to a server with these keys."""
         public, secret = self.z85
         return {"CURVE_SERVERKEY": server.z85[0], "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
 
@@ -47,7 +49,7 @@ class Pair:
 
 
 def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT) -> Protocol:
-    """kvbus's end of a connection that it has accepted, behind the greetings."""
+    """Return kvbus's end of an accepted connection after the greetings."""
     protocol = Protocol(role, accepting=True, limits=limits, mechanism=Server(keys, role))
     feed(protocol, HELLO)
     assert protocol.data_to_send() == HELLO
@@ -55,7 +57,10 @@ def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT) ->
 
 
 def dialling(keys: ClientKeys) -> Protocol:
-    """kvbus's end of a connection that it has made, behind the greetings; its HELLO is to be sent."""
+    """Return kvbus's end of a connection that kvbus opened, after the greetings.
+
+    The HELLO command is ready to be sent.
+    """
     protocol = Protocol(Role.PUB, accepting=False, mechanism=Client(keys, Role.PUB))
     assert protocol.data_to_send() == HELLO[:11]
     protocol.receive_data(HELLO[:11])
@@ -66,7 +71,7 @@ def dialling(keys: ClientKeys) -> Protocol:
 
 
 def feed(protocol: Protocol, data: bytes) -> list[Any]:
-    """The events of some bytes, but for Progress."""
+    """Pass bytes to a protocol, and return its events without the Progress events."""
     protocol.receive_data(data)
     events = []
     while (event := protocol.next_event()) is not None:
@@ -76,7 +81,7 @@ def feed(protocol: Protocol, data: bytes) -> list[Any]:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Every frame of some bytes."""
+    """Split bytes into frames."""
     buffer = bytearray(data)
     frames = []
     while (frame := take_frame(buffer, 2**30)) is not None:
@@ -85,7 +90,7 @@ def frames_of(data: bytes) -> list[Frame]:
 
 
 def take(mechanism: Client | Server, data: bytes) -> bytes:
-    """Let the other end take a command frame; what it answers."""
+    """Pass a command frame to the other end's CURVE mechanism, and return the answer."""
     (frame,) = frames_of(data)
     name, body = parse_command(frame.body)
     assert name == mechanism.expected
@@ -93,7 +98,7 @@ def take(mechanism: Client | Server, data: bytes) -> bytes:
 
 
 def opened(server: Pair, client: Pair, role: Role = Role.PUB, limits: Any = DEFAULT) -> tuple[Protocol, Client]:
-    """kvbus's end and a client's whose handshake is over."""
+    """Return kvbus's end and a client's mechanism after a complete CURVE handshake."""
     protocol = accepting(server.accepts(client), role, limits)
     peer = Client(client.dials(server), SUB if role is Role.PUB else DEALER)
     feed(protocol, peer.start())

@@ -1,4 +1,4 @@
-"""A role that writes down what happens to its peers, and the bytes that a peer of each ZMTP sends."""
+"""A role that records the events of its peers, and the bytes that a peer of each ZMTP version sends."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 
 def greeting(major: int = 3, minor: int = 1, mechanism: bytes = b"NULL") -> bytes:
-    """Of a peer of ZMTP 3."""
+    """Return the greeting of a ZMTP 3 peer."""
     return SIGNATURE + bytes([major, minor]) + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 def ready(socket_type: bytes, **more: bytes) -> bytes:
-    """The READY of a peer of ZMTP 3."""
+    """Return the READY command of a ZMTP 3 peer."""
     properties = {b"Socket-Type": socket_type, **{name.encode(): value for name, value in more.items()}}
     return command(READY, encode_metadata(properties))
 
 
 def hello(socket_type: bytes, minor: int = 1, **more: bytes) -> bytes:
-    """All that a peer of ZMTP 3 sends before its first message."""
+    """Return all bytes that a ZMTP 3 peer sends before its first message: greeting and READY."""
     return greeting(minor=minor) + ready(socket_type, **more)
 
 
 def hello_2(socket_type: int, identity: bytes = b"") -> bytes:
-    """The same of a peer of ZMTP 2.0, which kvbus does not speak; PUB is 1, SUB 2, DEALER 5."""
+    """Return the bytes that a ZMTP 2.0 peer sends before its first message. kvbus does not speak ZMTP 2.0.
+
+    Socket types: PUB is 1, SUB 2, DEALER 5.
+    """
     return SIGNATURE + bytes([1, socket_type]) + encode_message([identity])
 
 
 class Recorder:
-    """A role that only writes down; ``echo`` sends every message back."""
+    """A role that only records events. With ``echo``, it sends every message back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo = echo
@@ -43,7 +46,7 @@ class Recorder:
         self.ends: list[str] = []
         self.refused: list[str] = []
         self.broken: Any = None
-        """An exception to raise at the next message."""
+        """Exception that the role raises at the next message, or None."""
 
     def opened(self, peer: Peer) -> None:
         self.peers.append(peer)
@@ -74,7 +77,7 @@ class Recorder:
         self.refused.append(reason)
 
     def send(self, *frames: bytes) -> None:
-        """To every peer that wants it."""
+        """Send a message to every peer that subscribed to its topic."""
         data = encode_message(frames)
         for peer in self.peers:
             if any(map(frames[0].startswith, peer.topics)):

@@ -1,4 +1,4 @@
-"""Endpoints as libzmq understands them: which address is bound, what is taken, and the file of a local socket."""
+"""Tests for endpoint addresses, which kvbus must bind, refuse as in use, and remove (socket files) like libzmq."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from tests.ports import free_port
 
 @pytest.fixture
 def bound():
-    """Bind endpoints that the test's end closes."""
+    """A function that binds an endpoint. The test's end closes it."""
     made = []
 
     def one(endpoint):
@@ -119,7 +119,7 @@ def test_a_file_of_another_kind_stays(tmp_path):
 
 
 def test_the_file_of_whoever_bound_it_next_stays(tmp_path, bound):
-    """As in a restart: the next process has bound the path when the one before closes."""
+    """At a restart, the new process may bind the path of the socket file before the old process closes its endpoint."""
     path = tmp_path / "kv"
     first = bound(f"ipc://{path}")
     bound(f"ipc://{path}")

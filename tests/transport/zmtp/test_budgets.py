@@ -1,4 +1,7 @@
-"""Peers that flood: each costs bounded memory and its share of the CPU, has a named end, and delays nobody else."""
+"""Tests for peers that flood kvbus: each costs bounded memory and a share of the CPU, and delays no other peer.
+
+kvbus ends the connection of such a peer for a reason that it names.
+"""
 
 import asyncio
 import contextlib
@@ -24,7 +27,7 @@ MEGABYTE = 1024 * 1024
 
 
 class Memory:
-    """What Python's objects take at most, from `with` on."""
+    """A context manager that measures the peak memory of Python objects, in bytes."""
 
     def __enter__(self):
         tracemalloc.start()
@@ -39,7 +42,7 @@ class Memory:
 
 
 async def send_all(writer, chunk, count):
-    """Send until the other side closes; a flooding peer reads nothing."""
+    """Send a chunk ``count`` times, or until the other side closes. A flooding peer reads nothing."""
     with contextlib.suppress(ConnectionError):
         for _ in range(count):
             writer.write(chunk)
@@ -100,7 +103,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
 
 @both_loops
 async def test_pings_whose_answers_are_read_may_come_for_ever():
-    """Ten times what may wait unread."""
+    """The peer sends ten times as many PINGs as may have unread answers."""
     ping, pong = (wire.command(name, data) for name, data in ((b"PING", b"\0\0c"), (b"PONG", b"c")))
     async with listening() as (listener, seen), bare(listener.endpoint, SUB) as (reader, writer):
         await reader.readexactly(64)
@@ -113,7 +116,7 @@ async def test_pings_whose_answers_are_read_may_come_for_ever():
 
 
 class Counting(list):
-    """Messages; empty ones are only counted."""
+    """A list of messages that only counts empty messages instead of keeping them."""
 
     empty = 0
 
@@ -126,7 +129,7 @@ class Counting(list):
 
 @both_loops
 async def test_a_flood_of_messages_leaves_the_loop_its_time(dial):
-    """Tiny messages as fast as they go: a peer beside it is answered, and the loop's other work goes on."""
+    """Tiny messages arrive as fast as possible. kvbus must still answer another peer and run other callbacks."""
     async with listening(Role.ROUTER) as (listener, seen), contextlib.AsyncExitStack() as stack:
         seen.messages = flood_messages = Counting()
         floods = []
@@ -205,7 +208,7 @@ async def test_a_peer_may_be_paused_in_the_middle_of_its_messages():
 
 
 class Pausing(list):
-    """Messages, after each of which the peer rests."""
+    """A list of messages. After each appended message, kvbus pauses reading from the peer."""
 
     def __init__(self, peer):
         super().__init__()

@@ -1,4 +1,6 @@
-"""CURVE without I/O: who gets in, and that nothing which was changed, replayed or made for somebody else passes."""
+"""Tests for CURVE without I/O: which clients kvbus admits, and that it refuses changed, replayed or foreign
+commands.
+"""
 
 import gc
 
@@ -30,7 +32,7 @@ from tests.transport.zmtp.peers import greeting, hello_2, ready
 from tests.transport.zmtp.test_protocol import failure
 
 SIZES = [0, 1, 221, 222, 223, 254, 255, 256, 40_000]
-"""222 is the longest body whose MESSAGE is a short frame."""
+"""Body sizes in bytes. 222 is the longest body whose MESSAGE command is a short frame."""
 
 FORGED = {Reason.CURVE, Reason.COMMAND, Reason.NONCE, Reason.FRAME, Reason.SEAL, Reason.HANDSHAKE_BYTES}
 
@@ -38,7 +40,7 @@ US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
 def outcome(protocol, data):
-    """The events of some bytes, or the reason that they fail for."""
+    """Return the events that some bytes cause, or the reason for which the protocol refuses them."""
     try:
         return feed(protocol, data)
     except ProtocolError as error:
@@ -89,7 +91,7 @@ def test_the_handshake_of_the_dialling_side(chunk):
 
 
 def accepted():
-    """A handshake on the accepting side, step by step: what to feed it, and the protocol to feed it to."""
+    """Yield the steps of a handshake on the accepting side: a protocol, and the bytes to pass to it next."""
     protocol = accepting(US.accepts(THEM))
     peer = Client(THEM.dials(US), SUB)
     hello = peer.start()
@@ -99,7 +101,7 @@ def accepted():
 
 
 def dialled():
-    """The same on the dialling side."""
+    """Yield the steps of a handshake on the connecting side: a protocol, and the bytes to pass to it next."""
     protocol = dialling(THEM.dials(US))
     peer = Server(US.accepts(THEM), SUB)
     welcome = take(peer, protocol.data_to_send())
@@ -109,7 +111,7 @@ def dialled():
 
 
 def steps(side, number):
-    """Fresh handshakes, each behind the steps before this one."""
+    """Return one step of a new handshake in which all earlier steps have been done."""
     for at, step in enumerate(side()):
         if at == number:
             return step
@@ -177,7 +179,7 @@ def test_a_message_before_the_handshake_is_over_is_refused():
 
 
 def test_a_client_that_knows_another_key_of_ours_is_refused_without_a_word():
-    """It may have the right one later, and libzmq takes an ERROR as final."""
+    """kvbus sends no ERROR, because libzmq never connects again after ERROR. The client may get the right key later."""
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, Client(THEM.dials(OTHER), SUB).start()) is Reason.CURVE
     assert protocol.data_to_send() == b""
@@ -193,7 +195,7 @@ def test_a_server_with_another_key_is_refused():
 
 
 def shaken(protocol, peer):
-    """What a client says after HELLO."""
+    """Run a client's handshake up to HELLO, and return the client's next command."""
     feed(protocol, peer.start())
     return take(peer, protocol.data_to_send())
 
@@ -304,7 +306,7 @@ def test_no_step_is_taken_twice(number):
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"])
 def test_keys_that_make_no_secret_are_refused(point):
-    """With a point of low order anybody knows what both sides compute."""
+    """With a point of low order as public key, anybody can compute the shared secret."""
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, wire.command(b"HELLO", b"\1\0" + bytes(72) + point + bytes(88))) is Reason.CURVE
     protocol = dialling(THEM.dials(US))
@@ -320,7 +322,7 @@ def test_a_handshake_is_bounded_before_it_arrives():
 
 
 def reachable(root):
-    """Every bytes object that is kept alive by an object, without modules, classes and functions."""
+    """Return every bytes object that an object keeps alive, except through modules, classes and functions."""
     found, seen, waiting = set(), set(), [root]
     while waiting:
         one = waiting.pop()
@@ -401,7 +403,7 @@ def test_a_ping_is_answered_for_the_peer_to_seal():
 
 
 def test_a_message_may_be_a_command_frame_too():
-    """So RFC 37 has it; libzmq sends a message frame."""
+    """RFC 37 says that MESSAGE is a command frame, but libzmq sends it as a message frame."""
     protocol, peer = opened(US, THEM)
     (frame,) = frames_of(sealed(peer, encode_message([b"\1kv"])))
     assert not frame.command

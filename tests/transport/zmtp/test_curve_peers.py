@@ -1,4 +1,4 @@
-"""CURVE with real peers: libzmq's sockets as clients and as servers, on both loops."""
+"""Tests for CURVE with libzmq sockets as clients and as servers, on asyncio and on uvloop."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ from tests.transport.zmtp.test_listener import bare, received
 from tests.transport.zmtp.test_listener import listening as any_listening
 
 HASTY = Settings(handshake_timeout=0.5)
-"""Who is refused for its keys is left waiting for so long."""
+"""Settings with a handshake timeout of 0.5 s, for which kvbus keeps a peer with wrong keys waiting."""
 US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
 def listening(keys, role=Role.PUB, **options):
-    """A listener with CURVE, or None for one without it, and what its role has seen."""
+    """Open a listener with CURVE keys (None: without CURVE), and a role that records the events of its peers."""
     return any_listening(role, keys=keys, **options)
 
 
 @pytest.fixture
 def bound(context):
-    """Bind a SUB that is a CURVE server, or a plain one."""
+    """A function that binds a SUB as a CURVE server, or without CURVE."""
     made = []
 
     def one(keys, endpoint="tcp://127.0.0.1:*"):
@@ -74,7 +74,7 @@ async def test_a_router_that_is_not_the_right_one_gets_nothing(bound, server):
 
 
 async def shake(reader, writer):
-    """A client's handshake on a bare connection; its mechanism, and all it has sent."""
+    """Make a client's handshake on a bare connection. Return its CURVE mechanism and all bytes that it has sent."""
     peer = Client(THEM.dials(US), SUB)
     said = HELLO + peer.start()
     writer.write(said)
@@ -112,7 +112,7 @@ async def test_a_replayed_connection_opens_nothing():
 
 @both_loops
 async def test_who_is_refused_for_its_keys_is_left_waiting():
-    """libzmq would dial again ten times a second."""
+    """If kvbus closed the connection immediately, libzmq would connect again ten times a second."""
     loop = asyncio.get_running_loop()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
     async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
@@ -142,7 +142,7 @@ async def test_who_is_left_waiting_keeps_nobody_out():
 
 @both_loops
 async def test_floods_keep_nobody_out(dial):
-    """Half handshakes, forged ones, plain ones: whoever has a key is served meanwhile."""
+    """While peers send half, forged and unencrypted handshakes, kvbus still serves clients with a valid key."""
     settings = Settings(handshake_timeout=2.0, max_half_open=8)
     greeted = HELLO + Client(THEM.dials(US), SUB).start()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()

@@ -1,4 +1,4 @@
-"""The dialler: a router that binds its SUB is found, found again, and never waited for."""
+"""Tests for the dialler, which connects to routers that bind their SUB, and reconnects, without blocking kvbus."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from tests.transport.zmtp.test_listener import received
 
 @contextlib.asynccontextmanager
 async def dialling(endpoint, *, keys=None, **settings):
-    """Yield a dialler, with CURVE if there are keys, and what its role has seen."""
+    """Yield a dialler, with CURVE if there are keys, and a role that records the events of its peers."""
     seen = Recorder()
     mechanism = None if keys is None else keys.mechanism
     dialler = Dialler(endpoint, Role.PUB, seen, settings=Settings(**settings), refused=seen.refuse, mechanism=mechanism)
@@ -36,7 +36,7 @@ async def dialling(endpoint, *, keys=None, **settings):
 
 @pytest.fixture
 def bind(context):
-    """Bind sockets that the test's end closes."""
+    """A function that binds a socket. The test's end closes it."""
     made = []
 
     def one(kind, endpoint):
@@ -55,13 +55,16 @@ def bind(context):
 
 
 def subscribes(sub, seen, count=1):
-    """A SUB that binds says what it wants when its application calls it."""
+    """Return whether kvbus has got ``count`` subscriptions.
+
+    A bound SUB sends them only when its application calls libzmq.
+    """
     sub.poll(0)
     return len(seen.topics) == count
 
 
 async def bound_again(bind, endpoint):
-    """libzmq frees an endpoint a moment after it was asked to."""
+    """Bind an endpoint that was just closed. Try again until libzmq has released it."""
     made = []
 
     def free():
@@ -123,7 +126,7 @@ async def test_waits_grow_and_are_bounded(monkeypatch):
 
 
 async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
-    """On asyncio's loop alone: the methods of uvloop's cannot be replaced."""
+    """This test runs only on asyncio, because it cannot replace methods of uvloop's event loop."""
     endpoint = f"tcp://router.example:{free_port()}"
     asked = []
     answers = [socket.gaierror(-2, "Name or service not known")] * 2

@@ -1,4 +1,6 @@
-"""The listener against real peers: libzmq of today, bare sockets of older versions, bound and dialled."""
+"""Tests for the listener with real peers: current libzmq and bare sockets with older ZMTP versions, bound and
+connecting.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,7 @@ US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
 def secured(curve):
-    """Return the listener's keys and the options of two peers that it lets in: none without CURVE."""
+    """Return the listener's keys and the options of two peers that it admits. Without ``curve``, return no keys."""
     if not curve:
         return None, {}, {}
     return US.accepts(THEM, OTHER), THEM.as_client(US), OTHER.as_client(US)
@@ -35,7 +37,7 @@ def secured(curve):
 
 @contextlib.asynccontextmanager
 async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, keys=None, **options):
-    """A listener, with CURVE if there are keys, and what its role has seen."""
+    """Yield a listener, with CURVE if there are keys, and a role that records the events of its peers."""
     seen = Recorder(**options)
     mechanism = None if keys is None else keys.mechanism
     listener = Listener(endpoint, role, seen, settings=settings or Settings(), refused=seen.refuse, mechanism=mechanism)
@@ -49,7 +51,7 @@ async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, keys=None, **
 
 @contextlib.asynccontextmanager
 async def bare(endpoint, data=b"", *, buffer=None):
-    """A bare connection: reader and writer; ``buffer`` is the size of what its kernel takes in."""
+    """Yield the reader and writer of a plain TCP connection. ``buffer`` is the size of its receive buffer in bytes."""
     raw = socket.socket()
     if buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -228,7 +230,7 @@ async def test_peers_are_bounded(dial):
         await eventually(lambda: seen.refused.count(Reason.TOO_MANY_PEERS) > 1, "the third one refused")
         assert len(seen.peers) == 2
         first[0].close()
-        # libzmq subscribes again, after a reconnection, when its application calls it
+        # after a reconnection, libzmq sends its subscriptions only when its application calls it
         await eventually(lambda: not third.poll(0) and seen.topics == [("+", b"late")], "room for the third one")
 
 

@@ -1,4 +1,7 @@
-"""One connection without I/O: every version's handshake, every message cut everywhere, and limits before memory."""
+"""Tests for one ZMTP connection without I/O: the handshake of each version, messages in parts of any size, and limits.
+
+A message above a limit must fail before kvbus has stored it.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +21,7 @@ LIMITS = Limits(
 
 
 def opened(role=Role.PUB, first=None, limits=LIMITS):
-    """A protocol whose handshake is over."""
+    """Return a protocol after a complete handshake."""
     protocol = Protocol(role, accepting=True, limits=limits)
     feed(protocol, hello(b"SUB" if b"SUB" in role.peers else min(role.peers)) if first is None else first)
     assert protocol.state is State.OPEN
@@ -27,7 +30,10 @@ def opened(role=Role.PUB, first=None, limits=LIMITS):
 
 
 def failure(protocol, data):
-    """The reason that some bytes fail for; the connection is over then."""
+    """Pass bytes to a protocol, and return the reason for which it fails.
+
+    Check that the protocol then accepts nothing.
+    """
     with pytest.raises(ProtocolError) as failed:
         feed(protocol, data)
     assert protocol.state is State.FAILED
@@ -61,7 +67,7 @@ def test_the_handshakes_of_a_router(data):
 
 
 def test_the_mechanism_is_sent_when_the_peer_has_begun():
-    """libzmq closes at another mechanism without a word."""
+    """libzmq closes a connection with another mechanism without an error."""
     protocol = Protocol(Role.PUB, accepting=True)
     assert protocol.data_to_send() == SIGNATURE + b"\3"
     feed(protocol, SIGNATURE)
@@ -214,7 +220,9 @@ def test_frames_beyond_those_that_are_kept_are_read_and_dropped():
 
 @pytest.mark.parametrize("version", [(3, 0), (3, 1)])
 def test_a_subscription_is_what_the_version_has(version):
-    """A publisher of ours understands both."""
+    """ZMTP 3.0 sends a subscription as a message, and ZMTP 3.1 as a command. kvbus's publisher understands both
+    forms.
+    """
     protocol = Protocol(Role.EITHER, accepting=True)
     data = wire.subscribe(b"kv@" + b"a" * 300, version)
     assert feed(protocol, hello(b"SUB") + data)[1:] == [Subscribed(b"kv@" + b"a" * 300)]

@@ -1,4 +1,4 @@
-"""What TCP tells of a peer: one that does not read is there, one whose kernel is silent is gone."""
+"""Tests for what TCP shows of a peer: a peer that does not read is alive, and a peer whose kernel is silent is dead."""
 
 import asyncio
 import os
@@ -55,7 +55,7 @@ def test_the_options_are_those_of_the_sources():
 
 @both_loops
 async def test_a_peer_that_does_not_read_is_there():
-    """Its window is 0, and its kernel answers the probes."""
+    """The peer's TCP window is 0, but its kernel answers the window probes."""
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")):
         await eventually(lambda: seen.peers, "the peer")
         peer = seen.peers[0]
@@ -96,7 +96,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_a_peer_whose_network_is_gone_is_gone():
-    """In a network namespace of its own, whose loopback goes down."""
+    """The test runs in its own network namespace, and takes the loopback interface down."""
     alone = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--net"]
     if os.name != "posix" or subprocess.run([*alone, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace for this user, or no ip")

@@ -1,4 +1,4 @@
-"""Frames and commands: what goes out comes in again, and what is too large fails before it is kept."""
+"""Tests for encoding and decoding ZMTP frames and commands. An oversize frame must fail before kvbus has stored it."""
 
 import contextlib
 
