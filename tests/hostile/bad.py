@@ -1,4 +1,4 @@
-"""Bad input by name: messages of a broken, old or hostile publisher, and the reason that each is counted under."""
+"""Bad input, by name: messages of a broken, old or hostile publisher, and the reason under which kvbus counts each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from kvbus.core.types import Filtered, Reason
 from tests.doubles.payloads import pack, payload, removed, store
 
 HEAD = b"\x93\xcb" + bytes(8)
-"""The start of a batch: an array of three, and its ts."""
+"""The first bytes of an encoded batch: an array of three elements, and its ``ts``."""
 DEEP = 1_000_000
-"""More levels than Python decodes. Python up to 3.13 limits the levels, from 3.14 on the bytes of its stack."""
+"""Number of nested levels that Python cannot decode.
+
+Python up to 3.13 limits the levels, and 3.14 the bytes of its stack.
+"""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A bad payload, and the count of each reason for it."""
+    """A bad payload, and how often kvbus must count each reason for it."""
 
     name: str
     payload: bytes
@@ -24,7 +27,7 @@ class Bad:
 
 
 def one_event(name: str, event: Any, counted: Reason | Filtered | None) -> Bad:
-    """Return a batch with a bad event between two good ones."""
+    """Return a batch with a bad event between two good events."""
     good = (store([901]), removed([901]))
     return Bad(name, payload(good[0], event, good[1]), {} if counted is None else {str(counted): 1})
 
@@ -41,11 +44,11 @@ RIGHT: dict[str, list[Any]] = {
     "lora_name": [None, "text"],
     "group_idx": [None],
 }
-"""Values of :data:`WRONG` that are valid for the field, or whose event is refused for another reason."""
+"""Values of :data:`WRONG` that are valid for a field, or for which kvbus refuses the event for another reason."""
 
 
 def fields() -> list[tuple[str, Any, str]]:
-    """Return every field of a store with every value of a wrong type, as a map and as an array."""
+    """Return each field of a store with each value of a wrong type, in a map and in an array."""
     cases = []
     for field in FIELDS:
         for value in WRONG:
@@ -68,7 +71,7 @@ def with_field(field: str, value: Any, form: str) -> Any:
 
 
 def without(field: str, form: str) -> Any:
-    """Return a store without a field. As an array, it also lacks all later fields."""
+    """Return a store without a field. If the store is an array, it also lacks all later fields."""
     event = store([902])
     if form == "map":
         return {name: value for name, value in event.items() if name != field}

@@ -1,6 +1,6 @@
-"""Attacks on memory and time: requests whose answers are not read, an endless message, SIGTERM while a state is loaded.
+"""Tests for attacks on memory and time: replay answers that nobody reads, an endless message, SIGTERM during the start.
 
-Each test states the bound that kvbus must keep.
+Each test states the limit that kvbus must keep.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tests.transport.zmtp.peers import hello
 MB: Final = 10**6
 
 PEERS: Final = 40
-"""Number of peers that ask for a snapshot and read one byte of it."""
+"""Number of peers that request a snapshot and read one byte of it."""
 
 BLOCKS: Final = 2_000
-"""Number of blocks in the snapshot, which has 2.6 MB."""
+"""Number of blocks in the snapshot. The snapshot has 2.6 MB."""
 
 BLOCK_SIZE: Final = 256
-"""Number of tokens in a block. A token has five bytes."""
+"""Number of tokens in a block. An encoded token has five bytes."""
 
 PER_PEER: Final = 500_000
-"""Maximum bytes that may wait for a peer. A complete snapshot does not fit."""
+"""Maximum number of bytes that may wait for one peer. It is less than a complete snapshot."""
 
 SENT: Final = 4 * MB
-"""Bytes of the endless message."""
+"""Number of bytes of the endless message that the test sends."""
 
 STATE_BLOCKS: Final = 10_000
-"""Number of blocks in the state, whose write-ahead log has 13 MB. kvbus reads it in a quarter of a second."""
+"""Number of blocks in the saved state. kvbus reads its write-ahead log of 13 MB in a quarter of a second."""
 
 
 class BoundExceeded(Exception):  # noqa: N818
-    """The attack succeeded. Any other exception is an error in the test."""
+    """kvbus exceeded its limit, so the attack succeeded. Any other exception is an error of the test."""
 
 
 def require(kept: bool, found: str) -> None:
@@ -51,7 +51,7 @@ def require(kept: bool, found: str) -> None:
 
 
 def configure(process: Process, source: dict[str, Any], output: dict[str, Any], state_dir: Path | None = None) -> None:
-    """Configure a process with one source and one output."""
+    """Configure a kvbus process with one source and one output."""
     sources = [{"name": "engine", "endpoint": process.engine, **source}]
     outputs = [{"endpoint": process.out, **output}]
     state = None if state_dir is None else str(state_dir)
@@ -61,7 +61,7 @@ def configure(process: Process, source: dict[str, Any], output: dict[str, Any], 
 
 @contextlib.contextmanager
 def connected(port: int, kind: bytes) -> Iterator[socket.socket]:
-    """Yield a raw connection to kvbus after the ZMTP handshake, with a small receive buffer."""
+    """Yield a raw connection to kvbus after the ZMTP handshake. It has a small receive buffer."""
     with socket.socket() as peer:
         peer.settimeout(60)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -84,7 +84,7 @@ def read(peer: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def engine_of(process: Process) -> Iterator[zmq.Socket[bytes]]:
-    """Yield the engine that a process dials."""
+    """Yield the socket of the engine to which a kvbus process connects."""
     with zmq.Context() as context, context.socket(zmq.XPUB) as engine:
         engine.setsockopt(zmq.LINGER, 0)
         engine.setsockopt(zmq.SNDHWM, 0)
@@ -94,7 +94,7 @@ def engine_of(process: Process) -> Iterator[zmq.Socket[bytes]]:
 
 
 def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> None:
-    """Wait for kvbus's subscription, publish blocks, and wait until kvbus holds them."""
+    """Wait for kvbus's subscription, publish ``count`` blocks, and wait until kvbus has applied them."""
     engine.recv()
     for seq in range(count):
         first = 2**20 + seq
@@ -141,7 +141,7 @@ def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
 
 
 def reads_state(pid: int, state: Path) -> bool:
-    """Return whether a process has the state's database open."""
+    """Return whether a process has the database of the saved state open."""
     with contextlib.suppress(FileNotFoundError):  # a descriptor may be closed meanwhile
         files = [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
         return any(file.parent == state and file.name == "state.db" for file in files)

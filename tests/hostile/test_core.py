@@ -1,4 +1,4 @@
-"""Bad input to the pure relay: its reason is counted, only its own batch is affected, and everything else works."""
+"""Tests for bad input to the relay without I/O: kvbus counts the reason, and only the bad batch or event is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AFTER = [store([3], 1), removed([1])]
 
 
 def begun(**settings) -> Script:
-    """Return a relay in sync that has relayed a batch. Block 1 is live."""
+    """Return a relay in sync that has relayed one batch, so that block 1 is live."""
     script = Script(**settings)
     script >> live(0, *BEFORE)
     script.whatever()
@@ -26,7 +26,7 @@ def begun(**settings) -> Script:
 
 
 def say(script: Script, *happens) -> list:
-    """Feed several steps, and return the commands of all."""
+    """Pass several events to the relay, and return all resulting commands."""
     told = []
     for one in happens:
         script >> one
@@ -35,7 +35,7 @@ def say(script: Script, *happens) -> list:
 
 
 def goes_on(script: Script, seq: int = 1) -> None:
-    """Check that the engine's next batch is relayed, and that the router is exact."""
+    """Check that the relay relays the engine's next batch, and that the router is exact."""
     script >> live(seq, *AFTER)
     script.whatever()
     live_blocks = {block for _, _, block in script.router.blocks}
@@ -74,7 +74,7 @@ def test_a_field_of_a_wrong_type(field, value, form):
     bad = payload(store([904]), with_field(field, value, form), removed([904]))
     script >> raw(b"", (1).to_bytes(8, "big"), bad)
     script.whatever()
-    # lora_name is only relayed; kvbus reads the other fields
+    # kvbus reads all of these fields except lora_name, which it only passes on
     counted = script.stats.filtered if field == "lora_name" else script.stats.rejected
     assert sum(counted.values()) == 1, counted
     goes_on(script, 2)
@@ -102,7 +102,10 @@ def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
 
 @pytest.mark.parametrize("length", [2, 3, 50])
 def test_a_cycle_of_parents_ends(length):
-    """Each block's parent is the block before it, and the first one's is the last. The replay ends too."""
+    """The parent of each block is the previous block, and the parent of the first block is the last.
+
+    A replay must end too.
+    """
     ring = [store([100 + n], 100 + (n - 1) % length) for n in range(length)]
     script = begun() >> live(1, *ring)
     script.whatever()
@@ -115,7 +118,7 @@ def test_a_cycle_of_parents_ends(length):
 
 @pytest.mark.slow
 def test_a_million_hashes_in_one_event():
-    """Blocks of one token. Storing and removing them takes linear time."""
+    """The blocks have one token. Storing and removing them must take linear time."""
     many = list(range(10_000, 1_010_000))
     script = begun(max_blocks=2_000_000)
     stored = store(many, tokens=[1] * len(many), block_size=1, group=7)
@@ -164,7 +167,7 @@ def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
 
 
 def test_a_replay_that_never_ends_is_given_up():
-    """After 120 s of batches without an END, the request is given up and the source is live."""
+    """After 120 s of batches without END, kvbus cancels the request, and the source is live."""
     script = Script(replay=True, probe_interval=1.0) >> up()
     script.whatever()
     seq = 0
@@ -226,7 +229,7 @@ def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
 
 
 def test_groups_without_end_are_bounded():
-    """Each event has a new group. The number of groups is limited by the number of blocks."""
+    """Each event has a new group. The limit of blocks also limits the number of groups."""
     script = begun(max_blocks=100)
     for n in range(1000):
         script >> live(1 + n, store([10_000 + n], group=n), removed([10_000 + n], group=n))
@@ -237,7 +240,7 @@ def test_groups_without_end_are_bounded():
 
 
 def test_every_message_with_one_byte_changed():
-    """The relay rejects or applies each damaged batch, and is exact in the next epoch."""
+    """kvbus rejects or applies each damaged batch, and is exact again in the next epoch."""
     good = payload(store([5, 6], 1), removed([5]))
     script = begun()
     for at in range(len(good)):

@@ -1,7 +1,7 @@
-"""A steady load with eight routers, a router that reads nothing, and a router that joins every ten seconds.
+"""Test with a steady load, eight routers, a router that reads nothing, and a router that joins every ten seconds.
 
-kvbus's event loop is rarely late, its memory is flat, and its routers are exact afterwards. The long form is ``make
-flood SECONDS=600``, which prints the measured values.
+kvbus's event loop must rarely be late, its memory must not grow, and its routers must be exact at the end. ``make flood
+SECONDS=600`` runs the test for longer and prints the measured values.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ LONG = SECONDS >= 60
 
 ROUTERS = 8
 RATE = 500
-"""Batches per second, each with 8 blocks."""
+"""Number of batches that the engine publishes per second. Each stores 8 blocks."""
 
 LIVE = 2_500 if LONG else 500
-"""Number of batches whose blocks are live."""
+"""Number of newest batches whose blocks are live. The engine removes older blocks."""
 
 JOINS = 10.0 if LONG else 1.0
-"""Seconds between two routers that join."""
+"""Seconds from one joining router to the next."""
 
 ENOUGH = SECONDS / JOINS / 3
-"""Minimum number of routers that have joined at the end."""
+"""Minimum number of routers that must have joined at the end."""
 
 LOOKS = 6
 """Minimum number of memory samples."""
 
 MOST_AT_ONCE = 100
-"""Maximum number of batches published at once."""
+"""Maximum number of batches that the engine publishes without a pause."""
 
 LATE = 0.05 if LONG else 0.5
-"""Maximum seconds that the event loop may be late, except in 1 % of its ticks, or in one tick of a short run."""
+"""Seconds by which a tick of the event loop may be late. 1 % of the ticks, or one tick of a short run, may be later."""
 
 
 class Crowd:
-    """The peers of a kvbus, and the memory samples of its process."""
+    """The engine and the routers of a kvbus, and memory samples of the kvbus process."""
 
     def __init__(self, place: Place, engine: EnginePublisher) -> None:
         self.place = place
@@ -59,16 +59,16 @@ class Crowd:
         self.routers = [RouterOnASet(place.out, place.out_replay) for _ in range(ROUTERS)]
         self.joined = 0
         self.sizes: list[tuple[float, float]] = []
-        """Each sample's time in seconds, and kvbus's memory in MiB."""
+        """Time in seconds and kvbus's memory in MiB of each sample."""
         self._stored: list[list[int]] = []
 
     @property
     def live(self) -> set[int]:
-        """The blocks in the engine's cache."""
+        """Hashes of the blocks in the engine's cache."""
         return {block for blocks in self._stored for block in blocks}
 
     def publish(self) -> None:
-        """Publish a batch that stores eight blocks and removes the oldest eight."""
+        """Publish a batch that stores eight blocks and, if the cache is full, removes the oldest eight blocks."""
         first = 8 * self.engine.next_seq
         self._stored.append(list(range(first, first + 8)))
         events = [store(self._stored[-1])]
@@ -77,7 +77,7 @@ class Crowd:
         self.engine.publish(payload(*events))
 
     async def load(self, command: Program) -> None:
-        """Run the load for its duration."""
+        """Run the load for `SECONDS` seconds."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         joiner = asyncio.create_task(self._join())
@@ -87,7 +87,7 @@ class Crowd:
             or len(self.sizes) < LOOKS
             or (self.joined < ENOUGH and not LONG)  # a busy machine needs longer to send the state
         ):
-            # on a busy machine fewer batches are sent, but the samples are still taken
+            # a busy machine sends fewer batches, but takes as many samples
             for _ in range(min(MOST_AT_ONCE, int(elapsed * RATE) - sent)):
                 self.publish()
                 sent += 1
@@ -103,7 +103,7 @@ class Crowd:
             await joiner
 
     async def _join(self) -> None:
-        """Join a router, read the complete state, and leave, again and again."""
+        """Let one router after another join, read the complete state, and leave."""
         while True:
             await asyncio.sleep(JOINS)
             router = RouterOnASet(self.place.out, self.place.out_replay)
@@ -118,7 +118,7 @@ class Crowd:
                 router.close()
 
     async def exact(self) -> None:
-        """Check that every router ends with the engine's blocks, after the engine's last batch."""
+        """Check that every router holds the engine's blocks after the engine's last batch."""
         for router in self.routers:
 
             def there(router: RouterOnASet = router) -> bool:
@@ -130,13 +130,13 @@ class Crowd:
 
 
 def lag(metrics: str) -> dict[float, float]:
-    """Return the number of ticks that were late by at most each bound in seconds."""
+    """Return for each bound in seconds the number of event loop ticks that were at most that late."""
     buckets = re.findall(r'kvbus_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', metrics)
     return {float(bound): float(count) for bound, count in buckets}
 
 
 def waited(process: int) -> float:
-    """Return the seconds that a process waited for a CPU."""
+    """Return the seconds for which a process has waited for a CPU."""
     return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
 
 

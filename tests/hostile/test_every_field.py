@@ -1,6 +1,7 @@
-"""Every field of every event, in every dialect, with wrong values: the event is relayed correctly, or counted once.
+"""Tests with wrong values in every field of every event, in every dialect: kvbus relays the event correctly or
+counts it.
 
-Published batches are decoded with the types of the strictest routers, which drop a complete batch for one bad value.
+The tests decode kvbus's output with the types of the strictest routers, which drop a batch for one bad value.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = int | Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[list[Name], msgspec.Meta(min_length=1)]
 Keys = list[list[Any] | None] | None
-"""The types of Dynamo: i64 or u64, u32, an optional string, an optional list of optional lists. SMG has i64 for u64."""
+"""Type of ``extra_keys`` in Dynamo: an optional list of optional lists.
+
+The other types are also Dynamo's: hashes are i64 or u64, other numbers u32, and texts optional strings. SMG has i64
+instead of u64.
+"""
 
 
 class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    """A store as a map."""
+    """A BlockStored event as a map."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -52,7 +57,7 @@ class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
 
 
 class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    """A removal as a map."""
+    """A BlockRemoved event as a map."""
 
     block_hashes: Names
     medium: str | None = None
@@ -60,11 +65,11 @@ class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """A clear as a map."""
+    """An AllBlocksCleared event as a map."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
-    """A store as an array."""
+    """A BlockStored event as an array."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -78,7 +83,7 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
-    """A removal as an array."""
+    """A BlockRemoved event as an array."""
 
     block_hashes: Names
     medium: str | None = None
@@ -86,17 +91,17 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """A clear as an array."""
+    """An AllBlocksCleared event as an array."""
 
 
 _maps = msgspec.msgpack.Decoder(tuple[float, list[Stored | Removed | Cleared], I32]).decode
 _arrays = msgspec.msgpack.Decoder(tuple[float, list[StoredArray | RemovedArray | ClearedArray], I32]).decode
 PROFILES: Final = ("vllm", "dynamo", "llm-d-sglang", "mooncake")
-"""Unchanged maps, maps with changed values, arrays, and maps without groups."""
+"""Profiles whose encodings differ: unchanged maps, maps with changed values, arrays, and maps without groups."""
 
 
 def read_by_a_router(profile: str, published: bytes) -> list[Any]:
-    """Return the events of a batch, decoded like a router that accepts only these types."""
+    """Return the events of a batch, decoded as a router decodes them that accepts only these types."""
     _, events, _ = _arrays(published) if profile == "llm-d-sglang" else _maps(published)
     for event in events:
         if isinstance(event, Stored | StoredArray):
@@ -118,7 +123,7 @@ def read_by_a_router(profile: str, published: bytes) -> list[Any]:
 # -- events of engines -------------------------------------------------------------------------------------------------
 
 NOTICED: Final = (Filtered.ORPHAN_PASSED, Filtered.OTHER_RANK, Filtered.ODD_FIELD, Filtered.HASH_ONLY)
-"""Reasons that are counted for events that are relayed."""
+"""Reasons that kvbus counts for an event although it relays the event."""
 PER_BLOCK: Final = (Filtered.COPY, Filtered.UNKNOWN_BLOCK)
 MISSING: Final = object()
 NOT_UTF8: Final = msgspec.Raw(b"\xa1\xff")
@@ -153,7 +158,7 @@ REMOVED: Final[dict[str, Any]] = STORED | {"block_hashes": [2]}
 
 
 def event_of(dialect: Dialect, tag: Any, fields: dict[str, Any]) -> Any:
-    """Return an event in the engine's form. In an array, a missing field is the end."""
+    """Return an event in the form of a dialect. An array ends at the first missing field."""
     names = {"BlockStored": dialect.stored, "BlockRemoved": dialect.removed}.get(fields.pop("?", tag), ())
     if dialect.maps:
         kept = {name: fields[name] for name in names if fields[name] is not MISSING}
@@ -163,7 +168,10 @@ def event_of(dialect: Dialect, tag: Any, fields: dict[str, Any]) -> Any:
 
 
 def begun(dialect: Dialect, *, settled: bool) -> Script:
-    """Return a relay that knows blocks 1 and 2. If ``settled``, it has also learned all that it learns from events."""
+    """Return a relay that knows blocks 1 and 2.
+
+    If ``settled``, it has also learned the block size from enough events.
+    """
     script = Script(profiles=PROFILES)
     chain = [(1, 2), *((10 * n, 10 * n + 1) for n in range(1, 7 if settled else 1))]
     for seq, pair in enumerate(chain):
@@ -176,7 +184,10 @@ def begun(dialect: Dialect, *, settled: bool) -> Script:
 
 
 def check(script: Script, sent: bytes, what: Any) -> None:
-    """Relay a batch with one odd event or envelope: routers can read the result, or one reason is counted."""
+    """Relay a batch with one odd event or envelope.
+
+    Check that routers can decode the result, or that one reason is counted.
+    """
     stats = script.stats
     seq = script.source.sequencer.next
     commands = script.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), sent]), 2.0)
@@ -201,7 +212,7 @@ def check(script: Script, sent: bytes, what: Any) -> None:
 
 
 def odd_events(dialect: Dialect) -> Iterator[tuple[Any, Any]]:
-    """Yield every event of a dialect with one changed field, and a description of the change."""
+    """Yield each event of a dialect with one changed field, and a description of the change."""
     for tag, base in (("BlockStored", STORED), ("BlockRemoved", REMOVED), ("AllBlocksCleared", {})):
         for value in VALUES:
             yield event_of(dialect, value, {**base, "?": tag}), (dialect.name, tag, "type", value)

@@ -1,6 +1,7 @@
-"""Ten times more input than each limit allows: the limits hold, memory stays flat, and the stream is exact afterwards.
+"""Tests with ten times more input than each limit permits: kvbus keeps the limits, its memory does not grow.
 
-``FLOOD_SECONDS=60`` (``make flood``) runs `test_a_running_bus_stays_as_large_as_it_is` for longer.
+Afterwards the stream must be exact. ``FLOOD_SECONDS=60`` (``make flood``) runs
+`test_a_running_bus_stays_as_large_as_it_is` for longer.
 """
 
 from __future__ import annotations
@@ -27,23 +28,25 @@ from tests.doubles.socket_routers import RouterOnASet
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "1"))
 
 ROUND = 200
-"""Number of batches sent at once."""
+"""Number of batches that the engine sends in one round, without a pause."""
 
 BUFFER = 1_000
-"""Size of the engine's replay buffer in batches. Each answer to a replay request has all of them."""
+"""Size of the engine's replay buffer in batches. Each replay answer has all of them."""
 
 SETTLED = 15
-"""Number of rounds after which everything with a limit has reached it."""
+"""Number of rounds after which every limited quantity has reached its limit."""
 
 
 class TakesTheState(RouterOnASet):
-    """A router that does not rebuild itself, so that it gets the state on subscription."""
+    """A router that does not rebuild its view by replays, so that it gets the state on subscription."""
 
     rebuilds = False
 
 
 def test_the_core_keeps_no_more_than_its_limits() -> None:
-    """Holes that nothing fills, endless new blocks, stale batches, and late answers, again and again."""
+    """The input is gaps that no replay fills, new blocks without end, stale batches and late answers, again and
+    again.
+    """
     script = Script(
         replay=True,
         max_blocks=200,
@@ -89,7 +92,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
 
 
 def test_suspects_are_bounded() -> None:
-    """The engine's replay hangs, and another publisher sends old seqs."""
+    """The engine answers no replay request, and a second publisher sends old seqs."""
     script = Script(replay=True)
     script.relay.handle(BatchReceived(0, batch(0, store([1]))), script.now)
     for n in range(1, 3000):
@@ -108,17 +111,17 @@ def resident(process: int) -> int:
 
 
 def arrived(source: dict[str, Any]) -> int:
-    """Return the highest seq that kvbus has read. Each seq after the last delivered one is held or pending."""
+    """Return the highest seq that kvbus has read. It has delivered it, holds it or counts it as pending."""
     return int(source["last_seq"] or 0) + int(source["counts"]["pending"]) + int(source["queue_depth"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
-    """The limits are too small for the engine, batches are lost, and a router follows: memory is flat.
+    """The limits are too small for the engine, batches are lost, and a router reads. kvbus's memory must not grow.
 
-    The engine waits until kvbus has read its batches. Otherwise the queue of 200,000 batches would grow with the CPU
-    time that kvbus lacks.
+    The engine waits until kvbus has read its batches. Otherwise the queue of 200,000 batches would grow whenever kvbus
+    lacks CPU time.
     """
 
     async def main() -> None:
@@ -151,14 +154,15 @@ def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
                         "kvbus_source_held_overflow_total{",
                     ):
                         assert float(metrics.partition(f"\n{full}")[2].partition("} ")[2].split()[0]) > 0, full
-                    # each hole is asked for twice, and each answer is the engine's complete buffer
+                    # kvbus requests each missing batch twice, and each answer has the complete replay buffer
                     await eventually(lambda: place.sources()[0]["state"] == "live", "the bus at rest", SECONDS + 200)
                     assert place.sources()[0]["partial"]
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([7])))
                     last = engine.next_seq - 1
                     await eventually(lambda: place.sources()[0]["last_seq"] == last, "the last batch")
-                # A new router, because the first one has old batches in its queue. It subscribes, because a request for
-                # a replay from the same address may count on the state that the first router is still to get.
+                # A new router is needed, because the first one has old batches in its queue. It subscribes instead of
+                # requesting a replay: kvbus might count such a request, from the same address, as that of the first
+                # router, which is about to get the state.
                 late = TakesTheState(place.out, place.out_replay)
                 try:
                     late.subscribe()

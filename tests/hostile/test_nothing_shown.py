@@ -1,4 +1,4 @@
-"""Tokens of good and bad input appear neither in logs nor on HTTP, whatever is refused."""
+"""Tests that the tokens of good and bad input appear neither in logs nor on HTTP, whatever kvbus refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hostile.bad import BATCHES, FIELDS, FRAMES, with_field
 MARK = 0xF0F00000
 SECRET = "XYZZY"
 TOKENS = re.compile(rf"{MARK // 10**5}\d{{5}}|{SECRET}|f0f0[0-9a-f]{{4}}|f0\\xf0", re.IGNORECASE)
-"""A token in decimal, in hexadecimal or as bytes, and the marker of all other content."""
+"""Pattern of a marked token in decimal, in hexadecimal or as bytes, and of the mark of all other prompt content."""
 
 TOKEN_FIELDS: tuple[Any, ...] = (
     [MARK + 1] * 15,
@@ -40,7 +40,7 @@ def marked(value: Any) -> Any:
 
 
 def with_marks(bad: bytes) -> bytes:
-    """Return a payload with marked tokens, if it can be decoded."""
+    """Return a payload with marked tokens, or the unchanged payload if it cannot be decoded."""
     try:
         batch = unpack(bad)
         for event in batch[1]:
@@ -66,7 +66,7 @@ def every_bad_batch() -> list[bytes]:
 
 
 def streamed(place: Place) -> str:
-    """Return the stream of `/events` up to the first rates."""
+    """Return the text of the `/events` stream up to its first ``rates`` event."""
     found = ""
     with urllib.request.urlopen(f"http://{place.http}/events", timeout=60) as answer:
         while "event: rates" not in found:

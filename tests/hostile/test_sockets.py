@@ -1,4 +1,4 @@
-"""Bad input to a real ``kvbus run``: it is counted, the process survives, and the router is exact."""
+"""Tests for bad input to a real ``kvbus run``: it counts the input and survives, and the router is exact."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
                     engine.publish(payload(store([3], 1), removed([1])))
                     last = engine.next_seq - 1
                     await eventually(lambda: place.sources()[0]["last_seq"] == last, "all of it taken in")
-                    # good events of the bad batches may have stored blocks, which the clear removes
+                    # the clear removes blocks that the good events of bad batches may have stored
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([4, 5])))
                     await holds(router, 4, 5)
                     got = rejected(place)
@@ -69,7 +69,10 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interpose", [False, True], ids=["bind", "interpose"])
 def test_two_engines_on_one_endpoint(tmp_path: Path, interpose: bool) -> None:
-    """kvbus binds, and two engines dial in, each with seqs from 0. When one remains, the router is exact."""
+    """kvbus binds, and two engines connect, each with seqs from 0.
+
+    When only one engine remains, the router must be exact.
+    """
 
     async def main() -> None:
         place = Place(tmp_path)
