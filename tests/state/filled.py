@@ -1,6 +1,6 @@
-"""A relay that keeps its state, alone in a process: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
+"""A process with a relay that saves its state: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
 
-It prints the most memory that the process ever had, in kilobytes. The index stays small, however long the log is.
+It prints the peak memory of the process in kilobytes. The index stays small, however long the write-ahead log is.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kvbus.state.writer import StateWriter
 from tests.state.left import opened
 
 LIVE = 2000
-"""Blocks in the index."""
+"""Number of blocks in the index."""
 
 
 def most_memory() -> int:
-    """Kilobytes."""
+    """Return the peak memory of this process in kilobytes."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1])
 
 
 def fill(relay: Relay, state: StateWriter, directory: Path, size: int) -> None:
-    """Batches of an engine, until the log has this size."""
+    """Feed batches of an engine to the relay until the state's database has this many bytes."""
     relay.handle(SourceUp(0), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
     seq = 0
@@ -51,7 +51,7 @@ def fill(relay: Relay, state: StateWriter, directory: Path, size: int) -> None:
 
 
 def main(what: str, path: str, size: str) -> None:
-    """Fill a directory and end as if killed, or start on it."""
+    """Fill a state directory and end without closing it, as if killed. Or load the state of a directory."""
     sqlite.CHECKPOINT_AFTER = 10**12  # type: ignore[misc]
     directory = Path(path)
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("routers", Profile(), [None], heartbeat=0)])

@@ -1,4 +1,4 @@
-"""What a process leaves in a directory: rows of its database, and reservations of streams."""
+"""Helpers for the files that a process leaves in a state directory: rows of its database, and reservations of seqs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from kvbus.state.sqlite import SqliteStore
 
 
 def rows(directory: Path) -> list[str]:
-    """Return everything that the database of a directory holds, as SQL. The files are copied and stay as they are."""
+    """Return the complete content of a directory's database as SQL.
+
+    It is read from a copy, so that the files do not change.
+    """
     with tempfile.TemporaryDirectory() as copy:
         for path in directory.glob(f"{NAME}*"):
             if path.is_file():
@@ -32,7 +35,7 @@ def rows(directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def opened(directory: Path, *, sync: bool = False, boot: bytes | None = None) -> Iterator[SqliteStore]:
-    """Open the store of a directory, and close it as a kill does: nothing more is written."""
+    """Open the store of a directory. At the end, close it as a kill does, without writing anything."""
     directory.mkdir(parents=True, exist_ok=True)
     lock = DirectoryLock(directory, "the state")
     try:
@@ -48,7 +51,7 @@ def opened(directory: Path, *, sync: bool = False, boot: bytes | None = None) ->
 
 @contextlib.contextmanager
 def immutable(path: Path) -> Iterator[None]:
-    """Nobody can write or delete a file meanwhile, not even root."""
+    """Prevent every process, even of root, from writing or deleting a file."""
     if subprocess.run(["chattr", "+i", path], capture_output=True, check=False).returncode:
         pytest.skip("this file system has no immutable files")
     try:
@@ -58,7 +61,7 @@ def immutable(path: Path) -> Iterator[None]:
 
 
 def reserve(directory: Path, name: str, seq: int) -> None:
-    """Reserve a stream's numbers as a process does that sends this seq, and is killed then."""
+    """Reserve seqs of a stream like a process that sends the batch ``seq`` and is killed after it."""
     with opened(directory) as store:
         reservations = SeqReservations(store)
         reservations.add(0, 0, name)
@@ -66,5 +69,5 @@ def reserve(directory: Path, name: str, seq: int) -> None:
 
 
 def without_state(config: Config, base: Path) -> Path:
-    """Return the directory of the reservations of a bus that keeps no state."""
+    """Return the directory in which a bus without a saved state keeps its seq reservations."""
     return base / name_of(config, Base(base))

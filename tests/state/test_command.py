@@ -1,4 +1,4 @@
-"""``kvbus state``: what it says of a directory, what it deletes, and that the numbering outlives it."""
+"""Tests for ``kvbus state``: what it reports of a directory, what it deletes, and that seqs never go back after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.state.left import immutable, rows
 from tests.state.test_damage import blocks_of, next_seq_of
 
 SECRET = 0x5EC4E7
-"""A token id that nothing but a state holds."""
+"""A token id that appears only in a saved state."""
 
 
 def config_of(directory: Path) -> Config:
@@ -50,7 +50,7 @@ def directory_of(config: Config) -> Path:
 
 
 async def ran(config: Config, count: int) -> int:
-    """Run a bus and kill it; return the number that its stream had got to."""
+    """Run a bus and kill it. Return the next seq of its stream."""
     daemon = Daemon(config)
     await daemon.start()
     for n in range(count):

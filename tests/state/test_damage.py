@@ -1,6 +1,6 @@
-"""Whatever happens to the files: the state is exact or refused and counted, and no seq is used twice.
+"""Tests for damaged state files: kvbus loads an exact state or refuses and counts it, and uses no seq twice.
 
-The directory is what a daemon left that was killed between two batches: a copy of what the kernel had.
+The files are those that a daemon leaves when it is killed between two batches.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ WAL = "state.db-wal"
 
 
 class Left(NamedTuple):
-    """What a killed process left, and what it knew."""
+    """The files of a killed process, and the blocks and next seq that the process had."""
 
     directory: Path
     older: Path
-    """The same files at an earlier moment of the same process."""
+    """Directory with a copy of the files from an earlier moment of the same process."""
     config: Config
     blocks: set[int | bytes]
     next_seq: int
@@ -59,7 +59,7 @@ def next_seq_of(daemon: Daemon) -> int:
 
 
 def fed(daemon: Daemon, first: int, count: int) -> None:
-    """Batches of the engine, each of which stores a block; nearly all remove the one before."""
+    """Feed batches of the engine. Each stores a block, and nearly all remove the previous block."""
     for n in range(first, first + count):
         events = [store([n]), *([removed([n - 1])] if n % 32 else [])]
         daemon.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*events)]))
@@ -78,7 +78,12 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
 
 
 async def killed(base: Path) -> Left:
-    """Several checkpoints, the last of them not complete, and a log."""
+    """Run a daemon that writes several checkpoints, and a write-ahead log after them.
+
+    Return the files that a kill leaves.
+
+    The last checkpoint is incomplete.
+    """
     config = load(
         None,
         env={},
@@ -107,7 +112,7 @@ async def killed(base: Path) -> Left:
         daemon.state.work()
         assert daemon.state.busy
         fed(daemon, BATCHES * 4, BATCHES)
-        # a batch that begins another reservation, so that the older copy has not reserved what was sent
+        # this batch needs a new reservation, so the older copy has not reserved the seqs that were sent
         daemon.reservations.use(0, 0, next_seq_of(daemon) + RESERVE_AHEAD)
         shutil.copytree(base / "running", base / "left")
         blocks, next_seq = blocks_of(daemon), next_seq_of(daemon)
@@ -116,7 +121,10 @@ async def killed(base: Path) -> Left:
 
 
 async def started_again(left: Left, directory: Path) -> str:
-    """Start on a copy of the directory and check what comes of it: ``exact``, ``older``, ``refused`` or ``new``."""
+    """Start a daemon on a copy of the directory and return the result: ``exact``, ``older``, ``refused`` or ``new``.
+
+    Check that the daemon uses no seq twice.
+    """
     daemon = Daemon(left.config.model_copy(update={"state_dir": str(directory)}))
     sent: list[int] = []
     try:
@@ -179,7 +187,7 @@ def older(directory: Path, left: Left, *names: str) -> None:
 
 
 def sql(directory: Path, *statements: str) -> None:
-    """What somebody does with SQLite's own tool."""
+    """Execute statements on a state's database, as an operator could do with SQLite's command line tool."""
     connection = sqlite3.connect(directory / DATABASE, isolation_level=None)
     for statement in statements:
         connection.execute(statement)
@@ -273,7 +281,7 @@ async def test_every_prefix_of_a_file_is_noticed(left: Left, tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", [DATABASE, WAL, "lock"])
 async def test_a_flipped_bit_is_noticed_or_changes_nothing(left: Left, tmp_path: Path, name: str) -> None:
-    """In a header, in a page's pointers, in a row, in a checksum, and in a page that nobody uses."""
+    """The bit is in a header, in the pointers of a page, in a row, in a checksum, or in an unused page."""
     size = HEAD_BYTES if name == "lock" else (left.directory / name).stat().st_size
     places = [*range(0, min(size, 120), 7), *range(120, size, max(size // 60, 1)), size - 1]
     found = set()
@@ -376,7 +384,7 @@ def test_a_database_that_is_damaged_while_it_is_used_is_moved_aside(tmp_path: Pa
 
 
 def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
-    """Something that happens to one file."""
+    """Apply one random kind of damage to one file."""
     path = draw(st.sampled_from(sorted(directory.iterdir())))
     content = path.read_bytes()
     kind = draw(st.sampled_from(["delete", "truncate", "flip", "overwrite", "append", "older"]))
@@ -399,7 +407,9 @@ def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
 @settings(max_examples=60 if LONG else 20, deadline=None)
 @given(data=st.data())
 def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """One file or several, but the lock file is as it was left: where the mark is gone too, nobody knows anything."""
+    """One or more files are damaged, but not the lock file: it has the highest used seq, which kvbus cannot learn
+    elsewhere.
+    """
     directory = tmp_path_factory.mktemp("random") / "a"
     shutil.copytree(left.directory, directory)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -413,7 +423,7 @@ def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, dat
 async def test_a_state_of_a_newer_kvbus_is_left_as_it_is(
     left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_dir: str
 ) -> None:
-    """Another directory would have another numbering, so nothing else is tried either."""
+    """kvbus does not try another directory either, because its reservations would be those of another numbering."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     directory = tmp_path / ("a" if state_dir == "named" else name_of(left.config, Base(tmp_path)))

@@ -1,4 +1,6 @@
-"""What belongs to one process at a time: a second one is told who has it, and one that was killed is in nobody's way."""
+"""Tests for the lock of a directory: a second process learns which process holds it, and a killed process releases
+it.
+"""
 
 from __future__ import annotations
 

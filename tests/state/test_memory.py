@@ -1,4 +1,4 @@
-"""Starting on a state takes no more memory than running did, however long the log is."""
+"""Test that loading a state takes no more memory than the process that wrote it took, however long the log is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MORE = 1.2
 
 
 def most_memory(what: str, directory: Path) -> tuple[str, int]:
-    """Whether a state was loaded, and the kilobytes that it took."""
+    """Return whether a state was loaded, and the peak memory of the process in kilobytes."""
     command = [sys.executable, "-m", "tests.state.filled", what, str(directory), str(LOG)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     loaded, memory = done.stdout.split()

@@ -1,4 +1,7 @@
-"""Where `state_dir: auto` keeps the state: in the first place that is large enough, one for each bus, and nobody else's."""
+"""Tests for the directory that `state_dir: auto` chooses: the first base with enough room, a subdirectory for each bus.
+
+kvbus uses no directory of another user.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def somebody_elses(path: Path) -> None:
 
 
 class Machine:
-    """A machine on which every base is a directory of a test's own."""
+    """A simulated machine, on which every base directory is a directory of the test."""
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
@@ -76,7 +79,7 @@ class Machine:
             self._patch.delenv(name)
 
     def used(self, of: Config | None = None) -> str | None:
-        """The base that is used now."""
+        """Return the base directory that kvbus chooses now, or None if it keeps no state."""
         store = open_store(of or config())
         if store is None:
             return None
@@ -159,7 +162,11 @@ class TestAgain:
 
     @pytest.mark.parametrize("furthest", ["told", "memory"])
     def test_of_several_the_one_whose_numbering_has_got_furthest(self, machine: Machine, furthest: str):
-        """Started with other variables in between, a bus has two; from the older one its numbers would go back."""
+        """A bus that was started with different environment variables has two directories.
+
+        With the older one, its seqs would go
+        back.
+        """
         for base in ("told", "memory", "home/.local/state"):
             machine.place(base).mkdir(mode=0o700, parents=True)
         for base in ("told", "memory"):
@@ -176,7 +183,7 @@ class TestWithoutMaking:
     def test_a_place_is_found_and_not_made(self, machine: Machine):
         assert unusable(config()) is None
         machine.free |= dict.fromkeys(BASES[:-1], MIN_FREE - 4096)
-        # the last base is not there yet: what counts is the room where it would be made
+        # the last base does not exist yet, so the free space of its parent directory counts
         assert unusable(config()) is None
         assert not (machine.directory / "home" / ".local").exists()
 
@@ -257,7 +264,7 @@ class TestName:
         assert len({*names, named()}) == len(names) + 1
 
     def test_the_first_address_decides(self):
-        """No two that run can have bound it, and it stays when an output is added behind it."""
+        """No two running buses can have bound the first address, and it does not change when an output is appended."""
         one, other = {"endpoint": "tcp://*:5657"}, {"name": "more", "endpoint": "tcp://*:6657"}
         assert named(outputs=[one, other]) == named(outputs=[one])
         dialling = {"name": "dials", "endpoint": "tcp://router:1", "bind": False}

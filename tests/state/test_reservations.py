@@ -1,4 +1,4 @@
-"""Seq reservations: never behind a number that was used, even if the process is killed."""
+"""Tests for seq reservations: after a restart, no seq is below a used one, even if the process was killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
 
 
 def named(store: SqliteStore | None, names: Sequence[str] = NAMES) -> SeqReservations:
-    """One output's streams, by their names."""
+    """Return the reservations of one output whose streams have these names."""
     made = SeqReservations(store)
     for slot, name in enumerate(names):
         made.add(0, slot, name)
@@ -29,13 +29,13 @@ def named(store: SqliteStore | None, names: Sequence[str] = NAMES) -> SeqReserva
 
 @contextlib.contextmanager
 def process(directory: Path, names: Sequence[str] = NAMES) -> Iterator[SeqReservations]:
-    """One that ends without closing them."""
+    """Yield the reservations of a process that ends without closing them, as after a kill."""
     with opened(directory) as store:
         yield named(store, names)
 
 
 def ended(directory: Path, *next_seqs: int) -> None:
-    """A process that used them and shut down gracefully."""
+    """Run a process that uses seqs up to ``next_seqs`` and shuts down gracefully."""
     with process(directory) as reservations:
         reservations.close({(0, slot): seq for slot, seq in enumerate(next_seqs)})
 

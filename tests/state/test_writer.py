@@ -1,4 +1,6 @@
-"""``state_dir`` on a real file system: what is written comes back, and a full disk costs the state and nothing else."""
+"""Tests for ``state_dir`` on a real file system: kvbus reads back what it wrote, and survives a full disk without
+state.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def stored(block: int, tokens: int = 4) -> BlockStored:
 
 
 class Process:
-    """One life of kvbus over the directory: a relay, its store, an engine that counts."""
+    """One kvbus process on a state directory: a relay, its store, and an engine that numbers its batches."""
 
     def __init__(self, directory: Path, names: list[str] = NAMES) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +81,10 @@ class Process:
             self.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
 
     def publish(self, count: int, *, tokens: int = 4, together: bool = False) -> None:
-        """Store a block a batch; every third batch also removes the block before. All may be written ``together``."""
+        """Publish batches that store a block each. Every third batch also removes the previous block.
+
+        With ``together``, kvbus writes the records of all batches in one commit.
+        """
         for _ in range(count):
             seq = self.relay.sources[0].sequencer.next
             events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
@@ -92,12 +97,12 @@ class Process:
         self.state.flush()
 
     def subscribe(self) -> None:
-        """A router comes: the state that it is sent takes numbers."""
+        """Let a router subscribe. The state that it gets uses seqs of the stream."""
         self.relay.handle(Subscribed(0, 0, (1,)), 1.0)
         self.state.flush()
 
     def kill(self) -> None:
-        """What was committed is what there is: nothing more is written."""
+        """End the process without writing anything, so that only committed data remains."""
         self.relay.keep_records(keep=False)
         self.store.close()
 
@@ -116,7 +121,7 @@ def checkpointed(process: Process) -> None:
 
 
 def copied(directory: Path, to: Path) -> Path:
-    """What the next process would find if this one were killed now."""
+    """Return a copy of the directory: the files that a kill at this moment would leave."""
     shutil.copytree(directory, to)
     return to
 
@@ -158,7 +163,10 @@ def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path
 
 
 def held_back(process: Process, count: int) -> None:
-    """Publish batches from 10 on without the first, and bring that one by the replay at last."""
+    """Publish batches from seq 10 on, but lose the first, so that the others wait.
+
+    Then deliver the first by a replay.
+    """
     payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + count)]
     asked = []
     for seq, payload in enumerate(payloads[1:], 11):
@@ -169,7 +177,7 @@ def held_back(process: Process, count: int) -> None:
 
 
 def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
-    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
+    """More batches are delivered together than kvbus keeps fingerprints of. kvbus handles them in slices."""
     process = started(tmp_path)
     process.publish(10)
     held_back(process, 3 * RING)
@@ -199,7 +207,7 @@ def test_the_state_of_another_configuration_is_not_used_and_the_numbering_stays(
 
 
 def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its end, a kill leaves the checkpoint before and the log."""
+    """Until the new checkpoint is complete, a kill leaves the previous checkpoint and the write-ahead log."""
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
     monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
     process = started(tmp_path / "now")
@@ -233,7 +241,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("room", [60_000, 100])
 def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int) -> None:
-    """Whether the disk still takes an empty state or nothing at all."""
+    """The disk has room for an empty state, or for nothing at all."""
     process = started(tmp_path)
     process.publish(5)
     process.store.reserved.raise_to(4096)
@@ -258,7 +266,7 @@ def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int)
 
 
 def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None:
-    """Not even the mark can be written, so the state before the fault is deleted."""
+    """kvbus cannot even write the mark that the state is unusable, so it deletes the state."""
     process = started(tmp_path)
     process.publish(5)
     process.store.reserved.raise_to(4096)
@@ -274,7 +282,7 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
 
 
 def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
-    """The mark was written when the disk was full, and is older than the numbers that were used since."""
+    """The mark in the lock file was written when the disk was full, and is lower than the seqs that were used later."""
     process = started(tmp_path)
     with room_for(100):
         process.publish(300, tokens=200)
@@ -292,7 +300,9 @@ def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Pa
 def test_a_reservation_that_cannot_be_written_costs_the_state_until_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in a pause of a checkpoint, which would else go on in the new database and look whole."""
+    """This may happen between two slices of a checkpoint, which must not continue in the new database and look
+    complete.
+    """
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
     monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
     process = started(tmp_path)
@@ -373,7 +383,9 @@ def test_a_first_start_on_a_full_disk_begins_a_state_once_there_is_room(tmp_path
 
 
 def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
-    """Whoever was being told when the process was killed asks on from where it is."""
+    """A router that was reading the state when kvbus was killed requests a replay from its next seq, inside the
+    state.
+    """
     process = started(tmp_path)
     process.publish(20)
     stream = process.relay.outputs[0].streams[0]
@@ -421,7 +433,10 @@ def test_changed_sources_begin_a_checkpoint_of_their_own(tmp_path: Path) -> None
 def test_an_end_in_the_midst_of_the_first_checkpoint_of_changed_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_order: bool
 ) -> None:
-    """The state before it is of other sources. An end in order writes the rest, a kill leaves no state."""
+    """The previous state is of other sources.
+
+    A graceful end writes the rest of the checkpoint; a kill leaves no state.
+    """
     process = started(tmp_path)
     process.publish(20)
     monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
@@ -452,7 +467,9 @@ def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_p
 
 
 def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
-    """Until everything is bound it is not known whether this process is to go on with it."""
+    """Until all endpoints are bound, kvbus does not know whether this process will use the state, so it must not
+    change it.
+    """
     process = started(tmp_path)
     process.publish(20)
     process.kill()
@@ -485,7 +502,9 @@ def test_reading_ends_when_the_process_is_asked_to_end(tmp_path: Path, caplog: p
 
 
 def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would say that they were delivered, and a kill before they are would lose them without a word."""
+    """The checkpoint would record these batches as delivered, so a kill before kvbus has handled them would lose
+    them.
+    """
     process = started(tmp_path)
     process.publish(10)
     count = 3 * SLICE
