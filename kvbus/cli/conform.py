@@ -83,7 +83,7 @@ _ROUTER: Final = (
         help="Endpoints at which a driver or the client reads a rank, if a program is between it and the engine.",
     ),
     click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
-    click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (6.2)."),
+    click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (clause 6.2)."),
     click.option(
         "--settle",
         type=_SECONDS,
@@ -228,7 +228,11 @@ def watched(targets: Sequence[Any]) -> Report:
 @command.command("router", short_help="Judge a router's view of the engines' blocks.")
 @_options(*_ROUTER)
 @click.option(
-    "--case", "names", multiple=True, metavar="NAME", help="Only this case, or the cases of this clause; repeatable."
+    "--case",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Play only this case, or the cases of this clause. Repeatable.",
 )
 @click.option("--list", "listed", is_flag=True, help="Print the cases and their clauses, and end.")
 @_options(*_REPORT)

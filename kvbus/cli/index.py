@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="A log to follow: YAML with kafka, nats or redis, and its keys as under sources[].discover. Repeatable.",
+    help="YAML file with a log to follow: kafka, nats or redis, and its keys as under sources[].discover. Repeatable.",
 )
 @click.option(
     "--copies", is_flag=True, help="Count copies of blocks. For engines' own streams, not for kvbus's outputs."

@@ -97,7 +97,7 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the events.")
 @click.option(
-    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, instead of a seeded load."
+    "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Trace of requests, instead of a synthetic load."
 )
 @click.option(
     "--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank, after which the rank is idle."

@@ -266,7 +266,10 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
 @click.option("--topic", default="", help="Print only topics with this prefix.  [default: all topics]")
 @click.option("--bind", is_flag=True, help="Bind ENDPOINT, for publishers that connect to it.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line: kind batch, snapshot, gap, lost, restarted, …"
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per line, of kind batch, snapshot, gap, lost, restarted, …",
 )
 @click.option(
     "--hashes",
