@@ -1,4 +1,4 @@
-"""An answer that changes the relay while it is read."""
+"""Test of a replay answer that changes the relay while a router reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.doubles.stage import cut_states
 
 
 async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp_path) -> None:
-    """A router that got part of a state, and asks on after a kill, must not get the rest from the journal."""
+    """A router has part of a state when kvbus is killed. Its next request must not get the rest from the journal."""
     cut_states(monkeypatch, 1)
     async with (
         running_bus(state_dir=str(tmp_path / "state"), output={"journal_batches": 1}) as bus,

@@ -1,4 +1,6 @@
-"""From the configuration to the relay: sources and streams by slot, topics, reservations."""
+"""Tests for how the daemon builds the relay from the configuration: slots of sources and streams, topics,
+reservations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with routers and with the bus itself: seen on a real bus, logged from beginning to end."""
+"""Tests for findings about routers and about the bus: a running bus detects each and logs its begin and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new configuration changes, and what a reload refuses."""
+"""Tests for the changes that a new configuration causes, and for the changes that a reload refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def config(*sources: dict[str, Any], **settings: Any) -> Config:
 
 
 def change(running: Config, wanted: Config, *closed: int) -> Change:
-    """The change, while the sources in the ``closed`` slots have no connection."""
+    """Return the change from one configuration to another, if the sources in the ``closed`` slots have no
+    connection.
+    """
     return change_to(running, wanted, lambda slot: slot not in closed)
 
 

@@ -1,4 +1,4 @@
-"""Whether a configuration file is another one: linked as Kubernetes links it, written in place, gone."""
+"""Tests for detecting a changed configuration file: linked as Kubernetes links it, rewritten in place, or deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Which of the engines found are sources: names, endpoints, room, and when one leaves."""
+"""Tests for how discovered engines become sources: their names and endpoints, the limit of sources, and engines
+that leave.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found, kept over a restart: when it is damaged, and where nothing is found."""
+"""Tests for the file that keeps discovered engines over a restart: if it is damaged, and if discovery finds nothing."""
 
 from __future__ import annotations
 

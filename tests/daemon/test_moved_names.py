@@ -1,4 +1,7 @@
-"""An engine that is frozen while its host name moves to another one: kvbus follows the name, and dead blocks leave."""
+"""Tests for an engine that hangs while its host name moves to another engine.
+
+kvbus must connect to the new address, and remove the dead blocks from its routers.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ NAME = "127.1"  # to the resolver this is a name, which leads to 127.0.0.1 on ev
 
 
 class Names:
-    """What is looked up; the answer is another one where a test says so."""
+    """A substitute for host name lookups, with an answer that the test can change."""
 
     def __init__(self) -> None:
         self.asked = 0

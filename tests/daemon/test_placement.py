@@ -1,4 +1,4 @@
-"""Who has which slot: by name, whatever the list does, and on disk."""
+"""Tests for the slots of sources: a source keeps its slot by its name, over changes of the list and over restarts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_one_that_is_gone_yields_its_topic() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True), max_size=12))
 def test_whatever_the_list_does(lists: list[list[str]]) -> None:
-    """A slot is one worker's, at most five are known, and nobody who is known moves."""
+    """Each slot belongs to one worker, at most five workers are known, and a known worker keeps its slot."""
     placement = Placement()
     for names in lists:
         before, placement = placement, place(placement, config(*names, most=5))

@@ -1,4 +1,7 @@
-"""When a reload happens, and how it is counted; what it does to a running bus is in tests/system/test_reload.py."""
+"""Tests for when the daemon reloads its configuration, and how it counts reloads.
+
+tests/system/test_reload.py has tests for the effect on a running bus.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.security.keys import Keyring
 
 
 class Recorder:
-    """A daemon that does what it is asked by writing it down."""
+    """A substitute for the daemon that only records the requested changes."""
 
     def __init__(self, config: Config) -> None:
         self.config = self.configured = config
@@ -47,7 +50,7 @@ class Recorder:
 
 
 class Fixture:
-    """A reloader, its daemon, and the configuration on disk."""
+    """A reloader with its substitute for the daemon, and the configuration that it loads."""
 
     def __init__(self, keys: Keyring) -> None:
         self.keys = keys
@@ -153,7 +156,7 @@ async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
 
 
 def replace(file: Path, text: str) -> None:
-    """Put another file in its place, so that nobody reads a part of it."""
+    """Replace a file by renaming a new one, so that no reader sees part of the new content."""
     file.with_name("new").write_text(text)
     file.with_name("new").rename(file)
 
@@ -198,7 +201,7 @@ async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixtu
 
 
 class Edited(Fixture):
-    """A reloader that looks at the configuration's own file, which holds the log level alone."""
+    """A reloader that watches a configuration file, which contains only the log level."""
 
     def __init__(self, keys: Keyring, path: Path) -> None:
         self.path = path
@@ -208,7 +211,7 @@ class Edited(Fixture):
         self.reloader.watch()
 
     def load_now(self) -> Config:
-        """Load it by what ``load`` is now: a test may replace it."""
+        """Load the configuration with the present value of ``load``, which a test may replace."""
         return self.load()
 
     def write(self, level: str) -> None:
@@ -227,7 +230,7 @@ class Edited(Fixture):
         return self.daemon.levels[-1] if self.daemon.levels else "info"
 
     async def looked_twice(self) -> None:
-        """The file is looked at again, and once more."""
+        """Wait until the reloader has read the file two more times."""
         looks, content = 0, ConfigFile.content
 
         def counted(file: ConfigFile) -> bytes:
@@ -271,7 +274,7 @@ async def test_a_problem_is_logged_once_and_counts_until_it_is_over(
 
 
 async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Secret may come after the configuration that needs it."""
+    """In Kubernetes, a Secret may arrive after the configuration that needs it."""
     load, there = edited.load, list[bool]()
 
     def later() -> Config:
@@ -288,7 +291,7 @@ async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch:
 
 
 async def test_a_file_that_goes_on_changing_is_not_loaded(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever writes it in place passes through configurations that nobody wants."""
+    """A program that writes the file in place produces incomplete configurations for a moment."""
     count = itertools.count()
     content = ConfigFile.content
     monkeypatch.setattr(ConfigFile, "content", lambda file: content(file) + bytes(str(next(count)), "ascii"))

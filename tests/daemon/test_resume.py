@@ -1,4 +1,4 @@
-"""What a process begins with: nothing, the state as it was, or a state that is behind what routers have got."""
+"""Tests for the state with which a process starts: none, the exact state, or a state older than the routers' blocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Process(NamedTuple):
 
 @contextmanager
 def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Iterator[Process]:
-    """Start, and end as a kill does."""
+    """Run a process on a state directory, and end it as a kill does."""
     placement = place(Placement(), config)
     with opened(tmp_path, boot=boot) as store:
         reservations = SeqReservations(store)
@@ -67,7 +67,9 @@ def test_a_state_goes_on_as_if_nothing_had_happened(config: Config, tmp_path: Pa
 
 
 def test_a_state_of_another_boot_is_no_truth_until_it_is_written_anew(config: Config, tmp_path: Path) -> None:
-    """It was not synced, so routers may have got more than it knows."""
+    """The state was not synced before the machine crashed, so routers may have received batches that the state
+    lacks.
+    """
     with process(config, tmp_path, boot=bytes(16)) as (_, reservations, _):
         reservations.use(0, 0, 7)
     used = 7 + AHEAD
@@ -110,7 +112,10 @@ def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
 
 
 def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
-    """An engine that removes the last copy alone never removes again what one removal has left live."""
+    """With ``duplicates: last``, the engine removes only the last copy.
+
+    Copies that the old rule still counts would stay.
+    """
     with process(config, tmp_path):
         pass
     with process(config.model_copy(update={"duplicates": "last"}), tmp_path) as (found, _, store):

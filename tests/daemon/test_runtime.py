@@ -1,4 +1,4 @@
-"""The relay's clock leaves out the time in which the process did not run."""
+"""Tests that the relay's clock omits the time in which the process did not run."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kvbus.daemon.runtime import LONGEST_STEP, RunningClock
 
 
 class Hands:
-    """A clock that is set by hand."""
+    """A clock that the test sets."""
 
     def __init__(self):
         self.now = 1000.0

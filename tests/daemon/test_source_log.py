@@ -1,4 +1,4 @@
-"""Log lines of the sources: one for each change, none in between."""
+"""Tests for the log lines of sources: one line for each change of state, and none without a change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def relay() -> Relay:
 
 
 def ignored(*_: str) -> None:
-    """Nobody shows transitions."""
+    """Ignore a transition of a source, in tests that check only log lines."""
 
 
 def nothing_listens(detail: str = "") -> Finding:
@@ -33,10 +33,10 @@ def nothing_listens(detail: str = "") -> Finding:
 
 
 class Wall:
-    """The time of day."""
+    """A wall clock that the test sets."""
 
     now = 1.0
-    """As batches have it."""
+    """The present time in seconds, as in the ``ts`` of batches."""
 
     def __call__(self) -> float:
         return self.now
@@ -95,7 +95,7 @@ def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) 
         log.look(relay, [0])
     (line,) = [line for line in lines(caplog) if "no group" in line]
     assert line.startswith("source engine: no group of this model carries prefixes")
-    # another finding is a line of its own, and the first is not said again
+    # another finding gets its own line, and the first finding is not logged again
     stats = relay.sources[0].stats
     stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES
     log.look(relay, [0])
@@ -192,7 +192,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     said = "syncing → live: in sync at seq 0 of epoch 0, 1 blocks"
     assert looked() == [("state", "engine", "live", said)]
 
-    # a gap that is seen
+    # a gap that exists when the log looks at the source
     live(3)
     assert looked() == [("state", "engine", "gap", "live → gap: 2 batches missing from seq 1 on; later batches wait")]
     answer(2, 1, 2)
@@ -200,7 +200,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     assert looked() == [("state", "engine", "live", said)]
     assert looked() == []
 
-    # and one that comes and goes between two looks
+    # a gap that begins and ends between two looks
     live(5)
     answer(3, 4)
     assert looked() == [("repaired", "engine", "live", "1 batch missing: 1 recovered by replay")]
@@ -243,7 +243,7 @@ def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> Non
     relay.handle(BatchReceived(0, batch(1, store([2]))), 1.0)
     log.look(relay, [0])
     seen.clear()
-    # another seq 0: the engine has restarted, and its history is there at once
+    # seq 0 with other content means that the engine has restarted; kvbus gets the new history immediately
     relay.handle(BatchReceived(0, batch(0, store([9]))), 1.1)
     relay.handle(ReplayReceived(0, 2, [b"", b"", (0).to_bytes(8, "big"), payload(store([9]))]), 1.1)
     relay.handle(ReplayReceived(0, 2, [b"", b"", END_SEQ, b""]), 1.1)

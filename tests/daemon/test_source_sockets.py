@@ -1,4 +1,4 @@
-"""The sockets of the sources against real publishers: which event comes of what an engine does or fails to do."""
+"""Tests for the sockets of sources with real publishers: the event that each action or failure of an engine causes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALL = PeerPolicy(max_frame_bytes=1000)
 
 
 class Opened:
-    """The sockets of a source in slot 3, and the events that came."""
+    """The sockets of a source in slot 3, and the events that they have passed to the relay."""
 
     def __init__(self, sockets: EngineSockets, carrier: Any = None) -> None:
         self.endpoint, self.replay, self.snapshot = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
@@ -52,7 +52,7 @@ class Opened:
         self.bursts = 0
         self.latency = Histogram((1.0,))
         self.cancels: list[int] = []
-        """Requests that are cancelled once an answer waits to be read."""
+        """Ids of requests that the test cancels as soon as an answer waits to be read."""
         feed = self._fed
         self.sockets = SourceSockets(sockets, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
 
@@ -91,7 +91,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 class Remembering(EngineSockets):
-    """The real sockets, all of which a test can see."""
+    """The real engine sockets, with a list of all sockets that they have opened."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         super().__init__(context)
@@ -155,7 +155,7 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
 
 @pytest.fixture
 def made(engine_sockets: Remembering) -> list[LiveStream | RequestConnection]:
-    """The sockets that are opened."""
+    """The list of all opened sockets."""
     return engine_sockets.made
 
 
@@ -175,7 +175,7 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
         opened.sockets.ask(RequestReplay(3, 7, 0))
         asked = made[-1]
         asked.read(on=False)
-        # before it has seen the request, what waits in the kernel is of the handshake, and gone in a moment
+        # until the engine has read the request, bytes in the kernel may belong to the ZMTP handshake, and vanish soon
         await eventually(lambda: engine.replay_requests, "the request")
         await eventually(looked, "an answer that waits")
         assert opened.of(Unread) == [Unread(3, 7)]
@@ -216,7 +216,7 @@ async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]
-"""A state of more parts than are kept of any other message."""
+"""Frames of a state snapshot. They are more than kvbus keeps of any other message."""
 
 
 async def test_the_answer_to_a_snapshot_carries_its_request(
@@ -325,7 +325,7 @@ async def test_without_a_limit_no_request_waits(opened: Opened, monkeypatch: pyt
 
 
 class CarrierOfOne:
-    """Who has found a source, and brings what it publishes."""
+    """A discovery that found one source, and passes its events to the relay without a socket."""
 
     def __init__(self) -> None:
         self.feeds: dict[int, tuple[str, Callable[[RelayEvent], None], Callable[[], None]]] = {}

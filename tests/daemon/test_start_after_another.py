@@ -1,4 +1,4 @@
-"""A start after a run with another configuration: what that run left on disk never stops it."""
+"""Tests for a start after a run with another configuration: the files of the old run must never prevent the start."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ENGINES: Final = [
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reservations go to a directory of the test where no state is kept."""
+    """Reservations of seqs are in a directory of the test if kvbus keeps no state."""
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "engines.json").write_text(json.dumps(ENGINES))
@@ -83,7 +83,7 @@ def settings_of(case: str, root: Path, *, keeps: bool) -> dict[str, Any]:
 
 
 async def run(case: str, root: Path, *, keeps: bool) -> None:
-    """Start the configuration, let each source publish two blocks, and stop it again."""
+    """Start a daemon with a configuration, let each source publish two blocks, and stop the daemon."""
     daemon = Daemon(load(None, env={}, overrides=settings_of(case, root, keeps=keeps)))
     await daemon.start()
     try:

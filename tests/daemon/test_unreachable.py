@@ -1,4 +1,6 @@
-"""Why there is no connection: said by the daemon itself, again when it changes, and no more once it stands."""
+"""Tests for the reason why a source has no connection: the daemon logs it, logs a change of it, and stops when
+connected.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def said(bus) -> list[str]:
 
 
 class Ssh(asyncio.Protocol):
-    """Says who it is, and waits."""
+    """A server that, like SSH, sends a greeting and then waits."""
 
     def __init__(self, opened: list[asyncio.Transport]) -> None:
         self._opened = opened

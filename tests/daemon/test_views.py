@@ -1,4 +1,4 @@
-"""Which views there are, who reads which, and what changes when an allow-list does."""
+"""Tests for views: which views exist, which client keys read which view, and what a change of the allow-list causes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(**settings: Any) -> Config:
 
 
 def keys(**grants: Grant | str) -> Keys:
-    """A list of the first output: by key, what its owner reads."""
+    """Return the keys of the first output. ``grants`` has, for each client key, the rights of its owner."""
     listed = {}
     for name, grant in grants.items():
         listed[name.encode()] = parse(grant) if isinstance(grant, str) else Client(name, grant)
@@ -58,7 +58,7 @@ def test_a_key_that_is_added_joins_and_the_last_one_that_goes_closes_a_view() ->
 
 
 def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_rights() -> None:
-    """It has seen numbers, and those of the view that is there may be lower."""
+    """The client has received seqs of its old view, and the seqs of the existing view may be lower."""
     views = Views(config(), keys(r1=A, r2=B))
     found = keys(r1=B, r2=B)
     assert views.change(config(), found) == [2]
