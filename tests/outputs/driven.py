@@ -1,4 +1,4 @@
-"""A driver under test, what the daemon lends it, and those who read it."""
+"""An output driver under test, with substitutes for what the daemon provides, and with readers of its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_snapshot(_start: int) -> Any:
 def make_driver(
     name: str, directory: Path, settings: dict[str, Any], services: Services
 ) -> tuple[OutputConfig, OutputDriver]:
-    """A driver of a type, and what it is configured with."""
+    """Return a driver of an output type, and its configuration."""
     assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
     keys = {"type": name, **KINDS[name].settings(directory), **settings}
     state = {"on_subscribe": keys.pop("on_subscribe")}  # behind the checks: a log without the state is refused
@@ -43,7 +43,7 @@ def make_driver(
 
 
 class Driven:
-    """One driver with nothing open yet, and the two streams it may serve."""
+    """A driver that has opened nothing yet, and the two streams that it may serve."""
 
     def __init__(self, name: str, directory: Path, sessions: int, **settings: Any) -> None:
         self.stats = OutputStats()
@@ -67,7 +67,7 @@ class Driven:
         self.driver.answer(AnswerReplay(event.output, event.stream, answer), answer.messages())
 
     async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:
-        """One more reader, from whom nothing is held back from now on."""
+        """Connect another reader, and wait until it will get all batches that are published from now on."""
         reader = self.kind.connect(self.config, stream, slow=slow)
         self.readers.append(reader)
         await self.joined()
@@ -77,7 +77,7 @@ class Driven:
         await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
 
     def publish(self, count: int, stream: int = 0, *, size: int = 10, events: int = 1) -> None:
-        """Hand over so many batches; nothing has to leave before `flush`."""
+        """Pass ``count`` batches to the driver. It need not send them before `flush`."""
         for _ in range(count):
             payload = self.kind.payload(len(self.sent[stream]), size)
             seq = self._streams[stream].append(payload, 0.0)
@@ -97,7 +97,7 @@ class Driven:
 async def driving(
     name: str, directory: Path, *, opened: int = 1, sessions: int = 4, **settings: Any
 ) -> AsyncIterator[Driven]:
-    """A driver with so many streams open, closed at the end as the daemon does it."""
+    """Yield a driver with ``opened`` open streams. Close it at the end as the daemon does."""
     driven = Driven(name, directory, sessions, **settings)
     try:
         for stream in STREAMS[:opened]:

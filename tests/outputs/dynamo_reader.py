@@ -1,4 +1,4 @@
-"""Readers of Dynamo's event plane: a SUB that makes batches again of what comes."""
+"""Readers of Dynamo's event plane: a SUB that converts the received messages back to batches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.ports import ports_in_a_row
 from tests.transport.loops import read_all
 
 TOPIC = b"kv@pod@model"
-"""No message says it: the event plane has one topic."""
+"""Topic of the batches that the reader returns. No message contains it, because the event plane has only one topic."""
 
 
 def unwrapped(frames: list[bytes]) -> tuple[int, int, list[dict[str, Any]]]:
-    """Publisher, sequence and RouterEvents of one message; its framing is checked."""
+    """Return publisher, sequence number and RouterEvents of one message. Check the framing of the message."""
     topic, publisher, sequence, body = frames
     assert (topic, body[:1], int.from_bytes(body[1:5], "big")) == (b"kv-events", b"\x01", len(body) - 5)
     envelope = msgspec.msgpack.decode(body[5:])
@@ -30,7 +30,10 @@ def unwrapped(frames: list[bytes]) -> tuple[int, int, list[dict[str, Any]]]:
 
 
 def as_event(event: dict[str, Any]) -> dict[str, Any]:
-    """What kvbus has made a RouterEvent of, as far as it can be told; a filler stands for a clear."""
+    """Convert a RouterEvent back to the event from which kvbus made it, as far as possible.
+
+    A filler counts as a clear.
+    """
     data = event["event"]["data"]
     if "stored" in data:
         blocks = [block["block_hash"] for block in data["stored"]["blocks"]]
@@ -56,7 +59,9 @@ class DynamoReader:
         return [(TOPIC, seq, payload(*map(as_event, events))) for _, seq, events in taken]
 
     def look(self) -> None:
-        """A SUB that was cut off subscribes again only while somebody looks at it."""
+        """Call libzmq, because after a lost connection a SUB subscribes again only while its application calls
+        libzmq.
+        """
         self._live.poll(0)
 
     def ask(self, start: int) -> None:

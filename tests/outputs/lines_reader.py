@@ -1,4 +1,4 @@
-"""Readers for the tests of the example output: each reader opens the file that the output writes."""
+"""Readers for tests of the example output. Each reader opens the file that the output writes."""
 
 from __future__ import annotations
 

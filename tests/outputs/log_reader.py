@@ -1,4 +1,4 @@
-"""Readers of a log: each in a thread, with a loop of its own."""
+"""Readers of a log (Kafka, NATS or Redis), each in its own thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TOPIC = b"kv@pod@model"
 
 
 class LogReader:
-    """Gives the batches of one stream that count."""
+    """A reader of one stream of a log. It returns the valid batches, and omits batches of a fenced writer."""
 
     def __init__(self, log: Log, key: str) -> None:
         self._taken: deque[tuple[bytes, int, bytes]] = deque()
         self._given = 0
         self._over = threading.Event()
         self.stats = OutputStats()
-        """Of the writer."""
+        """Statistics of the output that writes the stream."""
         self._thread = threading.Thread(target=lambda: asyncio.run(self._read(log, key)))
         self._thread.start()
 
@@ -45,7 +45,7 @@ class LogReader:
         await reader.close()
 
     def take(self) -> list[tuple[bytes, int, bytes]]:
-        # a batch may be here before the writer hears that it was appended
+        # the reader may have a batch before the server has confirmed it to the writer, so return only confirmed batches
         count = min(len(self._taken), self.stats.batches - self._given)
         self._given += count
         return [self._taken.popleft() for _ in range(count)]
@@ -62,7 +62,7 @@ class LogReader:
 
 
 class LogKind:
-    """One of the logs, which ``server`` is the server of."""
+    """The properties of one kind of log. ``server`` is the log server of the tests."""
 
     asks = False
     loses = False

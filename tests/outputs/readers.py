@@ -1,4 +1,4 @@
-"""How a test reads what a driver sends: one entry of ``KINDS`` for each output type."""
+"""Protocols for reading the output of any driver in tests. ``KINDS`` has one entry for each output type."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from tests.outputs.log_reader import LogKind
 from tests.outputs.zmq_reader import ZmqKind
 
 Batch = tuple[bytes, int, bytes]
-"""Topic, seq, payload."""
+"""Topic, seq and payload of a batch."""
 
 
 class Reader(Protocol):
-    """Reads one stream. It stalls by not being told to read."""
+    """A reader of one stream. It stalls while the test does not call :meth:`take`."""
 
     def take(self) -> list[Batch]:
-        """What has come since the last call, in the order it came; never waits."""
+        """Return the batches that have arrived since the last call, in order, without waiting."""
 
     def ask(self, start: int) -> None:
-        """Ask for a replay; only where ``Kind.asks``."""
+        """Request a replay. Tests call it only if ``Kind.asks``."""
 
     def answers(self) -> list[list[Batch]]:
-        """All answers so far that came whole, which is up to their END; only where ``Kind.asks``."""
+        """Return all replay answers so far that are complete, that is, up to END.
+
+        Tests call it only if ``Kind.asks``.
+        """
 
     def close(self) -> None:
-        """Go away."""
+        """Disconnect the reader."""
 
 
 class Kind(Protocol):
-    """What is particular about the readers of one output type.
+    """The properties of the readers of one output type.
 
     Attributes:
-        asks: readers can ask for a replay.
-        loses: a reader that stalls for long loses batches; with others they are kept for it.
-        seen: the driver knows each of its readers.
-        sends_state: a reader gets the state when it subscribes, and when it has lost batches.
+        asks: whether readers can request a replay.
+        loses: whether a reader that stalls for long loses batches. Other output types keep the batches for it.
+        seen: whether the driver knows each of its readers.
+        sends_state: whether a reader gets the state when it subscribes and after it lost batches.
     """
 
     asks: bool
@@ -50,22 +53,22 @@ class Kind(Protocol):
     sends_state: bool
 
     def settings(self, directory: Path) -> dict[str, Any]:
-        """The keys of an output at free places, with room for two streams."""
+        """Return the configuration of an output at free addresses, with room for two streams."""
 
     def connect(self, config: OutputConfig, stream: int, *, slow: bool) -> Reader:
-        """A reader of one stream; a slow one has no room for what it has not taken."""
+        """Return a reader of one stream. A slow reader has almost no buffer for batches that the test has not taken."""
 
     def joined(self, stats: OutputStats, readers: list[Any]) -> bool:
-        """Whether all readers there are will be sent what is published from now on."""
+        """Return whether all readers will get every batch that is published from now on."""
 
     def payload(self, number: int, size: int) -> bytes:
-        """A batch of about this size, different for each number, that a reader can give back as it was."""
+        """Return a batch of about this size, different for each number, which readers of this type return unchanged."""
 
     def places(self, config: OutputConfig, stream: int) -> list[str]:
-        """All that one stream opens, as an error names it."""
+        """Return the names of all addresses or files that one stream opens, as error messages name them."""
 
     def occupied(self, place: str) -> AbstractContextManager[object]:
-        """Keep a place from being opened."""
+        """Prevent the driver from opening an address or file."""
 
 
 LOGS = {"kafka": LogKind(Kafka), "nats": LogKind(Nats), "redis": LogKind(Redis)}

@@ -1,4 +1,4 @@
-"""A driver behind a relay: one engine stores blocks, and readers get the state."""
+"""An output driver behind a relay: one engine stores blocks, and readers get the state."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.transport.loops import turns, u64
 
 
 class StateReader:
-    """A reader with a set of blocks; it takes what comes, in the order in which it comes."""
+    """A reader that keeps a plain set of blocks. It applies batches in the order of arrival."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.seqs: list[int] = []
         self.events: dict[int, list[dict[str, Any]]] = {}
-        """Of each seq."""
+        """Events of each received batch, by seq."""
         self.view = PlainSetRouter()
 
     @property
@@ -40,12 +40,12 @@ class StateReader:
 
     @property
     def holes(self) -> list[int]:
-        """Seqs that it did not get, since its first batch."""
+        """Seqs after the reader's first batch that the reader did not get."""
         got = set(self.seqs)
         return [seq for seq in range(self.seqs[0], self.seqs[-1]) if seq not in got]
 
     def more(self) -> int:
-        """Take what has come; the number of batches so far."""
+        """Apply the batches that have arrived. Return the number of all batches so far."""
         for _, seq, batch in self.reader.take():
             self.seqs.append(seq)
             self.events[seq] = unpack(batch)[1]
@@ -54,7 +54,7 @@ class StateReader:
 
 
 class Relayed:
-    """One driver with one stream, and the relay that publishes on it."""
+    """A driver with one stream, and the relay that publishes on it."""
 
     def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         engine = SourceSpec("engine", 0, replay=False)
@@ -65,13 +65,13 @@ class Relayed:
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
         self.published: dict[int, int] = {}
-        """How many events each seq had on the stream."""
+        """Number of events of each published batch, by seq."""
         self.blocks: set[int] = set()
-        """Of the engine."""
+        """Hashes of the engine's blocks."""
         self._batches = 0
 
     def feed(self, event: RelayEvent) -> None:
-        """As the daemon does it."""
+        """Pass an event to the relay, and execute the resulting commands as the daemon does."""
         for command in self.relay.handle(event, 0.0):
             if isinstance(command, SendState):
                 self.driver.send_state(command)
@@ -81,7 +81,7 @@ class Relayed:
         self.driver.flush()
 
     def store(self, count: int) -> None:
-        """The engine stores so many blocks more, in one batch."""
+        """Let the engine store ``count`` more blocks in one batch."""
         first = len(self.blocks) + 1
         hashes = list(range(first, first + count))
         self.blocks.update(hashes)
@@ -90,18 +90,18 @@ class Relayed:
         self._batches += 1
 
     async def reader(self, *, slow: bool = False) -> StateReader:
-        """One more reader."""
+        """Connect another reader and return it."""
         self.readers.append(self.kind.connect(self.config, 0, slow=slow))
         await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
         return StateReader(self.readers[-1])
 
     @property
     def newest(self) -> int:
-        """The newest seq."""
+        """The newest seq of the stream."""
         return self.relay.outputs[0].streams[0].next_seq - 1
 
     async def level(self, *readers: StateReader) -> None:
-        """Wait until readers have the newest batch, and see that they have every block."""
+        """Wait until readers have the newest batch, and check that they hold all blocks of the engine."""
         for reader in readers:
             await eventually(lambda r=reader: r.more() and r.seqs[-1] == self.newest, "the newest batch")
             assert reader.blocks == self.blocks
@@ -110,7 +110,7 @@ class Relayed:
 
 @contextlib.asynccontextmanager
 async def relaying(name: str, directory: Path, **settings: Any) -> AsyncIterator[Relayed]:
-    """A driver with a relay, closed at the end."""
+    """Yield a driver with a relay. Close the driver at the end."""
     relayed = Relayed(name, directory, **settings)
     try:
         relayed.driver.open(0, TOPIC, PLAIN)

@@ -1,6 +1,6 @@
-"""What every output type has to do, over its real readers: see :mod:`kvbus.parts.outputs.contract`.
+"""Tests of the contract of every output type, with its real readers: see :mod:`kvbus.parts.outputs.contract`.
 
-A new type passes this file unchanged; how its readers are played is an entry in ``readers.py``.
+A new output type must pass this file unchanged. It needs only an entry in ``readers.py`` for its readers.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from tests.transport.loops import both_loops
 
 
 class Taken:
-    """What a reader has taken so far."""
+    """The batches that a reader has taken so far."""
 
     def __init__(self, reader):
         self.batches = []
@@ -115,7 +115,7 @@ async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
         assert readers[0].answers() == [driven.sent[0][40:]]
         assert readers[1].answers() == [driven.sent[1], []]
         assert sorted((event.output, event.stream) for event in driven.fed) == [(0, 0), (0, 1), (0, 1)]
-        # a reader may have an answer before its sender has looked whether the kernel took all of it
+        # the reader may have the answer before the sender has noticed that the kernel took all of it
         await eventually(lambda: driven.driver.busy == 0, "the last answer's place given back")
         assert driven.driver.end_answers() == 0
         assert outcomes(driven.stats) == {"complete": 3}

@@ -1,4 +1,4 @@
-"""What kthena's sidecar makes of recorded engines, behind ``profile: kthena``."""
+"""Tests for the blocks that kthena's sidecar stores of recorded engine streams, with ``profile: kthena``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUTPUT: dict[str, Any] = {
 
 
 def played(name: str) -> GoldenBus:
-    """A bus that has read a whole capture."""
+    """Return a bus that has read a complete capture."""
     source = {"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5658"}
     bus = GoldenBus({"http": None, "state_dir": None, "sources": [source], "outputs": [OUTPUT]})
     messages = load(name)
@@ -36,7 +36,7 @@ def played(name: str) -> GoldenBus:
 
 
 SEVERAL_MEDIA = ("offload", "tiers", "hicache", "lmcache", "mooncake")
-"""Parts of the names of captures whose engines keep blocks on more than one medium."""
+"""Words in the names of captures whose engines keep blocks on more than one medium."""
 
 
 @pytest.mark.parametrize("name", CAPTURES)

@@ -1,4 +1,6 @@
-"""A part in a distribution of its own, beside a simulated engine: installed it is one more type, else it is not there."""
+"""Tests for an output type in a separate distribution, with a simulated engine: it works if and only if it is
+installed.
+"""
 
 import json
 import signal
@@ -28,7 +30,7 @@ def site(tmp_path):
 
 
 def blocks(path):
-    """The numbers and the stored blocks of a file."""
+    """Return the seqs and the stored blocks in an output file."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     payloads = [msgspec.msgpack.decode(bytes.fromhex(line["payload"])) for line in lines]
     stored = [block for payload in payloads for event in payload[1] for block in event["block_hashes"]]
@@ -36,7 +38,10 @@ def blocks(path):
 
 
 def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
-    """What cannot be written is counted, by a reason that only this type knows."""
+    """One of the two outputs writes to ``/dev/full``.
+
+    It counts its lost batches under a reason that only this type has.
+    """
     monkeypatch.setenv("PYTHONPATH", str(site))
     file = tmp_path / "blocks.jsonl"
     outputs = [

@@ -1,4 +1,4 @@
-"""What every output type that sends the state has to do, over its real readers."""
+"""Tests for every output type that sends the state, with its real readers."""
 
 import asyncio
 

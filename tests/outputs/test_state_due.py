@@ -1,4 +1,4 @@
-"""When a log gets a state again: what states take is paid for by batches, and the log's retention is looked at."""
+"""Tests for when kvbus writes a new state to a log: states may take as many bytes as batches, and retention counts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,7 +88,10 @@ SHORT = 60.0
     st.lists(st.tuples(st.integers(0, MIB), st.sampled_from([False, False, False, True])), min_size=50, max_size=200)
 )
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
-    """A second a step: bytes of batches, and whether retention takes the newest state."""
+    """Each step is one second.
+
+    It has the bytes of batches, and whether the log's retention deletes the newest state.
+    """
     due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)
     due.wrote_state(10, 7, 0.0)

@@ -1,7 +1,7 @@
-"""An optional output type is taken out of a copy of the tree: the rest is as it was.
+"""Tests that remove an optional output type from a copy of the source tree: the rest must work as before.
 
-Each type but ``zmq`` is taken out, whether it is a module or a folder. The example, put into the copy as a folder, shows
-that it works, and that it would be noticed if it did not.
+The tests remove each type except ``zmq``, whether it is a module or a folder. They also add the example to the copy as
+a folder, and remove it: this proves that the example works and that a defect would be noticed.
 """
 
 import json
@@ -29,21 +29,22 @@ print(json.dumps([importlib.import_module(name).__file__ for name in names]))
 
 
 class Tree:
-    """A copy of the tree, with the example as one more of its parts."""
+    """A copy of the source tree, to which the example output type was added."""
 
     def __init__(self, root):
         self.root = root
-        # with its bytecode, most of what an import costs, but without what another process is just writing of it
+        # copy the bytecode too, because compiling takes most of the time of an import, but not another process's
+        # unfinished files
         shutil.copytree(ROOT / "kvbus", root / "kvbus", ignore=shutil.ignore_patterns("*.pyc.*"))
         install(root, "kvbus.parts.outputs.lines")
 
     def part(self, kind, name):
-        """The module or the folder of a part."""
+        """Return the path of a part, which is a module or a folder."""
         folder = self.root / "kvbus" / "parts" / kind / name
         return folder if folder.exists() else folder.with_suffix(".py")
 
     def take_out(self, kind, name):
-        """Remove a part; return the files of its modules."""
+        """Remove a part. Return the paths of its modules."""
         part = self.part(kind, name)
         files = set(part.rglob("*.py")) if part.is_dir() else {part}
         shutil.rmtree(part) if part.is_dir() else part.unlink()
@@ -62,7 +63,7 @@ class Tree:
         )
 
     def modules(self):
-        """The files of all modules, every one imported."""
+        """Import all modules of the copy, and return their paths."""
         done = self.python("-c", EVERYTHING)
         assert done.returncode == 0, done.stderr
         return set(map(Path, json.loads(done.stdout)))

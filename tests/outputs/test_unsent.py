@@ -1,4 +1,4 @@
-"""A router that does not read is known to be behind before the kernel has taken megabytes for it."""
+"""Test that kvbus notices that a router does not read before the kernel has buffered megabytes for it."""
 
 from kvbus.transport.live.stream import UNSENT
 from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS

@@ -1,4 +1,4 @@
-"""Readers of the ZeroMQ driver: a SUB for the live stream, a DEALER for replays."""
+"""Readers for tests of the ZeroMQ driver: a SUB for the live stream, and a DEALER for replays."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class ZmqReader:
         return [batch(frames) for frames in read_all(self._live)]
 
     def look(self) -> None:
-        """A SUB that was cut off subscribes again only while somebody looks at it."""
+        """Call libzmq, because after a lost connection a SUB subscribes again only while its application calls
+        libzmq.
+        """
         self._live.poll(0)
 
     def ask(self, start: int) -> None:

@@ -1,4 +1,7 @@
-"""An etcd as far as its JSON gateway is used here: keys, ranges, and leases that run out when the test says so."""
+"""A substitute for etcd's JSON gateway, with the parts that kvbus uses: keys, ranges, and leases.
+
+A lease expires when the test says so.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from typing import Any, Self
 class Etcd:
     def __init__(self) -> None:
         self.keys: dict[bytes, tuple[bytes, str]] = {}
-        """Value and lease of each."""
+        """Value and lease of each key."""
         self.leases: list[str] = []
         self.fails = False
         self.says: bytes | None = None
-        """What stands in its place says to everything."""
+        """Body of the answer to every request, to imitate another server at etcd's address.
+
+        None: answer as etcd does.
+        """
         double = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -31,7 +37,7 @@ class Etcd:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
-                """Nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -47,12 +53,12 @@ class Etcd:
         self._server.server_close()
 
     def expire(self, lease: str) -> None:
-        """A lease runs out."""
+        """Let a lease expire, and delete its keys."""
         self.leases.remove(lease)
         self.keys = {key: held for key, held in self.keys.items() if held[1] != lease}
 
     def answer(self, method: str, asked: dict[str, Any]) -> dict[str, Any]:
-        """What etcd 3.4 answers; numbers of 64 bits are texts."""
+        """Return the answer of etcd 3.4 to a request. It encodes 64-bit numbers as strings."""
         key, end = (base64.b64decode(asked.get(name, "")) for name in ("key", "range_end"))
         match method:
             case "lease/grant":

@@ -1,4 +1,7 @@
-"""Who is announced when: a stream while its worker has a card, and nobody else's place is taken."""
+"""Tests for announcing streams to Dynamo: kvbus announces a stream while the stream's worker has a model card.
+
+It never replaces the announcement of another publisher.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ HERE = "tcp://10.0.0.1:5857"
 
 
 class Plane:
-    """A discovery in files, and a stream that is announced there."""
+    """Dynamo's discovery in files, and a stream that kvbus announces there."""
 
     def __init__(self, directory):
         self.store = FileStore(directory)
@@ -50,7 +53,7 @@ class Plane:
         self.announcer.add(0, source)
 
     def announced(self):
-        """Worker, publisher and endpoint of each source."""
+        """Worker, publisher and endpoint of each announced source."""
         channels = self.store.find(f"{CHANNELS}/{SCOPE.events}")
         found = []
         for path, body in self.store.find(f"{SOURCES}/{SCOPE.events}").items():

@@ -1,4 +1,7 @@
-"""Hashes as `compute_block_hash_for_seq` of ai-dynamo-runtime 1.6.1 has them (`tests/interop` compares random ones)."""
+"""Tests that kvbus computes the hashes of `compute_block_hash_for_seq` in ai-dynamo-runtime 1.6.1.
+
+`tests/interop` compares hashes of random tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A router's ids: whatever happens to its connection, it holds what there is.
+"""Tests for the event ids that a Dynamo router gets: it holds the engine's blocks, whatever happens to its connection.
 
-The router is the one of 1.6.1 (`tests/interop/test_dynamo_plane.py` runs it): it takes any first id, ignores those it
-has had, and forgets the rank at a hole.
+The rules of the model router are those of Dynamo 1.6.1 (`tests/interop/test_dynamo_plane.py` runs the real one): it
+accepts any first id, ignores ids that it has seen, and drops the rank's blocks at a gap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.outputs.dynamo_reader import unwrapped
 
 
 def messages(data: bytes) -> list[list[bytes]]:
-    """What is on the wire."""
+    """Return the messages in the bytes of a connection."""
     buffer = bytearray(data)
     found: list[list[bytes]] = [[]]
     while (frame := take_frame(buffer, 2**30)) is not None:
@@ -57,7 +57,7 @@ class Router:
 
 
 class Plane(RuleBasedStateMachine):
-    """One stream and two routers, which are sent what the live side sends."""
+    """One stream and two routers, each of which gets the messages that kvbus's live side sends."""
 
     @initialize()
     def begin(self) -> None:
@@ -102,7 +102,10 @@ class Plane(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), lost=st.booleans())
     def state(self, which: int, lost: bool) -> None:
-        """A router connects, or has lost batches: it gets the state in two batches, and the other two empty ones."""
+        """Let a router connect or lose batches.
+
+        It gets the state in two batches, and the other router two empty batches.
+        """
         if not lost or self.connections[which] is None:
             self.connections[which] = self.numbering.connection()
         blocks = sorted(self.blocks)
@@ -118,7 +121,7 @@ class Plane(RuleBasedStateMachine):
     @precondition(lambda self: self.connections[0] is not None)
     @rule(block=st.integers(1, 40))
     def lost_without_a_state(self, block: int) -> None:
-        """A batch that the first router does not get: with the next one it forgets what it had."""
+        """Lose a batch to the first router. At the next batch the router drops all its blocks."""
         before, known = self.routers[0].resets, self.routers[0].cursor is not None
         self.connections[1] = None
         self.message(store([block + 100]))

@@ -1,4 +1,6 @@
-"""Records in files and in etcd: what is put is found, by us and by Dynamo, and it goes when nobody holds it."""
+"""Tests for Dynamo's discovery records in files and in etcd: kvbus and Dynamo can find a record, until its owner
+ends.
+"""
 
 from __future__ import annotations
 

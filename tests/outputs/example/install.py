@@ -1,4 +1,4 @@
-"""The example's distribution, as an installer would leave it: a module and two files of metadata."""
+"""Installs the example output type as an installer does: one module and two files of package metadata."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ SOURCE = Path(__file__).with_name("kvbus_lines.py")
 
 
 def install(directory: Path, driver: str = "kvbus_lines") -> None:
-    """Make what ``directory`` needs on the import path for ``type: lines``; ``driver`` is the module's dotted name."""
+    """Write the files that make ``type: lines`` available to ``directory``, a directory on the import path.
+
+    Args:
+        directory: directory to write to.
+        driver: dotted name of the driver's module.
+    """
     module = directory.joinpath(*driver.split(".")).with_suffix(".py")
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text(SOURCE.read_text())

@@ -1,7 +1,7 @@
-"""An output type in a distribution of its own: each batch is a line of JSON at the end of a file.
+"""An example of an output type in a separate distribution: it appends each batch to a file, as a line of JSON.
 
-``endpoint: ipc:///var/lib/blocks.jsonl`` names the file. Nobody connects to a file: nothing is asked, and nobody is cut
-off.
+``endpoint: ipc:///var/lib/blocks.jsonl`` names the file. No router connects to a file, so there are no requests to
+answer and no connections to close.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from kvbus.transport.sockets import PeerPolicy
 
 
 class LinesOutput:
-    """One output's files, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`."""
+    """The files of one output, one for each stream.
+
+    It implements :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """
 
     busy = 0
     queue_max = 0
@@ -78,17 +81,17 @@ class LinesOutput:
         self._stats.dropped_events[reason] += command.events
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Nobody has asked."""
+        """Do nothing, because no reader of a file can send a request."""
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Nobody is connected."""
+        """Return False, because no reader of a file is connected and could be disconnected."""
         return False
 
     def send_state(self, command: SendState) -> None:
-        """Nobody has subscribed."""
+        """Do nothing, because no reader of a file can subscribe."""
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Nobody is connected."""
+        """Do nothing, because no reader of a file is connected."""
 
     @property
     def routers(self) -> list[RouterView]:
