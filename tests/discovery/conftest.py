@@ -1,4 +1,4 @@
-"""Every kind of discovery that is installed, in turn, each with who knows the engines there."""
+"""Fixtures for the tests that run on every installed kind of discovery, each with a world of real files or servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.discovery.worlds import WORLDS, World
 FINDING = [
     kind for kind in parts.installed(parts.DISCOVERY) if not issubclass(parts.load(parts.DISCOVERY, kind), LogStreams)
 ]
-"""Who brings what the engines publish, too, has nobody to ask for places: tests/log/test_aggregator.py."""
+"""Kinds of discovery that only find engines.
+
+The kinds that read a log also bring the engines' batches, so they have no world: see tests/log/test_aggregator.py.
+"""
 
 
 @pytest.fixture(params=FINDING)

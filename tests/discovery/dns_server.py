@@ -1,4 +1,4 @@
-"""A DNS server on loopback, UDP and TCP, that answers from a table: its records, and how it fails."""
+"""A DNS server on loopback (UDP and TCP) that answers from a table, which also says how it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Records = dict[tuple[str, str], list[str]]
 
 
 class DnsServer:
-    """Records by absolute name and type; a name without any is NXDOMAIN."""
+    """A DNS server with records by absolute name and type. A name without any record is NXDOMAIN."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -28,7 +28,7 @@ class DnsServer:
         self.rcode = dns.rcode.NOERROR
         self.silent = False
         self.truncated = False
-        """Whether every answer by UDP says that it is cut off, so that it has to be asked for by TCP."""
+        """Whether every UDP answer is marked as truncated, so that the client must ask again over TCP."""
         self.questions: list[tuple[str, str]] = []
         self.by_tcp = 0
 

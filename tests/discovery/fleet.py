@@ -1,4 +1,4 @@
-"""A bus that finds its engines, engines on loopback under traffic, and a router that has to be exact."""
+"""A bus that finds its engines, running engines on loopback, and a router whose view must be exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ports import free_ports
 
 
 class Worker:
-    """An engine under a name: it stores a block of its own every few milliseconds, once somebody listens."""
+    """An engine with a name. While it runs, it stores a new block every 10 ms."""
 
     def __init__(self, name: str, number: int, host: str = "127.0.0.1", ports: list[int] | None = None) -> None:
         self.name = name
@@ -57,7 +57,7 @@ class Worker:
             await asyncio.sleep(0.01)
 
     async def rest(self) -> None:
-        """Publish no more; what was published stays."""
+        """Stop publishing. The published blocks stay in the engine's cache."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -73,7 +73,7 @@ class Worker:
 
 
 class DiscoveringBus:
-    """A daemon with one merged output, and a router on it from the beginning."""
+    """A kvbus daemon with discovered sources and one merged output, and a router that reads it from the start."""
 
     def __init__(self, discover: dict[str, Any], **settings: Any) -> None:
         self.ports = settings.pop("ports", None) or free_ports(2)
@@ -112,11 +112,13 @@ class DiscoveringBus:
         return set(names) == set(self.labels) and all(self.source(name).state == "live" for name in names)
 
     async def sources(self, *names: str) -> None:
-        """Wait until these are the sources, and in sync."""
+        """Wait until exactly these workers are sources, and all of them are live."""
         await eventually(lambda: self.live(*names), f"the sources {names}, not {self.labels}")
 
     async def exact(self, *workers: Worker) -> None:
-        """Wait until the router has every block of these workers, under their own ranks, and none of another."""
+        """Stop these workers' traffic, and wait until the router holds exactly their blocks, each under its
+        worker's rank.
+        """
         for worker in workers:
             await worker.rest()
         truth = {self.labels[worker.name]: worker.stored for worker in workers if worker.stored}
@@ -132,13 +134,13 @@ class DiscoveringBus:
         assert self.router.went_back == 0
 
     def clears(self, name: str) -> int:
-        """How often the router was cleared of a worker's blocks."""
+        """Return how often the router's view of a worker was cleared."""
         view = self.view.views.get(self.labels[name])
         return 0 if view is None else view.clears
 
 
 def write(path: Path, workers: list[dict[str, Any]]) -> None:
-    """Replace a list of engines by a rename, as careful writers do."""
+    """Replace a list of engines atomically, by a rename."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(workers))
     new.rename(path)

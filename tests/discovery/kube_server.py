@@ -1,4 +1,4 @@
-"""A Kubernetes API on loopback, as far as a list and its watch: versions, bookmarks, expiry, errors."""
+"""A Kubernetes API on loopback with list and watch: versions, bookmarks, expiry and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5558, **more: Any) -> dict[str, Any]:
-    """A Pod as the API has it; ``more`` is put over its metadata."""
+    """Return a Pod as the API has it. ``more`` overrides its metadata."""
     ports = [{"name": "kv-events", "containerPort": port, "protocol": "TCP"}]
     if replay is not None:
         ports.append({"name": "kv-replay", "containerPort": replay, "protocol": "TCP"})
@@ -31,7 +31,9 @@ def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5
 
 
 class KubeServer:
-    """Objects of one kind, their versions, and what has happened since the oldest version that is still known."""
+    """The objects of one kind with their versions, and the events since the oldest version from which a watch can
+    start.
+    """
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -42,7 +44,7 @@ class KubeServer:
         self.oldest = 0
         self.status = 200
         self.answer: bytes | None = None
-        """The body of every answer, in place of a list."""
+        """The body of every answer, instead of a list. None: the server answers as usual."""
         self.lists = 0
         self.watched_from: list[str] = []
         self._changed = asyncio.Condition()
@@ -62,17 +64,17 @@ class KubeServer:
         self._record("DELETED", self._next(self.objects.pop(name)))
 
     def bookmark(self, versions: int) -> None:
-        """So many changes elsewhere, and a bookmark behind them."""
+        """Send a bookmark after ``versions`` changes of other objects."""
         self.version += versions
         self._record("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(self.version)}})
 
     def error(self, code: int, message: str) -> None:
-        """An error in the middle of the watches; they end behind it."""
+        """Send an error to all watches, which then end."""
         self.version += 1
         self._record("ERROR", {"kind": "Status", "code": code, "message": message})
 
     def forget(self) -> None:
-        """What has happened so far is too old to be watched from."""
+        """Forget all events, so that no watch can start from an older version."""
         self.oldest = self.version
         self.events.clear()
 
@@ -97,7 +99,7 @@ class KubeServer:
             await runner.cleanup()
 
     def settings(self, directory: Path) -> dict[str, str]:
-        """What leads to it, with a token that is good here."""
+        """Return the discovery settings for this server, with a valid token."""
         token = directory / "token"
         token.write_text(f"{TOKEN}\n")
         return {"server": f"http://127.0.0.1:{self.port}", "token_file": str(token), "namespace": "default"}
@@ -141,7 +143,7 @@ class KubeServer:
                 if at > version:
                     version = at
                     line = json.dumps({"type": kind, "object": of}).encode() + b"\n"
-                    for half in (line[:20], line[20:]):  # a line need not come in one piece
+                    for half in (line[:20], line[20:]):  # a line may arrive in several parts
                         await response.write(half)
                     if kind == "ERROR":
                         return

@@ -1,6 +1,6 @@
-"""SGLang's own gRPC server of a node without an HTTP API, from a released wheel: ``sglang_node.py LIBRARY PORT JSON``.
+"""Run SGLang's own gRPC server of a node without an HTTP API, from a released wheel.
 
-It ends with its standard input.
+Usage: ``sglang_node.py LIBRARY PORT JSON``. The program ends with its standard input.
 """
 
 import importlib.machinery
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Serve ``GetServerInfo``, as ``start_follower_grpc_server`` of SGLang starts it."""
+    """Serve ``GetServerInfo`` as SGLang's ``start_follower_grpc_server`` does."""
     library, port, info = sys.argv[1:]
     loader = importlib.machinery.ExtensionFileLoader("_grpc", library)
     spec = importlib.util.spec_from_loader("_grpc", loader)

@@ -1,4 +1,4 @@
-"""What every kind of discovery does, whoever it asks. See kvbus/parts/discovery/contract.py."""
+"""Tests for the contract of every kind of discovery: see kvbus/parts/discovery/contract.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60
 
 
 class Watched:
-    """A discoverer that is being followed."""
+    """The sets of engines that a discoverer finds."""
 
     def __init__(self, world: World, ranks: int = 1) -> None:
         cls = parts.load(parts.DISCOVERY, world.kind)
@@ -32,13 +32,13 @@ class Watched:
             return {engine.name: engine for engine in await anext(self.sets)}
 
     async def becomes(self, expected: dict[str, tuple[Publisher, ...]]) -> None:
-        """The sets that come lead to this one; one that is not there yet may be any in between."""
+        """Wait until the discoverer returns this set. It may return any sets before."""
         async with asyncio.timeout(SECONDS):
             while {name: engine.publishers for name, engine in (await self.next()).items()} != expected:
                 pass
 
     async def until_it_fails(self) -> list[dict[str, tuple[Publisher, ...]]]:
-        """The sets that come before it says why there are no more."""
+        """Return the sets that the discoverer finds before it reports a failure."""
         seen: list[dict[str, tuple[Publisher, ...]]] = []
 
         async def follow() -> None:
@@ -111,7 +111,10 @@ async def test_no_engine_is_an_answer(world):
 
 
 async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
-    """Not even an empty set: it would clear every engine. A new watch then finds what there is."""
+    """A failing discoverer must not return an empty set, because that would clear every engine.
+
+    A new watch works again.
+    """
     there(world, 1)
     async with watching(world) as watched:
         await watched.becomes(published(world, 1))

@@ -1,4 +1,7 @@
-"""Workers that come, go, move and flap under traffic, found by a daemon on real sockets; the others notice nothing."""
+"""Tests for a daemon that discovers engines on real sockets.
+
+Workers appear, leave, move and flap under traffic. Workers that stay must not be affected.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def found_in(file):
 
 
 async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
-    """What an aggregator with two replicas is: each asks and numbers by itself, and a router follows one of them."""
+    """An aggregator with two replicas: each discovers and numbers by itself, and a router reads only one of them."""
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
         await worker.start()
@@ -68,7 +71,7 @@ async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
 
 
 async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_epoch(file):
-    """It is asked whether it is in the same epoch, and nothing of it is cleared."""
+    """kvbus asks the worker whether it is in the same epoch, and clears none of its blocks."""
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -150,7 +153,7 @@ async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_n
 
 
 async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):
-    """One process under its new name: both names at once would be its blocks twice."""
+    """The worker has only got a new name. With both names at the same time, its blocks would be announced twice."""
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -170,7 +173,7 @@ async def test_a_daemon_ends_while_it_is_asking(file):
 
 
 async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked(file, tmp_path):
-    """So the state is that of the same sources, and routers are not cleared."""
+    """The sources are the same as before the restart, so their state on disk is used and no router is cleared."""
     workers = [Worker(f"pod-{n}", n) for n in (3, 1, 2)]
     for worker in workers:
         await worker.start()
@@ -229,7 +232,7 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
 
 
 async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, monkeypatch, caplog):
-    """A discoverer that is not ours may find an engine without a rank, which the contract does not forbid."""
+    """The contract does not forbid a discoverer of another project to return an engine without ranks."""
     monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 0.05)
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
@@ -252,7 +255,7 @@ async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, mo
 
 
 async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(file, tmp_path, caplog):
-    """It is said once, and tried again with the next set."""
+    """kvbus logs the failure once, and tries again with the next set."""
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])

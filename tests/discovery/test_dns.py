@@ -1,4 +1,4 @@
-"""Names, TTLs, families and failures of the DNS, asked over the wire; and workers that come and go under traffic."""
+"""Tests for discovery by DNS: names, TTLs, address families and failures, and workers that appear and leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def settings_of(server: DnsServer, **more: Any) -> dict[str, Any]:
 
 
 class Watched:
-    """What is found in the DNS, set by set."""
+    """The sets of engines that are found in the DNS, one after the other."""
 
     def __init__(self, server: DnsServer, **more: Any) -> None:
         from kvbus.parts.discovery.dns import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
@@ -142,7 +142,7 @@ async def test_a_name_that_does_not_exist_has_no_engine(server):
 
 
 async def test_a_failure_about_one_host_is_no_answer_about_the_others(server):
-    """A server that knows the service and cannot say where a host is must not make that one leave."""
+    """The server knows the service but fails for one host. That host must not leave."""
     server.records = {
         (NAME, "SRV"): ["0 0 1 a.engines.test.", "0 0 2 b.engines.test."],
         ("a.engines.test.", "A"): ["10.0.0.1"],
@@ -202,7 +202,7 @@ async def test_a_target_of_nothing_means_no_service(server):
 
 
 class Dnsmasq:
-    """A name served by dnsmasq, from a file of hosts."""
+    """A dnsmasq process that serves one name from a hosts file."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
@@ -219,7 +219,7 @@ class Dnsmasq:
         await self._until_it_answers()
 
     async def _until_it_answers(self) -> None:
-        """Before it listens a SIGHUP ends it, and before it answers it takes no notice of one."""
+        """Wait until dnsmasq answers. Before that, a SIGHUP would end it or be ignored."""
         question = message.make_query(NAME, "A")
         async with asyncio.timeout(60):
             while True:
@@ -240,7 +240,7 @@ class Dnsmasq:
 
 
 def connections_to(workers: Iterable[Worker]) -> dict[str, set[str]]:
-    """Our sockets connected to each worker's publisher, as the kernel names them."""
+    """Return this process's sockets that are connected to each worker's publisher, from the kernel's tables."""
     mine = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -253,14 +253,17 @@ def connections_to(workers: Iterable[Worker]) -> dict[str, set[str]]:
     }
     lines = [line for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     for fields in map(str.split, lines):
-        peer = fields[2][-13:]  # of IPv6 the IPv4 address in it
+        peer = fields[2][-13:]  # for IPv6: the IPv4 address in it
         if peer in remote and fields[3] == "01" and fields[9] in mine:
             found[remote[peer]].add(fields[9])
     return found
 
 
 async def three_ten_two(bus: DiscoveringBus, workers: list[Worker], serve: Any) -> None:
-    """Three workers, ten, two: under traffic, exact after each step, and nothing of those that stay is touched."""
+    """Change from three workers to ten and then to two, under traffic.
+
+    Check after each step that the router is exact, and that the workers that stay keep their connections.
+    """
     serve(workers[:3])
     async with running(bus):
         await bus.sources(*(worker.name for worker in workers[:3]))
@@ -351,7 +354,7 @@ async def test_a_worker_that_is_back_under_another_address_is_found_again(server
         again = Worker("pod-1", 2, host="127.0.1.2")
         await again.start()
         serve(again)
-        await one.stop()  # the lost connection has it looked up again, long before the TTL is over
+        await one.stop()  # kvbus resolves the name again, long before the TTL ends
         await eventually(lambda: bus.stats.changes["moved"], "the move")
         await bus.exact(again)
         assert bus.labels == {"pod-1": slot}

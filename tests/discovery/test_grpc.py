@@ -1,4 +1,7 @@
-"""Several nodes of one SGLang engine: each answers over gRPC, by SGLang's own server where a wheel of it was extracted."""
+"""Tests for several nodes of one SGLang engine, each of which answers over gRPC.
+
+The server is SGLang's own if its wheel was extracted.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ DESCRIBED = {
 
 
 def library() -> str:
-    """SGLang's library of its gRPC API, made for this Python; skip without one."""
+    """The path of SGLang's gRPC library for this Python. Skip the test without one."""
     home = os.environ.get("TEST_ENGINES_HOME")
     if home is None:
         pytest.skip("TEST_ENGINES_HOME names no engines: .ci/engines.sh DIR")
@@ -47,7 +50,7 @@ def library() -> str:
 
 
 def info(*ranks: int, described: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What a node with these ranks says, as ``describe_local_source`` of SGLang 0.5.23 writes it."""
+    """Return the description of a node with these ranks, as ``describe_local_source`` of SGLang 0.5.23 writes it."""
     sources = [
         {
             "dp_rank": rank,
@@ -74,7 +77,7 @@ async def node(port: int, said: dict[str, Any]) -> AsyncIterator[None]:
 
 
 async def found(*ports: int, patience: float = 30) -> tuple[Engine, ...]:
-    """What is found first; nodes may still start."""
+    """Return the first set of engines that is found. The nodes may still be starting."""
     settings = GrpcSettings(nodes=tuple(f"127.0.0.1:{port}" for port in ports))
     end = asyncio.get_running_loop().time() + patience
     while True:
@@ -123,7 +126,7 @@ async def test_a_node_that_is_down_leaves_the_set_as_it_was():
 
 
 async def test_the_front_before_a_node_names_kvbuss_endpoint_of_its_own_ranks():
-    """Before the second node of two, whose one rank has the number 1."""
+    """The front is before the second of two nodes, whose only rank is rank 1."""
     engine_port, front_port = free_ports(2)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}
     async with node(engine_port, info(1, described={**DESCRIBED, "dp_size": 2})):

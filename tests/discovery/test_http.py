@@ -1,4 +1,6 @@
-"""What engines answer, word for word as their releases do, and an engine that is back at ports it has chosen anew."""
+"""Tests for discovery by an engine's HTTP API: real answers of released engines, and an engine that restarts at
+other ports.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.doubles.bus import eventually
 
 HOST = "10.0.0.3"
 
-# vllm/config/kv_events.py at 0.33, as FastAPI writes it; the ports are those of `tcp://*:0`
+# The answer of vllm/config/kv_events.py in vLLM 0.33, as FastAPI formats it. The ports result from `tcp://*:0`.
 VLLM_033 = {
     "0": {
         "enable_kv_cache_events": True,
@@ -109,7 +111,7 @@ def test_sglang_with_a_port_for_each_rank():
 
 
 def test_sglang_over_several_hosts():
-    """Each rank's replay is on its own host."""
+    """The replay of each rank is on the rank's own host."""
     publishers = [{"dp_rank": 1, "endpoint": "tcp://10.0.0.9:5558"}]
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
     ranks, _ = of_sglang(answer, HOST)
@@ -124,7 +126,7 @@ def test_sglang_that_knows_its_own_node_alone():
 
 
 def test_sglang_on_several_nodes():
-    """The size is that of all nodes, and the list has the publishers of this one."""
+    """``dp_size`` counts the ranks of all nodes, but the list has only the publishers of this node."""
     of_all_nodes = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
     here = [
         {"dp_rank": rank, "endpoint": f"tcp://10.0.0.3:{5557 + rank}", "topic": "kv", "block_size": 64}
@@ -259,7 +261,7 @@ async def test_an_answer_without_end_is_cut_off(tmp_path):
 
 
 async def test_an_engine_that_is_back_at_other_ports_is_found_at_once(tmp_path):
-    """Its connection is lost, so it is asked long before the interval is over."""
+    """A lost connection makes kvbus ask the engine's API at once, long before the end of the interval."""
     async with HttpWorld(tmp_path).running() as world:
         one = Worker("workers", 1)
         await one.start()

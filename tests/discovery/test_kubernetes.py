@@ -1,6 +1,7 @@
-"""Pods and endpoints that count, and a watch that ends, expires, is refused and goes on where it was.
+"""Tests for discovery by the Kubernetes API: which pods and endpoints count, and watches that end, expire or are
+refused.
 
-The API is a server of the test, which speaks list and watch as documented. tests/cluster asks a real one.
+The API is a double that implements list and watch as documented. tests/cluster uses a real API server.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, t
 
 @pytest.mark.parametrize("how", ["status", "event"])
 async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_path, how):
-    """What was deleted in between is not in the list any more, and leaves."""
+    """A pod that was deleted in the meantime is missing from the new list, and leaves."""
     server.put(pod("a", "10.0.0.1"))
     server.put(pod("b", "10.0.0.2"))
     async with watching(server, tmp_path) as watched:

@@ -1,4 +1,4 @@
-"""Found workers on one endpoint, each under its own topic: joins, leaves and ranks, exact for a router by topic."""
+"""Tests for discovered workers on one endpoint, each with its own topic: workers join and leave, and ranks are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.ports import free_port
 def bus_of(file, endpoint, **settings):
     output = {"endpoint": endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "heartbeat": 0.2}
     bus = DiscoveringBus(found_in(file), outputs=[output], **settings)
-    bus.router.close()  # it reads merged streams
+    bus.router.close()  # it would read merged streams
     return bus
 
 

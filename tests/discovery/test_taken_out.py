@@ -1,4 +1,7 @@
-"""A kind of discovery is taken out of a copy of the tree, or its library out of the environment: the rest is as it was."""
+"""A kind of discovery is removed from a copy of the code, or its library from the environment.
+
+All other kinds still work.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ OF_A_LOG = (
     "outputs[0].numbers=log",
 )
 OTHERS = dict.fromkeys(("kafka", "nats", "redis"), OF_A_LOG)
-"""What else such an entry needs; the others have engines on a merged stream."""
+"""Further settings that a kind needs. A kind without an entry needs a merged output."""
 LIBRARIES = {"dns": "dns", "grpc": "grpc", "kafka": "aiokafka", "nats": "nats", "redis": "redis"}
 
 

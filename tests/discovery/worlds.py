@@ -1,4 +1,4 @@
-"""Who knows the engines, for each kind of discovery: real files and servers, in which engines come, go and cannot be asked."""
+"""A world for each kind of discovery: real files or servers in which engines appear and leave, and which can fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVER_INFO = "/sglang.runtime.v1.SglangService/GetServerInfo"
 
 @dataclass(frozen=True)
 class Address:
-    """Where an engine is."""
+    """The host and the ports of an engine."""
 
     host: str
     port: int
@@ -38,13 +38,13 @@ class Address:
 
 
 class World(ABC):
-    """What is true of the engines, and how it can be asked."""
+    """The engines that exist, and the file or server in which kvbus finds them."""
 
     kind: ClassVar[str]
     one: ClassVar = False
-    """Whether only one engine can be there at a time."""
+    """Whether the world has at most one engine at a time."""
     says_ranks: ClassVar = False
-    """Whether it is always said how many ranks an engine has."""
+    """Whether the world always names the number of an engine's ranks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,30 +56,30 @@ class World(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What is configured under the kind."""
+        """The settings of the kind for this world."""
 
     @abstractmethod
     def have(self, engines: dict[str, Address]) -> None:
-        """From now on these are the engines."""
+        """Replace the engines that exist."""
 
     @abstractmethod
     def fail(self) -> None:
-        """From now on nobody answers, or with nonsense."""
+        """Let the world give no answers, or nonsense."""
 
     @abstractmethod
     def heal(self) -> None:
-        """From now on it is as before :meth:`fail`."""
+        """Let the world answer again as before :meth:`fail`."""
 
     def some(self, *numbers: int) -> tuple[int, ...]:
-        """Those of these engines that can be there at once."""
+        """Return those of these engines that can exist at the same time."""
         return numbers[:1] if self.one else numbers
 
     def place(self, number: int) -> Address:
-        """A place for an engine."""
+        """Return an address for an engine."""
         return Address("127.0.0.1", 7000 + 10 * number, 7001 + 10 * number)
 
     def name(self, number: int) -> str:
-        """The name under which an engine is found."""
+        """Return the name under which an engine is found."""
         return f"pod-{number}"
 
 
@@ -112,7 +112,7 @@ def dns_world(directory: Path) -> World:
     from tests.discovery.dns_server import DnsServer, dns  # noqa: PLC0415 - an extra
 
     class DnsWorld(World):
-        """A headless Service as CoreDNS has it: SRV records of two named ports, and an address for each host."""
+        """A headless Service as CoreDNS serves it: SRV records of two named ports, and an address for each host."""
 
         kind = "dns"
         domain = "engines.default.svc.cluster.local"
@@ -154,7 +154,7 @@ def dns_world(directory: Path) -> World:
 
 
 class HttpWorld(World):
-    """One engine's own API, as vLLM 0.33 has it."""
+    """The HTTP API of one engine, as in vLLM 0.33."""
 
     kind = "http"
     one = True
@@ -209,7 +209,7 @@ class HttpWorld(World):
 
 
 class KubernetesWorld(World):
-    """Pods with two named ports."""
+    """A Kubernetes API with pods that have two named ports."""
 
     kind = "kubernetes"
 
@@ -246,7 +246,7 @@ def grpc_world(directory: Path) -> World:
     from tests.front.grpc_pod import message  # noqa: PLC0415 - an extra
 
     class Node:
-        """A node's API in threads, so that the test's loop has the tasks of the discovery alone."""
+        """A node's API, which runs in threads, so that the test's event loop has only the tasks of the discovery."""
 
         answer = b""
 
@@ -259,7 +259,7 @@ def grpc_world(directory: Path) -> World:
             return self.answer
 
     class GrpcWorld(World):
-        """Two nodes of one SGLang engine, of which the second one publishes."""
+        """Two nodes of one SGLang engine. Only the second node publishes."""
 
         kind = "grpc"
         one = True
