@@ -1,4 +1,4 @@
-"""A pod with an engine's gRPC API, kvbus in front of it, and the engine's events behind that."""
+"""A pod with an engine's gRPC API, kvbus's front before this API, and the engine's event publisher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def number(value: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Encode a number as protobuf does."""
     out = b""
     while value > 127:
         out, value = out + bytes([value % 128 + 128]), value // 128
@@ -27,7 +27,7 @@ def number(value: int) -> bytes:
 
 
 def message(**fields: bytes | int) -> bytes:
-    """A message of fields f1, f2 and so on, in the order given."""
+    """Encode a protobuf message with the fields f1, f2 and so on, in the given order."""
     out = b""
     for name, value in fields.items():
         at = int(name[1:].split("_")[0]) * 8
@@ -36,7 +36,10 @@ def message(**fields: bytes | int) -> bytes:
 
 
 class GrpcApi:
-    """What an engine's API does that a front can get wrong. ``answers`` are by method; ``step`` sends one more."""
+    """An engine's gRPC API with the behaviours that a front can get wrong.
+
+    ``answers`` are the answers by method. Each release of ``step`` sends one more message of a stream.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes | grpc.StatusCode] = {}
@@ -71,12 +74,12 @@ class GrpcApi:
         context.set_trailing_metadata((("x-tail", "3"), ("x-tail-bin", b"\xfe")))
 
     async def echo(self, _: str, context: aio.ServicerContext) -> None:
-        """Answer each message at once."""
+        """Answer each message with the same message."""
         async for each in _messages(context):
             await context.write(each)
 
     async def stream(self, _: str, context: aio.ServicerContext) -> None:
-        """Send as much as is taken, a step at a time."""
+        """Send one message for each release of ``step``, as fast as the client reads."""
         size = int(await context.read())
         while True:
             await self.step.acquire()
@@ -84,14 +87,14 @@ class GrpcApi:
             self.sent += 1
 
     async def upload(self, _: str, context: aio.ServicerContext) -> None:
-        """Take nothing before it is told to."""
+        """Read no message before ``take`` is set, and then return the number of bytes."""
         await self.take.wait()
         async for each in _messages(context):
             self.taken += len(each)
         await context.write(str(self.taken).encode())
 
     async def think(self, _: str, __: aio.ServicerContext) -> None:
-        """Answer nothing."""
+        """Never answer."""
         self.asked.set()
         await asyncio.get_running_loop().create_future()
 
@@ -102,7 +105,7 @@ async def _messages(context: aio.ServicerContext) -> AsyncIterator[bytes]:
 
 
 async def serve(api: GrpcApi, port: int) -> aio.Server:
-    """Have the API at a port of loopback."""
+    """Serve the API at a loopback port."""
     server = aio.server(options=[("grpc.so_reuseport", 0), *UNLIMITED])
     server.add_generic_rpc_handlers((api,))
     server.add_insecure_port(f"127.0.0.1:{port}")
@@ -111,7 +114,7 @@ async def serve(api: GrpcApi, port: int) -> aio.Server:
 
 
 class GrpcPod:
-    """The parts, and how the front is called."""
+    """The engine's API and the bus of a pod, and functions that call the front."""
 
     def __init__(self, api: GrpcApi, bus: Bus, port: int, start_engine: Callable[[], Any]) -> None:
         self.api = api

@@ -1,4 +1,4 @@
-"""A pod with an engine's HTTP API, kvbus in front of it, and the engine's events behind that."""
+"""A pod with an engine's HTTP API, kvbus's front before this API, and the engine's event publisher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.ports import free_ports
 
 
 class Api:
-    """What an engine's API does that a front can get wrong. ``answers`` are by path; ``step`` sends one more part."""
+    """An engine's HTTP API with the behaviours that a front can get wrong.
+
+    ``answers`` are the answers by path. Each release of ``step`` sends one more part of a streamed answer.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -48,7 +51,10 @@ class Api:
         return web.json_response({"method": request.method, "path": request.raw_path, "bytes": len(body)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Send a part each time it is told to; an empty one breaks off in the middle of the answer."""
+        """Send one part for each release of ``step``.
+
+        An empty part closes the connection in the middle of the answer.
+        """
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -66,7 +72,7 @@ class Api:
         return response
 
     async def _upload(self, request: web.Request) -> web.Response:
-        """Take nothing of a body before it is told to."""
+        """Read no part of a body before ``take`` is set, and then return the number of bytes."""
         await self.take.wait()
         async for part in request.content.iter_any():
             self.taken += len(part)
@@ -74,7 +80,7 @@ class Api:
 
 
 class Pod:
-    """The parts, and where they are."""
+    """The engine's API and the bus of a pod, and their addresses."""
 
     def __init__(self, api: Api, bus: Bus, engine: int) -> None:
         self.api = api
@@ -88,7 +94,7 @@ class Pod:
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def say(self, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection to the front, and send what stands there."""
+        """Open a connection to the front, and send these bytes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         for part in parts:
             writer.write(part)
@@ -96,7 +102,7 @@ class Pod:
         return reader, writer
 
     async def answer(self, *parts: bytes) -> bytes:
-        """What comes back until the connection ends."""
+        """Send these bytes to the front, and return everything that comes back until the connection ends."""
         reader, writer = await self.say(*parts)
         try:
             return await reader.read()

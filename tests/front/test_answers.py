@@ -1,4 +1,6 @@
-"""Answers of engines, word for word as their releases give them, with kvbus's endpoints: readers find kvbus in them."""
+"""Tests for the answers of released engines, in which kvbus replaces the endpoints: readers find kvbus's endpoints
+in them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ HOST = "10.0.0.9"
 def offers(
     *ranks: int, host: str = HOST, at: str = "tcp://*", replay: bool = True, topic: str | None = ""
 ) -> dict[int, Offer]:
-    """Rank r at port 6000 + r, its replay at 7000 + r."""
+    """Return endpoints for ranks: rank r has port 6000 + r, and its replay has port 7000 + r."""
     return {
         rank: Offer(f"{at}:{6000 + rank}", f"{at}:{7000 + rank}" if replay else None, topic, host) for rank in ranks
     }
@@ -55,7 +57,7 @@ def test_an_engine_without_the_path_has_kvbuss_own_answer() -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_reader_of_sglangs_answer_finds_kvbus(replay: bool) -> None:
-    """A wildcard stays one there: it is the host of the worker's URL."""
+    """A wildcard in the answer stays. It means the host of the worker's URL."""
     got = of_sglang(SGLANG_023, offers(0, 1, replay=replay))
     assert got["kv_events"]["endpoint_host"] == "*"
     assert read_of_sglang(got, HOST) == (announced(0, 1, replay=replay), "")
@@ -73,7 +75,7 @@ def test_every_place_of_sglangs_answer_names_kvbus() -> None:
         {"dp_rank": 1, "endpoint": f"tcp://{HOST}:6001", "replay_endpoint": f"tcp://{HOST}:7001", "topic": ""}
     ]
     assert got["kv_event_sources"][0]["endpoint"] == f"tcp://{HOST}:6003"
-    assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list counts, not the number of ranks
+    assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list determines the ranks, not `dp_size`
 
 
 def test_an_engine_that_says_no_ranks_has_one() -> None:
@@ -83,7 +85,7 @@ def test_an_engine_that_says_no_ranks_has_one() -> None:
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3)])
 def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> None:
-    """``dp_size`` counts the ranks of all nodes, and kvbus has those of this node."""
+    """``dp_size`` counts the ranks of all nodes, but kvbus has only the ranks of this node."""
     listed = [{**LOCAL, "dp_rank": rank} for rank in ranks]
     described = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
     got = of_sglang({"kv_events": described, "kv_event_sources": listed}, offers(*ranks))

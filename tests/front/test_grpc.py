@@ -1,4 +1,6 @@
-"""What is handed on arrives as it was sent, both ways; what breaks in the middle is seen to break."""
+"""Tests for the gRPC front: it forwards calls unchanged in both directions, and a call that breaks also breaks for
+its peer.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ async def test_a_deadline_is_the_engines_too(pod: GrpcPod) -> None:
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - begin >= 1.4
     assert pod.api.remaining is not None
-    assert 0 < pod.api.remaining < 1.6  # as gRPC writes it, rounded up
+    assert 0 < pod.api.remaining < 1.6  # gRPC rounds the timeout up
     await pod.api.gone.wait()
 
 
@@ -159,7 +161,9 @@ async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
 
 
 async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
-    """Down: the engine cannot send while the client does not read. Up: likewise."""
+    """While the client does not read, the engine cannot send, and while the engine does not read, the client cannot
+    send.
+    """
     down = pod.both("/x/Stream")
     await down.write(b"100000")
     for _ in range(2000):
@@ -188,7 +192,7 @@ async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
 
 
 async def settled(count) -> None:
-    """Wait until a number has stood still for a second."""
+    """Wait until a number has not changed for a second."""
     last, since = count(), time.monotonic()
     while time.monotonic() - since < 1.0:
         await asyncio.sleep(0.05)
@@ -225,7 +229,7 @@ async def test_one_connection_too_many_is_closed() -> None:
 
 
 async def test_an_engine_that_breaks_off_is_seen_to(pod: GrpcPod) -> None:
-    """Its connection ends in the middle of an answer."""
+    """The engine's connection ends in the middle of an answer."""
     (listening,) = free_ports(1)
     link = Link("engine", listening, pod.port)
     await link.start()
@@ -248,7 +252,7 @@ async def test_a_client_may_ping_as_often_as_an_engine_lets_it(pod: GrpcPod) -> 
         call = channel.stream_stream("/x/Echo")(timeout=120)
         await call.write(b"1")
         assert await call.read() == b"1"
-        await asyncio.sleep(3)  # some thirty pings, and two more than allowed would end it
+        await asyncio.sleep(3)  # about thirty pings, more than gRPC allows by default
         await call.write(b"2")
         assert await call.read() == b"2"
         call.cancel()
@@ -258,14 +262,17 @@ async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
     for junk in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64, bytes(70_000)):
         reader, writer = await asyncio.open_connection(*pod.address.split(":"))
         writer.write(junk)
-        with contextlib.suppress(OSError):  # it may be closed already
+        with contextlib.suppress(OSError):  # the connection may be closed already
             await asyncio.wait_for(reader.read(), 60)
         writer.close()
     assert await pod.unary("/x/Echo", b"1") == b"1"
 
 
 async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
-    """By their client, by a deadline, by a refusal, or with the engine; each that has arrived is counted once."""
+    """Calls are ended by their client, by a deadline, by a refusal, or with the engine.
+
+    Each received call is counted once.
+    """
     rng, wrong = random.Random(0), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
     pod.api.answers = {OTHER: b"a", "/x/No": grpc.StatusCode.ABORTED, SOURCES: b""}
@@ -298,7 +305,7 @@ async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
 
 
 async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
-    """No client of gRPC's own sends it, so curl does."""
+    """gRPC's own clients never send such metadata, so the test uses curl."""
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("there is no curl")
@@ -316,7 +323,7 @@ async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        await process.communicate(b"\0\0\0\0\1q")  # it may not say what it was answered while it was sending
+        await process.communicate(b"\0\0\0\0\1q")  # curl may report no answer that came while it was sending
     await eventually(lambda: pod.stats.calls["bad_request"] == 2, "both are refused")
     assert (pod.stats.calls, pod.api.seen, caplog.records) == ({"bad_request": 2}, [], [])
 

@@ -1,4 +1,6 @@
-"""What ``GetKvEventSources`` says through kvbus: its endpoints, or an error, and never the engine's own."""
+"""Tests for ``GetKvEventSources`` through kvbus: it answers kvbus's endpoints or an error, never the engine's
+endpoints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input at the front: said to be bad, counted, and never two requests for the engine where a client sent one."""
+"""Tests for bad input at the front: it is refused and counted, and never becomes two requests to the engine."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_what_is_no_request_is_refused(pod: Pod, said: bytes, caplog: pyte
 async def test_a_body_that_does_not_go_on_is_not_the_engines_fault(
     rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether its rest does not come or is none."""
+    """The rest of the body is either missing or invalid."""
     monkeypatch.setattr(server, "IDLE", 0.5)
     async with running_pod() as pod:
         pod.api.take.set()
@@ -98,7 +98,7 @@ async def test_half_a_request_ends_in_time(pod: Pod, monkeypatch: pytest.MonkeyP
     async with running_pod() as hasty:
         for said in (b"", b"GET / HT", POST + b"Content-Length: 5\r\n\r\nab"):
             reader, writer = await hasty.say(said)
-            if said.endswith(b"ab"):  # its head is whole: the engine waits for the rest, as it would without kvbus
+            if said.endswith(b"ab"):  # the request's head is complete: the engine waits for the body, as without kvbus
                 await eventually(lambda: hasty.stats.http_connections == 1, "open")
             else:
                 with contextlib.suppress(ConnectionError):
@@ -108,7 +108,7 @@ async def test_half_a_request_ends_in_time(pod: Pod, monkeypatch: pytest.MonkeyP
 
 
 async def test_no_more_connections_than_there_may_be() -> None:
-    """Idle ones make room; those that wait for their answer stay."""
+    """At the limit the front closes idle connections, but not those that wait for an answer."""
     async with running_pod({"max_connections": 3}) as pod:
         think = b"GET /think HTTP/1.1\r\nHost: e\r\n\r\n"
         waiting = [await pod.say(think) for _ in range(2)]

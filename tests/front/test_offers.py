@@ -1,4 +1,6 @@
-"""Where kvbus has an engine's events: what is found out at each question, because sources come and go."""
+"""Tests for the endpoints that the front offers for an engine's events: it finds them at each request, as sources
+change.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ HOST = "10.0.0.9"
 
 
 class Observed:
-    """A configuration, with all of its sources there, or some."""
+    """A configuration, of whose sources all or only some are present."""
 
     def __init__(self, *slots: int, **overrides: Any) -> None:
         front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", **overrides.pop("front", {})}

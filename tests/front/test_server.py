@@ -1,4 +1,6 @@
-"""What is handed on arrives as it was sent, both ways; what breaks in the middle is seen to break."""
+"""Tests for the HTTP front: it forwards requests unchanged in both directions, and a broken answer breaks for the
+client.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ async def test_headers_of_the_connection_stay_on_it(pod: Pod) -> None:
 
 
 async def test_an_answer_arrives_as_it_was_given(pod: Pod) -> None:
-    """Nothing is added to it: neither a date nor a server nor a type."""
+    """The front adds no header: no date, no server and no content type."""
     raw = b"HTTP/1.1 207 Odd Words\r\nset-cookie: a\r\nset-cookie: b\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\0\1\2"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -70,7 +72,7 @@ async def test_each_part_of_a_stream_is_sent_at_once(pod: Pod, client: aiohttp.C
     parts = list(pod.api.parts)
     async with client.get(f"{pod.url}/stream") as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
-        for part in parts:  # the engine sends the next one only now
+        for part in parts:  # the engine sends the next part only now
             pod.api.step.release()
             assert await answer.content.readany() == part
         assert await answer.content.read() == b""
@@ -113,7 +115,7 @@ async def test_a_body_is_taken_no_faster_than_the_engine_takes_it(pod: Pod, clie
 
     sending = asyncio.ensure_future(client.post(f"{pod.url}/upload", data=body()))
     before = -1
-    while before != sent or sent == 0:  # it stops where buffers are full
+    while before != sent or sent == 0:  # the engine stops sending when the buffers are full
         before = sent
         await asyncio.sleep(0.3)
     assert sent < size // 2
@@ -175,7 +177,7 @@ async def test_a_websocket_is_refused_and_said_to_be(pod: Pod, client: aiohttp.C
 
 
 async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientSession) -> None:
-    """Its own rules say who may ask, and whatever else it answers stays as it is."""
+    """The engine decides which clients may ask. Its refusals and errors are forwarded unchanged."""
     pod.api.answers = {
         "/kv_event_sources": lambda: web.Response(status=401, text="no", headers={"WWW-Authenticate": "Bearer"}),
         "/server_info": lambda: web.Response(status=404, text="none"),
@@ -183,7 +185,7 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
     for path, status, text in (("/kv_event_sources", 401, "no"), ("/server_info", 404, "none")):
         async with client.get(pod.url + path) as answer:
             assert (answer.status, await answer.text()) == (status, text)
-    async with client.post(f"{pod.url}/kv_event_sources", data=b"x") as answer:  # nobody asks like this
+    async with client.post(f"{pod.url}/kv_event_sources", data=b"x") as answer:  # a POST: no client asks like this
         assert answer.status == 401
     assert pod.stats.requests == {"passed": 3}
 
@@ -201,7 +203,7 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
 async def test_what_cannot_be_said_is_an_error(
     pod: Pod, client: aiohttp.ClientSession, answer: bytes, wrong: str
 ) -> None:
-    """The engine's own endpoints would lead past kvbus."""
+    """If the front forwarded the engine's own endpoints, routers would bypass kvbus."""
     pod.api.answers = {"/kv_event_sources": lambda: web.Response(body=answer)}
     async with client.get(f"{pod.url}/kv_event_sources") as got:
         assert got.status == 503

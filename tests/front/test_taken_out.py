@@ -1,4 +1,4 @@
-"""The front is taken out of a copy of the tree: the rest is as it was."""
+"""The front is removed from a copy of the code. Everything else still works."""
 
 from __future__ import annotations
 
