@@ -1,9 +1,11 @@
-"""A real engine, kvbus and routers in every case; what was seen goes into docs/REAL-ENGINE.md.
+"""Run a real engine, kvbus and routers in every case, and write the results into docs/REAL-ENGINE.md.
 
     python -m tests.real_engine [--case TEXT] [--engine TEXT] [--directory DIR]
 
-``TEST_REAL_ENGINE_HOME`` names the directory into which .ci/real-engine.sh has installed the engine, ``TEST_ROUTERS_HOME``
-that of .ci/routers.sh. With a selection the document stays as it is. Exit code 1: something was not equal.
+``TEST_REAL_ENGINE_HOME`` names the directory into which .ci/real-engine.sh has installed the engine, and
+``TEST_ROUTERS_HOME`` that of .ci/routers.sh. If cases or engines are selected, the document is not changed. Exit code
+1:
+some blocks differed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def say(*lines: str) -> None:
 
 
 async def played(home: Path, name: str, cases: Sequence[Case], directory: Path) -> list[Outcome]:
-    """All cases of one engine, one after the other."""
+    """Play all cases of one engine, one after the other, and return the outcomes."""
     outcomes = []
     engine = Engine(home, ENGINES[name], directory, f"engine {name}")
     try:
@@ -54,8 +56,8 @@ async def played(home: Path, name: str, cases: Sequence[Case], directory: Path) 
 
 
 async def run(home: Path, directory: Path, chosen: argparse.Namespace) -> bool:
-    """Play what is chosen; whether everything was as it should be."""
-    kvbus = report.commit()  # before somebody commits meanwhile
+    """Play the selected cases, and return whether every outcome is as expected."""
+    kvbus = report.commit()  # read it first: a commit may be made during the run
     outcomes = []
     for name in ENGINES:
         cases = [case for case in CASES if case.engine == name and chosen.case in case.name and chosen.engine in name]

@@ -1,4 +1,4 @@
-"""Questions by HTTP."""
+"""HTTP requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 async def fetched(url: str, body: Any = None) -> str:
-    """The answer to GET, or with a body to POST.
+    """Return the answer to a GET, or to a POST if there is a body.
 
     Raises:
-        aiohttp.ClientError: there is none, or its status is no success.
+        aiohttp.ClientError: there is no answer, or its status is an error.
     """
     timeout = aiohttp.ClientTimeout(total=120)
     method = "GET" if body is None else "POST"
@@ -29,10 +29,10 @@ async def fetched(url: str, body: Any = None) -> str:
 
 
 async def answering(url: str, patience: float, process: Child) -> None:
-    """Wait until an address answers.
+    """Wait until a URL answers.
 
     Raises:
-        AssertionError: the process behind it has ended, or it takes too long.
+        AssertionError: the process that serves the URL has ended, or the time is over.
     """
 
     async def answers() -> bool:

@@ -1,4 +1,4 @@
-"""What happens to an engine while kvbus is behind it. A case is a row of `CASES`."""
+"""The cases of the tests with a real engine: what happens to the engine while kvbus reads it. `CASES` lists them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ Play = Callable[[Scene], Awaitable[None]]
 Config = Callable[[Engine], dict[str, Any]]
 
 BROKEN: Final = {"4.3", "4.4", "7.2", "11.2"}
-"""Clauses that vLLM is known to break: a long answer to a replay loses batches, or its end, at the socket's limit of 1,000 messages;
-a removal does not say how many copies remain; a clear waits for the engine's next step."""
+"""Clauses of the specification that vLLM is known to break.
+
+A long answer to a replay loses batches, or its end, at the socket's limit of 1,000 messages. A removal does not say how
+many copies remain. A clear waits for the engine's next step.
+"""
 
 ADAPTERS: Final = ("lora-a", "lora-b")
 
@@ -47,11 +50,14 @@ ENGINES: Final = {
     "gemma3": Setup(model="gemma3"),
     "mistral": Setup(model="mistral"),
 }
-"""Cases of one engine follow each other on the same process, each with a kvbus of its own that comes late."""
+"""The engines. All cases of an engine use the same engine process.
+
+Each case starts its own kvbus, so kvbus joins late.
+"""
 
 
 def traffic(*kinds: str, count: int = 80, models: Sequence[str] = (MODEL,)) -> Play:
-    """Requests of these kinds, twice, and a quiet point after each."""
+    """Return a case that twice sends requests of these kinds and compares all views afterwards."""
 
     async def play(scene: Scene) -> None:
         for _ in range(2):
@@ -104,7 +110,7 @@ async def engine_killed(scene: Scene) -> None:
 
 
 async def behind_front(scene: Scene) -> None:
-    """Whoever asks the front where the engine's events are is sent to kvbus, here another kvbus."""
+    """A client that asks the front for the engine's event endpoints gets kvbus's. Here the client is another kvbus."""
     front = f"http://{scene.config['front']['listen']}"
     told = json.loads(await fetched(f"{front}/kv_event_sources"))["0"]
     assert (told["endpoint"], told["replay_endpoint"]) == scene.streams[0], told
@@ -117,7 +123,10 @@ async def behind_front(scene: Scene) -> None:
 
 
 async def conforms(scene: Scene) -> None:
-    """The judge resets the cache and puts the engine to sleep, so routers are compared afterwards."""
+    """Run `kvbus conform engine`.
+
+    It resets the cache and puts the engine to sleep, so routers are compared afterwards.
+    """
     engine = scene.engine
     command = [
         KVBUS,
@@ -163,7 +172,7 @@ def with_front(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """Something that happens, to which engine, and the configuration of kvbus."""
+    """What happens, to which engine, and with which configuration of kvbus."""
 
     name: str
     play: Play

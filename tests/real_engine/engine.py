@@ -1,4 +1,4 @@
-"""A real ``vllm serve`` on the CPU, with a plugin that tells which blocks its block pool holds."""
+"""A real ``vllm serve`` on the CPU, with a plugin that reports which blocks its block pool holds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ MODEL: Final = "tiny"
 """The name under which each model is served."""
 
 START: Final = 300.0
-"""Seconds that a start may take: 25 on a quiet machine."""
+"""Maximum duration of a start, in seconds. An idle machine needs 25 seconds."""
 
 PREFIX_KINDS: Final = {"full_attention", "mla_attention", "sink_full_attention"}
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an engine is started with. ``MODELS`` in an argument is the models' directory."""
+    """The settings with which an engine is started. ``MODELS`` in an argument stands for the models' directory."""
 
     model: str = "llama"
     arguments: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     block_size: int = 32
-    """On a CPU a multiple of 32, and 128 by default."""
+    """Tokens of a block. On a CPU it must be a multiple of 32; vLLM's default is 128."""
     blocks: int = 300
     context: int = 2048
     ranks: int = 1
@@ -48,21 +48,21 @@ class Setup:
 
 @dataclass(frozen=True)
 class Pool:
-    """What the block pools of all ranks hold, and how many events the engine still keeps to itself."""
+    """The blocks in the block pools of all ranks, and the number of events that the engine has not published yet."""
 
     blocks: Blocks
     kinds: list[str]
     waiting: int
 
     def of(self, groups: str) -> Blocks:
-        """The blocks that kvbus announces with ``groups`` in its configuration."""
+        """Return the blocks that kvbus announces with this value of the setting ``groups``."""
         if groups == "all":
             return self.blocks
         return {key: copies for key, copies in self.blocks.items() if self.kinds[key[1]] in PREFIX_KINDS}
 
 
 class ProcessGroup(Child):
-    """A program and all that it starts."""
+    """A program and all processes that it starts."""
 
     async def start(self) -> None:
         if self.command[0] != "setsid":
@@ -82,12 +82,13 @@ class ProcessGroup(Child):
 
 
 class Engine:
-    """One engine, started as often as one likes at the same ports.
+    """One engine, which can be started repeatedly at the same ports.
 
     Args:
-        home: where .ci/real-engine.sh has installed it.
-        setup: what it is started with.
-        directory, name: of its log.
+        home: directory into which .ci/real-engine.sh has installed the engine.
+        setup: the engine's settings.
+        directory: directory of the engine's log.
+        name: name of the engine's log.
     """
 
     def __init__(self, home: Path, setup: Setup, directory: Path, name: str) -> None:
@@ -124,7 +125,7 @@ class Engine:
         await answering(f"{self.api}/health", START, self.process)
 
     async def stop(self) -> None:
-        """SIGTERM, if it runs."""
+        """Stop the engine with SIGTERM, if it runs."""
         try:
             if self.process.running:
                 await self.process.end(patience=60)
@@ -132,12 +133,12 @@ class Engine:
             await self.process.close()
 
     async def kill(self) -> None:
-        """SIGKILL to each of its processes."""
+        """Send SIGKILL to each of the engine's processes."""
         await self.process.kill()
         await self.process.close()
 
     async def pool(self) -> Pool:
-        """Read the block pool of each rank."""
+        """Return the blocks in the block pool of each rank."""
         blocks: Blocks = {}
         kinds: list[str] = []
         waiting = 0
@@ -149,14 +150,17 @@ class Engine:
 
 
 def on_cpu(blocks: int, context: int) -> list[str]:
-    """Arguments for a tiny model without weights, on a CPU."""
+    """Return the arguments for a tiny model without weights, on a CPU."""
     arguments = f"--served-model-name {MODEL} --load-format dummy --dtype float32 --enforce-eager --max-num-seqs 16"
     arguments += f" --max-model-len {context} --num-gpu-blocks-override {blocks}"
     return [*arguments.split(), "--host", "127.0.0.1", "--enable-prompt-tokens-details"]
 
 
 def environment(dumps: int) -> dict[str, str]:
-    """For an engine on a CPU that reaches nobody, with repeatable hashes and development endpoints (reset, sleep)."""
+    """Return the environment of an engine on a CPU without a network.
+
+    Its hashes are repeatable, and its development endpoints (reset, sleep) are enabled.
+    """
     return {
         "BLOCK_POOL_DUMP_PORT": str(dumps),
         "DO_NOT_TRACK": "1",

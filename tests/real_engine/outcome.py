@@ -1,4 +1,6 @@
-"""What was seen: how the blocks of kvbus and of routers differ from those of the engine's pool."""
+"""Results of the tests with a real engine: how the blocks of kvbus and of routers differ from the engine's block
+pool.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Blocks = dict[tuple[int, int, str], int]
-"""Physical copies by (rank, group, hash)."""
+"""Number of physical copies of each block, by rank, group and hash."""
 
 
 ARRIVAL = "kvbus comes late"
-"""The first quiet point of a scene: kvbus has replayed everything that was before it."""
+"""Name of a scene's first quiet point. There kvbus has replayed the history before its start."""
 
 
 class Score(NamedTuple):
-    """Blocks that are missing, blocks that the engine no longer has, and blocks with a wrong number of copies."""
+    """Numbers of missing blocks, of blocks that the engine no longer has, and of blocks with a wrong number of
+    copies.
+    """
 
     missing: int
     dead: int
@@ -32,15 +36,15 @@ class Score(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A quiet point: no request is under way.
+    """The results at a quiet point, at which the engine serves no request.
 
     Attributes:
-        what: has happened since the last one.
-        blocks: those of the engine.
-        copied: those of which it has several copies.
-        removed: blocks that the early router was told to drop since the last quiet point.
-        scores: of kvbus and of routers.
-        seconds: until everything was equal, or was given up.
+        what: what has happened since the last quiet point.
+        blocks: number of the engine's blocks.
+        copied: number of the engine's blocks with several copies.
+        removed: blocks whose removal the early router has read since the last quiet point.
+        scores: scores of kvbus and of the routers.
+        seconds: duration until everything was equal, or until the comparison was given up.
     """
 
     what: str
@@ -62,7 +66,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Of one case."""
+    """The results of one case."""
 
     engine: str
     case: str
@@ -75,13 +79,13 @@ class Outcome:
         return bool(self.points) and not self.failure and all(point.exact for point in self.points)
 
     def worst(self, who: str) -> Score | None:
-        """Of all points; None: it was never compared."""
+        """Return the worst score of kvbus or of a router; None if it was never compared."""
         found = [point.scores[who] for point in self.points if who in point.scores]
         return max(found, key=sum, default=None)
 
     @contextlib.contextmanager
     def caught(self, directory: Path) -> Iterator[None]:
-        """Whatever goes wrong is this outcome, and other cases go on."""
+        """Record an error as this case's failure, so that the next cases are played."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -89,22 +93,22 @@ class Outcome:
             self.failure = f"{type(error).__name__}: {error}"[:300]
 
     def lines(self) -> list[str]:
-        """For people who watch."""
+        """Return the results as lines for the terminal."""
         failed = [f"FAILED: {self.failure}"] if self.failure else []
         return [f"{self.engine}: {self.case}: {each}" for each in (*self.points, *self.notes, *failed)]
 
 
 def score(pool: Blocks, held: Blocks, *, counted: bool = False) -> Score:
-    """Compare; ``counted``: the other side counts copies, too."""
+    """Compare the blocks of the engine and of kvbus or a router. ``counted``: also compare the numbers of copies."""
     wrong = sum(held[key] != copies for key, copies in pool.items() if key in held) if counted else 0
     return Score(len(pool.keys() - held.keys()), len(held.keys() - pool.keys()), wrong)
 
 
 def blocks_of(rows: Iterable[dict[str, Any]]) -> Blocks:
-    """Blocks out of rows as ``/blocks`` and ``kvbus dump`` have them."""
+    """Return the blocks in rows of ``/blocks`` or ``kvbus dump``."""
     return {(row["rank"], row["group_idx"] or 0, str(row["hash"])): row["copies"] for row in rows}
 
 
 def blocks_of_text(text: str) -> Blocks:
-    """The same of one JSON object a line."""
+    """Return the blocks in a text with one JSON object in each line."""
     return blocks_of(json.loads(line) for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""The README's commands, word by word, with a real engine. They name ports, so nobody else may have those."""
+"""Run the README's commands word by word with a real engine. The ports in the commands must be free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ HTTP: Final = "http://127.0.0.1:9477"
 
 
 def commands(text: str) -> tuple[list[str], str, list[str]]:
-    """The engine's command, the configuration, and kvbus's commands: those of a block, and ``run`` without a file."""
+    """Return the README's engine command, configuration and kvbus commands.
+
+    The kvbus commands are those of a code block, and ``run`` without a file.
+    """
     (serve,) = re.findall(r"^```\n(vllm serve .+?)```", text, re.DOTALL | re.MULTILINE)
     (config,) = re.findall(r"^```yaml\n(.+?)```", text, re.DOTALL | re.MULTILINE)
     (block,) = re.findall(r"^```\n(kvbus check .+?)```", text, re.DOTALL | re.MULTILINE)
@@ -36,7 +39,7 @@ def commands(text: str) -> tuple[list[str], str, list[str]]:
 
 
 async def play(home: Path, directory: Path) -> Outcome:
-    """Run everything in the README's order."""
+    """Run all commands in the README's order."""
     outcome = Outcome("as in the README", "the README's commands")
     serve, config, lines = commands(README.read_text())
     engine = Engine(home, Setup(), directory, "engine")
@@ -56,7 +59,7 @@ async def play(home: Path, directory: Path) -> Outcome:
 
 
 async def compare(line: str, engine: Engine, outcome: Outcome, dumped: dict[str, Blocks]) -> None:
-    """Compare kvbus, and what a command has printed, with the engine."""
+    """Compare the blocks of kvbus, and those that a command has printed, with the engine's blocks."""
     pool = (await engine.pool()).of("prefix")
     scores = {"kvbus": score(pool, blocks_of_text(await fetched(f"{HTTP}/blocks")), counted=True)}
     scores |= {name: score(pool, blocks) for name, blocks in dumped.items()}
@@ -65,7 +68,7 @@ async def compare(line: str, engine: Engine, outcome: Outcome, dumped: dict[str,
 
 
 async def typed(lines: list[str], engine: Engine, directory: Path, outcome: Outcome) -> None:
-    """Run kvbus's commands. kvbus and ``kvbus dump`` have to have what the engine has."""
+    """Run kvbus's commands. kvbus and ``kvbus dump`` must have the engine's blocks."""
     traffic = Traffic(engine.api, seed=3)
     prompt = tokens(random.Random(4), 200)
     (directory / "prompt.json").write_text(json.dumps(prompt))
@@ -85,7 +88,7 @@ async def typed(lines: list[str], engine: Engine, directory: Path, outcome: Outc
                 bus = command
                 await bus.start()
                 await answering(f"{HTTP}/readyz", 60, bus)
-            elif name in ("tail", "top"):  # until it has something to say
+            elif name in ("tail", "top"):  # these commands run until they have something to show
                 await command.start()
                 async with asyncio.timeout(60):
                     while not output.read_text():

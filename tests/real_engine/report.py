@@ -1,4 +1,4 @@
-"""The tables of docs/REAL-ENGINE.md."""
+"""Format the tables of docs/REAL-ENGINE.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BEGIN: Final = "<!-- everything below is written by `make real-engine` -->"
 
 
 def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, engine: str, router: str) -> None:
-    """Replace what is below the comment. ``kvbus``, ``engine`` and ``router`` are versions."""
+    """Replace the part of the document below the comment. ``kvbus``, ``engine`` and ``router`` are version numbers."""
     head, begin, _ = DOCUMENT.read_text().partition(BEGIN)
     assert begin, f"no line {BEGIN!r} in {DOCUMENT}"
     DOCUMENT.write_text(head + "\n\n".join([BEGIN, *sections(outcomes, routed, kvbus, engine, router)]) + "\n")
@@ -70,7 +70,7 @@ def case_row(outcome: Outcome) -> str:
         len(points),
         max((point.blocks for point in points), default=0),
         max((point.copied for point in points), default=0),
-        sum(point.removed for point in points if point.what != ARRIVAL),  # then it replays what was before
+        sum(point.removed for point in points if point.what != ARRIVAL),  # arrival replays the history
         *("-" if score is None else score for score in scores),
     ]
     return f"| {' | '.join(map(str, cells))} |"
@@ -83,7 +83,7 @@ def remarks(outcome: Outcome) -> list[str]:
 
 
 def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
-    """All runs of one kind together."""
+    """Return the row for all runs with the same events, with or without a restart of the router."""
     runs = [run for run in routed if (run.restart, run.events) == (restart, events)]
 
     def total(name: str) -> int:
@@ -103,12 +103,12 @@ def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
 
 
 def commit() -> str:
-    """Which kvbus this is."""
+    """Return the git description of this kvbus."""
     command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def version(python: Path, package: str) -> str:
-    """Of what is installed in another environment."""
+    """Return the version of a package in another Python environment."""
     command = [str(python), "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,7 +1,8 @@
-"""The real vLLM router in front of two real engines with small pools, at their own events or at kvbus's.
+"""The real vLLM router in front of two real engines with small block pools, with the engines' events or with kvbus's.
 
-Eight conversations of eight turns. Before each request kvbus's client says which engine has the longest prefix of it; the engine
-says how much of the prompt it had.
+Eight conversations have eight turns each. Before each request kvbus's client says which engine has its longest prefix.
+The
+engine's answer says how many tokens of the prompt it had in its cache.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
 CONVERSATIONS: Final = 8
 TURNS: Final = 8
 RESTART: Final = TURNS // 2
-"""The router restarts before this turn."""
+"""Number of the turn before which the router restarts."""
 
 SEEDS: Final = (5, 6, 7, 8)
-"""One run says little: which engine has room differs by chance."""
+"""Seeds of the runs. One run is not enough, because chance decides which engine evicts."""
 
 SETUP: Final = Setup(blocks=65, buffer_steps=8)
-"""A pool that evicts, and a replay buffer that is as short as one after hours."""
+"""A pool that must evict, and a replay buffer that is as incomplete as a usual buffer after hours."""
 
 DIRECTLY, THROUGH_KVBUS = "directly", "through kvbus"
 _DECISION: Final = re.compile(r"KV prefix decision .*credited_prefix_tokens=(\d+)")
@@ -48,15 +49,18 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Routed:
-    """One run.
+    """The results of one run.
 
     Attributes:
-        requests: sent.
-        credited: those for which the router knew of some prefix.
-        held: those of which an engine had a prefix.
-        landed: of these, sent to the engine with the longest one.
-        cached, best, prompts: tokens that engines had; that the best choices would have found; of all prompts.
-        held_after, landed_after: the same of the two turns after the restart.
+        requests: number of requests.
+        credited: requests for which the router knew a prefix.
+        held: requests for which an engine had a prefix.
+        landed: of these, requests that were sent to the engine with the longest prefix.
+        cached: prompt tokens that the engines had in their caches.
+        best: prompt tokens that the best choices of engines would have found.
+        prompts: tokens of all prompts.
+        held_after: ``held`` in the two turns after the restart.
+        landed_after: ``landed`` in the two turns after the restart.
     """
 
     events: str
@@ -74,17 +78,17 @@ class Routed:
 
 
 def program() -> Path:
-    """The router that .ci/routers.sh has installed."""
+    """Return the path of the router that .ci/routers.sh has installed."""
     return Path(os.environ[ROUTERS_ENV]) / "vllm-router" / "bin" / "vllm-router"
 
 
 class VllmRouter:
-    """The router, with engines' event endpoints as flags: it cannot find them by itself.
+    """The vLLM router. It gets the event endpoints as flags, because it cannot find them by itself.
 
     Args:
-        engines: behind it.
-        streams: live and replay endpoints for each of them.
-        directory: of its log.
+        engines: the engines to which it routes.
+        streams: live endpoint and replay endpoint for each engine.
+        directory: directory of the router's log.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class VllmRouter:
                 "--kv-event-replay-source",
                 f"{engine.api}={replay}",
             ]
-        # it files workers that it is told of in this way under the model "unknown"
+        # The router assigns workers from these flags to the model "unknown".
         command += ["--kv-event-block-size", str(SETUP.block_size), "--kv-event-model", "unknown"]
         self._process = Child(name, ["sh", "-c", 'exec "$@" >&2', "sh", *command], directory)
 
@@ -118,13 +122,13 @@ class VllmRouter:
         await self._process.close()
 
     def credited(self) -> int:
-        """Requests for which it knew of a prefix."""
+        """Return the number of requests for which the router knew a prefix, from its log."""
         log = _COLOURS.sub("", self._process.log.read_text(errors="replace"))
         return sum(decision != "0" for decision in _DECISION.findall(log))
 
 
 async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -> None:
-    """Send all turns; the conversations' turns are at the same time."""
+    """Send all turns. The requests of one turn are sent to all conversations at the same time."""
     rng = random.Random(run.seed)
     systems = [tokens(rng, 128) for _ in range(4)]
     prompts = [systems[number % 4] + tokens(rng, 40) for number in range(CONVERSATIONS)]
@@ -133,7 +137,7 @@ async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -
         prompt = prompts[number]
         await asyncio.sleep(rng.random() * 0.3)
         found = max(oracle.longest_prefix(prompt).values(), default=0) * SETUP.block_size
-        best = min(found, (len(prompt) - 1) // SETUP.block_size * SETUP.block_size)  # the last token is always computed
+        best = min(found, (len(prompt) - 1) // SETUP.block_size * SETUP.block_size)  # the last token is never cached
         asked = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "ignore_eos": True}
         usage = json.loads(await fetched(f"{router.url}/v1/completions", asked))["usage"]
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
@@ -156,7 +160,7 @@ async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -
 
 
 async def play(home: Path, directory: Path, outcome: Outcome) -> list[Routed]:
-    """Each run begins with empty caches and a new router."""
+    """Play all runs. Each begins with empty caches and a new router."""
     engines = [Engine(home, SETUP, directory, name) for name in ("engine-a", "engine-b")]
     names = [engine.process.name for engine in engines]
     own = [(engine.endpoint, engine.replay_endpoint) for engine in engines]
@@ -174,7 +178,7 @@ async def play(home: Path, directory: Path, outcome: Outcome) -> list[Routed]:
             await asyncio.gather(*(engine.start() for engine in engines))
             await bus.start()
             for restart, seed, turned in itertools.product((False, True), SEEDS, (0, 1)):
-                events = (DIRECTLY, THROUGH_KVBUS)[(seed + turned) % 2]  # each of them is the first one as often
+                events = (DIRECTLY, THROUGH_KVBUS)[(seed + turned) % 2]  # each kind of events comes first equally often
                 run = Routed(events, restart, seed)
                 router = VllmRouter(engines, own if events == DIRECTLY else streams, directory, f"router {len(found)}")
                 for engine in engines:

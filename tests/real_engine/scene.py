@@ -1,4 +1,4 @@
-"""One engine, one kvbus, a router that is there early and one that comes late, compared at quiet points."""
+"""One engine, one kvbus, a router from the start and a late router, compared at quiet points."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 QUIET: Final = 20.0
-"""Seconds in which everything has to become equal."""
+"""Seconds within which all views must become equal at a quiet point."""
 
 KVBUS: Final = str(Path(sys.executable).with_name("kvbus"))
 
 
 class Bus:
-    """One ``kvbus run``, killed and started again on the same configuration and state."""
+    """One ``kvbus run``, which can be killed and started again with the same configuration and state."""
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         http = f"127.0.0.1:{free_port()}"
@@ -42,7 +42,7 @@ class Bus:
         await self.process.start()
         await answering(f"{self._url}/readyz", 60, self.process)
 
-        async def has_source() -> bool:  # a discovery may not have found the engine yet
+        async def has_source() -> bool:  # the discovery may still be looking for the engine
             return bool(await self.sources())
 
         await eventually(has_source, "a source")
@@ -64,7 +64,7 @@ class Router:
         self.updates = self.removed = 0
 
     async def follow(self, *, until_synced: bool = False) -> None:
-        """Take in the stream; until the state is complete, or for ever."""
+        """Read the stream for ever, or only until the state is complete."""
         async with self._subscriber:
             while True:
                 update = await self._subscriber.receive()
@@ -79,14 +79,14 @@ class Router:
 
 
 class Scene:
-    """An engine that runs, and a kvbus with routers of its own.
+    """A running engine, and a kvbus with its own routers.
 
     Args:
-        engine: it runs already, and has blocks of earlier scenes.
-        directory: for everything of this scene.
-        config: of kvbus, besides what it needs; ``source`` and ``output`` are keys of the only ones.
-        outcome: what is seen goes there.
-        counted: kvbus counts the engine's copies. Behind another kvbus it cannot.
+        engine: a running engine with blocks of earlier scenes.
+        directory: directory of all files of this scene.
+        config: further configuration of kvbus. ``source`` and ``output`` are keys of its only source and output.
+        outcome: the object that gets the results.
+        counted: whether kvbus counts the engine's copies. A kvbus that reads another kvbus cannot count them.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Scene:
         await self.bus.process.close()
 
     async def flowing(self, updates: int) -> None:
-        """Wait until the early routers have taken in so many more."""
+        """Wait until the early routers have read ``updates`` more updates."""
         end = sum(router.updates for router in self._early) + updates
 
         async def arrived() -> bool:
@@ -136,7 +136,10 @@ class Scene:
         await eventually(arrived, "every batch")
 
     async def quiet(self, what: str, *, within: float = QUIET, asleep: bool = False) -> None:
-        """Compare until everything is equal, or for so long. An engine that is ``asleep`` keeps its last events to itself."""
+        """Compare all views until they are equal, or for ``within`` seconds.
+
+        An engine that is ``asleep`` does not publish its last events.
+        """
         loop = asyncio.get_running_loop()
         begin = loop.time()
         while True:

@@ -1,4 +1,4 @@
-"""What the application reads and compares is tested here; the application itself needs an engine."""
+"""Tests for the parsing and the comparison in the application. The application itself needs a real engine."""
 
 from __future__ import annotations
 

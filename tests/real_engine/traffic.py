@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-style API, of every kind that changes a cache in its own way."""
+"""Requests to an OpenAI-style API, of every kind that changes the engine's cache in its own way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("plain", "choices", "twins", "stream", "abort", "long", "salt")
 AT_ONCE: Final = 10
 LOWEST, HIGHEST = 3, 258
-"""Tokens of the tiny models that are not special."""
+"""The range of the tiny models' tokens that are not special."""
 
 
 def tokens(source: random.Random, count: int) -> list[int]:
@@ -26,7 +26,7 @@ class Traffic:
 
     Args:
         api: base URL of the engine.
-        seed: of everything that is left to chance.
+        seed: seed of all random choices.
     """
 
     def __init__(self, api: str, seed: int) -> None:
@@ -50,7 +50,7 @@ class Traffic:
         return common | {"max_tokens": choose((1, 4, 16, 40))} | own.get(kind, {})
 
     async def send(self, count: int, kinds: Sequence[str] = KINDS, models: Sequence[str] = ("tiny",)) -> int:
-        """Send requests, ten at a time; how many the engine did not answer, because it was killed."""
+        """Send requests, ten at a time, and return the number of those that a killed engine did not answer."""
         gate = asyncio.Semaphore(AT_ONCE)
         timeout = aiohttp.ClientTimeout(total=300)
 
@@ -65,7 +65,7 @@ class Traffic:
                             raise AssertionError(f"{kind}: {answer.status} {await answer.text()}")
                         async for _ in answer.content:
                             if parts is not None and (parts := parts - 1) == 0:
-                                break  # the connection ends here, and the engine aborts the request
+                                break  # close the connection here: the engine aborts the request
                 except aiohttp.ClientError:
                     return False
                 return True

@@ -1,7 +1,8 @@
 # ruff: noqa: SLF001 - the engine has no public way to its pool
-"""A plugin of vLLM: GET http://127.0.0.1:PORT/dump says which blocks the engine's own block pool holds.
+"""A plugin of vLLM: GET http://127.0.0.1:PORT/dump returns the blocks in the engine's own block pool.
 
-PORT is ``BLOCK_POOL_DUMP_PORT`` plus the data-parallel rank. This module runs inside the engine's process, without kvbus.
+PORT is ``BLOCK_POOL_DUMP_PORT`` plus the data-parallel rank. This module runs inside the engine's process, without
+kvbus.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ PORT = "BLOCK_POOL_DUMP_PORT"
 
 
 def dump(manager: Any, publisher: Any) -> dict[str, Any]:
-    """The pool's blocks as [group, hash, physical copies], the groups' kinds, and how many events have not been sent."""
+    """Return the pool's blocks as [group, hash, physical copies], the kinds of the groups, and the number of unsent
+    events.
+    """
     pool = manager.block_pool
     blocks = []
-    # the engine's thread may change the dictionary meanwhile: a copy of its items is made without releasing the GIL
+    # The engine's thread may change the dictionary at the same time. Copying its items does not release the GIL.
     for key, held in list(pool.cached_block_hash_to_block._cache.items()):
         block_hash = maybe_convert_block_hash(get_block_hash(key))
         name = block_hash.hex() if isinstance(block_hash, bytes) else str(block_hash)
@@ -51,7 +54,10 @@ def serve(manager: Any, publisher: Any) -> None:
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes: serve as soon as this one has both a scheduler's cache and a publisher."""
+    """Start the server as soon as this process has a scheduler's cache and a publisher.
+
+    vLLM calls this function in each of its processes.
+    """
     if PORT not in os.environ:
         return
     made: dict[type, Any] = {}

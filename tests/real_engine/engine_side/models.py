@@ -1,6 +1,8 @@
 """Make tiny models without weights, adapters and a tokenizer, with the engine's own Python: python models.py DIRECTORY.
 
-The engine makes random weights (``--load-format dummy``). The tokenizer knows single bytes only, because prompts are token ids.
+The engine makes random weights (``--load-format dummy``). The tokenizer knows only single bytes, because prompts are
+token
+ids.
 """
 
 from __future__ import annotations
