@@ -1,1 +1,1 @@
-"""What is otherwise tested against doubles, against a Kubernetes API server: `make cluster`."""
+"""Tests against a real Kubernetes API server (`make cluster`), where other tests use doubles."""

@@ -11,7 +11,7 @@ RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRoleBinding")
 
 
 def account_of(api: Api, namespace: str, values: dict[str, Any]) -> str:
-    """Apply what of a release has to do with rights; the name of its account."""
+    """Apply the objects of a release that concern rights, and return the name of its service account."""
     release = render(values, namespace=namespace)
     for kind in RIGHTS:
         for each in release.all(kind):

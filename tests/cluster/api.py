@@ -1,4 +1,4 @@
-"""A client of the Kubernetes API for tests: objects by what they are, and every warning kept."""
+"""A client of the Kubernetes API for tests. It derives paths from objects, and records every warning."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Object = dict[str, Any]
 RESTRICTED: Final = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")}
 
 OLD: Final = {"componentstatuses", "endpoints", "events"}
-"""Kinds that are deprecated, or not there to stay."""
+"""Kinds of objects that the inventory ignores, because they are deprecated or expire."""
 
 PATIENCE: Final = 60.0
-"""Seconds for which a server may say that it is not ready for a kind."""
+"""Seconds for which the server may answer that it is not ready for a kind."""
 
 
 class RefusedError(Exception):
@@ -31,12 +31,12 @@ class RefusedError(Exception):
 
 
 class Api:
-    """Asks one server, as one user, over a connection for each request.
+    """A client of one server as one user, with a new connection for each request.
 
     Args:
-        url: of the server.
-        token: the user's; None: nobody's.
-        ca_file: the authority of its certificate.
+        url: URL of the server.
+        token: token of the user. If None, the client is anonymous.
+        ca_file: certificate of the authority that signed the server's certificate.
     """
 
     def __init__(self, url: str, token: str | None = None, ca_file: Path | None = None) -> None:
@@ -44,7 +44,7 @@ class Api:
         self.token = token
         self.ca_file = ca_file
         self.warnings: list[str] = []
-        """What the server had to say beside its answers."""
+        """Warnings in the headers of the server's answers."""
         self._context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
 
@@ -55,7 +55,7 @@ class Api:
         """Send a request, and return the answer.
 
         Raises:
-            RefusedError: it is not 2xx.
+            RefusedError: the status of the answer is not 2xx.
         """
         until = time.monotonic() + PATIENCE
         while True:
@@ -102,7 +102,7 @@ class Api:
     # -- objects
 
     def resources(self) -> list[tuple[str, str, Object]]:
-        """Each kind there is: the path of its group, its apiVersion, and what the API says of it."""
+        """Return each kind of object: the path of its API group, its apiVersion, and its description by the API."""
         groups = [each["preferredVersion"]["groupVersion"] for each in self.get("/apis")["groups"]]
         found = []
         for version in ("v1", *groups):
@@ -111,7 +111,7 @@ class Api:
         return found
 
     def path(self, of: Object) -> str:
-        """Where an object is."""
+        """Return the path of an object."""
         return f"{self._collection(of)}/{quote(of['metadata']['name'])}"
 
     def _collection(self, of: Object) -> str:
@@ -132,7 +132,7 @@ class Api:
         return dict(self.post(f"{self._collection(of)}?{urlencode(query)}", of))
 
     def apply(self, of: Object, *, dry_run: bool = False) -> Object:
-        """Apply it on the server's side, whoever else has fields of it."""
+        """Apply an object with server-side apply, even if other field managers own some of its fields."""
         query = {"fieldManager": "tests", "force": "true", "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         path = f"{self.path(of)}?{urlencode(query)}"
@@ -145,14 +145,14 @@ class Api:
         self.ask("DELETE", f"{self.path(of)}?gracePeriodSeconds={grace}")
 
     def namespace(self, labels: dict[str, str] | None = None, name: str | None = None) -> str:
-        """Make one, with the service account that a controller would put into it."""
+        """Create a namespace and its default service account, which a controller would create in a real cluster."""
         name = name or f"test-{uuid.uuid4().hex[:8]}"
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
         self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
         return name
 
     def inventory(self, namespace: str) -> set[tuple[str, str]]:
-        """Every object in a namespace and outside of all: its kind and its name."""
+        """Return the kind and name of every object in a namespace, and of every object outside all namespaces."""
         found = set()
         for base, _, each in self.resources():
             if "/" in each["name"] or "list" not in each["verbs"] or each["name"] in OLD:
@@ -163,7 +163,10 @@ class Api:
         return found
 
     def token_of(self, namespace: str, account: str, bound: Object | None = None, **spec: Any) -> str:
-        """A token of a service account, valid for an hour, or as long as the object that it is bound to."""
+        """Return a token of a service account.
+
+        The token is valid for an hour, and only while the object exists to which it is bound.
+        """
         if bound is not None:
             to = {key: bound[key] for key in ("apiVersion", "kind")}
             spec["boundObjectRef"] = to | {key: bound["metadata"][key] for key in ("name", "uid")}
@@ -173,5 +176,5 @@ class Api:
 
 
 def placed(each: Object, namespace: str) -> Object:
-    """The object in a namespace, unless it names another one."""
+    """Return the object with this namespace, unless it names another namespace."""
     return {**each, "metadata": {"namespace": namespace, **each["metadata"]}}

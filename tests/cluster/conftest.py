@@ -1,4 +1,4 @@
-"""One control plane for the whole session, where its programs are."""
+"""Fixtures with one Kubernetes control plane for the test session, if its programs are installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cluster.control_plane import HOME_ENV, MISSING, PATIENCE, ApiServer, 
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running etcd, or a skip that says what is missing."""
+    """A control plane with a running etcd. Skip the tests if its programs are missing."""
     home = Path(os.environ.get(HOME_ENV, "/nonexistent"))
     if not all((home / "bin" / program).is_file() for program in ("etcd", "kube-apiserver")):
         pytest.skip(MISSING)
@@ -32,13 +32,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def server(plane: ControlPlane) -> ApiServer:
-    """An API server that nobody stops."""
+    """An API server that no test stops."""
     return plane.api_server()
 
 
 @pytest.fixture
 def api(server: ApiServer) -> Iterator[Api]:
-    """Its administrator. A test that got a warning fails."""
+    """A client of the API server as its administrator. A test to which the server sends a warning fails."""
     server.api.warnings.clear()
     yield server.api
     assert server.api.warnings == []
@@ -46,13 +46,13 @@ def api(server: ApiServer) -> Iterator[Api]:
 
 @pytest.fixture(scope="session")
 def elsewhere(server: ApiServer) -> str:
-    """A namespace that a preset names."""
+    """The namespace that a preset of the chart names."""
     return server.api.namespace(RESTRICTED, "elsewhere")
 
 
 @pytest.fixture(scope="session")
 def serve(plane: ControlPlane, server: ApiServer) -> Callable[[str], None]:
-    """Have the kinds of another project served, by what their files are called."""
+    """A function that makes the server serve the kinds of another project, from the files that match a pattern."""
 
     @functools.cache
     def served_now(pattern: str) -> None:

@@ -1,4 +1,7 @@
-"""etcd and kube-apiserver on loopback, with certificates and keys of their own. `.ci/cluster.sh` builds both."""
+"""Run etcd and kube-apiserver on loopback, with their own certificates and keys.
+
+`.ci/cluster.sh` builds the programs.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ MISSING: Final = (
     f"{HOME_ENV} names no API server: .ci/cluster.sh DIR builds one (Go, 45 minutes); make cluster does both"
 )
 PATIENCE: Final = 180.0
-"""Seconds for a start on a busy machine; six where nothing else runs."""
+"""Maximum duration of a start on a busy machine, in seconds. An idle machine needs six seconds."""
 
 MOST: Final = 1500
-"""Seconds after which a server ends, whatever became of the tests."""
+"""Seconds after which a server ends, even if the tests were killed."""
 
 ADMIN: Final = "not-a-secret"
 HELM: Final = "not-a-secret-either"
@@ -38,11 +41,11 @@ rules:
   - {level: Metadata, userGroups: [system:serviceaccounts, audited]}
   - {level: None}
 """
-"""What service accounts and Helm ask for is written down."""
+"""Audit policy: record the requests of service accounts and of Helm."""
 
 
 class Server:
-    """A program that can be killed and started again; it ends by itself after :data:`MOST` seconds."""
+    """A program that can be killed and started again. It ends by itself after :data:`MOST` seconds."""
 
     def __init__(self, said: Path, command: list[str], ready: Callable[[], bool]) -> None:
         self._said = said
@@ -51,7 +54,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and wait until it answers."""
+        """Start the program, and wait until it answers."""
         with self._said.open("ab") as said:
             self._process = subprocess.Popen(
                 ["timeout", "--signal=KILL", str(MOST), *self._command],
@@ -76,11 +79,11 @@ class Server:
 
 
 class ControlPlane:
-    """One etcd, and as many API servers at it as a test wants.
+    """One etcd, and the API servers that tests start at it.
 
     Args:
-        directory: for data, certificates and logs.
-        home: where the programs are.
+        directory: directory of data, certificates and logs.
+        home: directory of the programs.
     """
 
     def __init__(self, directory: Path, home: Path) -> None:
@@ -120,14 +123,14 @@ class ControlPlane:
         return server
 
     def api_server(self, **more: str) -> ApiServer:
-        """Start one more; ``more`` are its flags."""
+        """Start a further API server. ``more`` are additional flags."""
         (port,) = free_ports(1)
         audit = self._directory / f"audit{port}.log"
         api = Api(f"https://127.0.0.1:{port}", ADMIN, self.authority.certificate)
         flags = {
             "etcd-servers": self._etcd_url,
             "bind-address": "127.0.0.1",
-            "advertise-address": "192.0.2.1",  # nobody goes there, and it must not be loopback
+            "advertise-address": "192.0.2.1",  # a valid address must not be loopback; no client uses it
             "secure-port": port,
             "tls-cert-file": self._serving.certificate,
             "tls-private-key-file": self._serving.key,
@@ -146,7 +149,7 @@ class ControlPlane:
         return ApiServer(server, api, audit)
 
     def compact(self) -> None:
-        """Forget every version but the newest of each object."""
+        """Delete every version of each object except the newest."""
         newest = self._etcd_api.post("/v3/kv/range", {"key": "AA=="})["header"]["revision"]
         self._etcd_api.post("/v3/kv/compaction", {"revision": newest, "physical": True})
 
@@ -156,7 +159,7 @@ class ControlPlane:
 
 
 class ApiServer:
-    """A running API server, and what was asked of it."""
+    """A running API server, and the requests in its audit log."""
 
     def __init__(self, server: Server, api: Api, audit: Path) -> None:
         self._server = server
@@ -170,6 +173,6 @@ class ApiServer:
         self._server.kill()
 
     def asked(self, user: str) -> list[dict[str, Any]]:
-        """Every request of a user that was answered so far, or begun to be."""
+        """Return the requests of a user that the server has answered or begun to answer."""
         events = [json.loads(line) for line in self._audit.read_text().splitlines() if line.endswith("}")]
         return [each for each in events if each["user"]["username"] == user]

@@ -1,4 +1,6 @@
-"""Every preset of the chart on a real API server: taken without a warning, upgraded, rolled back, and gone without a trace."""
+"""Tests for every preset of the chart at a real API server: install without a warning, upgrade, roll back, and
+uninstall.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 
 @pytest.fixture(scope="module")
 def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: str) -> None:
-    """What presets take for granted."""
+    """The objects that presets expect in a cluster."""
     serve("monitoring.coreos.com")
     ready: list[Object] = [
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "serving"}, "value": 1000},
@@ -39,7 +41,7 @@ def place(api: Api, of_the_cluster: None) -> str:
 
 @pytest.fixture
 def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
-    """Helm as a user of its own, who finds no other cluster."""
+    """Helm as a separate user, with a configuration that names no other cluster."""
     (tmp_path / "kubeconfig").write_text("apiVersion: v1\nkind: Config\n")
     with helm.Config(
         kubeconfig_path=tmp_path / "kubeconfig",
@@ -54,14 +56,14 @@ def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
 
 
 def pod_of(release: Release, namespace: str) -> Object:
-    """The pod that a controller would make of the workload's template."""
+    """Return the pod that a controller would create from the workload's template."""
     metadata = {**release.pod["metadata"], "name": "one", "namespace": namespace}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": release.pod["spec"]}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str) -> None:
-    """Unknown fields are errors, and so is a pod that is not restricted."""
+    """Unknown fields are errors. A pod that violates the restricted standard is an error too."""
     release = render(CASES[case], namespace=place)
     for each in release.objects:
         api.apply(placed(each, place), dry_run=True)
@@ -106,7 +108,10 @@ def test_a_release_comes_changes_goes_back_and_leaves_nothing(
 def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
     api: Api, place: str, installer: Any, tmp_path: Path
 ) -> None:
-    """The command of docs/OPERATIONS.md: values stay, the image has another tag, and no two pods are on one claim."""
+    """The upgrade command of docs/OPERATIONS.md keeps the values and changes the image's tag.
+
+    Two pods never share a claim.
+    """
     command = ["git", "archive", str(OLDER), "helm"]
     archive = subprocess.run(command, cwd=CHART.parents[1], capture_output=True, check=True)
     subprocess.run(["tar", "x", "-C", tmp_path], input=archive.stdout, check=True)
@@ -130,7 +135,7 @@ def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
 
 
 def test_a_sidecar_gets_another_image_in_place(api: Api, place: str) -> None:
-    """The patch of docs/OPERATIONS.md: the pod stays, and so does its engine."""
+    """The patch of docs/OPERATIONS.md changes kvbus's image. The pod and its engine continue."""
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
     before = api.create(pod_of(release, place))
@@ -148,12 +153,12 @@ def hooks(each: Object) -> Object:
 
 
 def spec(each: Object) -> Object:
-    """What somebody wanted of it."""
+    """Return the object without its metadata and status."""
     return {key: value for key, value in each.items() if key not in {"metadata", "status"}}
 
 
 def test_a_pod_that_is_not_restricted_would_be_refused(api: Api, place: str) -> None:
-    """And a field that nobody knows."""
+    """The server also refuses an unknown field."""
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
     pod = pod_of(release, place)

@@ -1,6 +1,8 @@
-"""Engines found by a real watch: they come and go, the API server goes and comes back, a watch expires, a token rotates.
+"""Tests for discovery by a real Kubernetes watch.
 
-No kubelet runs here. A test creates the objects and says where the engines are, as a kubelet would.
+Engines appear and leave, the API server stops and returns, a watch expires, and a token is rotated. No kubelet runs: a
+test
+creates the objects and sets the engines' addresses, as a kubelet would.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Place:
         self.api.set_status(of, {"phase": "Running", "podIP": worker.host, "podIPs": [{"ip": worker.host}]})
 
     def leave(self, worker: Worker) -> None:
-        """As a pod does that has time to end; it is there until :meth:`gone`."""
+        """Delete a pod with a grace period, so that it exists until :meth:`gone`."""
         self.api.delete(self._pod(worker), grace=30)
 
     def gone(self, worker: Worker) -> None:
@@ -75,7 +77,7 @@ class Place:
 
 
 class Found(Process):
-    """kvbus as a process that discovers, with a topic for each worker."""
+    """A kvbus process with discovered sources, and a topic for each worker."""
 
     def __init__(self, directory: Path, discover: dict[str, Any]) -> None:
         super().__init__(directory, keeps_state=False)
@@ -98,7 +100,7 @@ class Found(Process):
 
 
 class Fleet:
-    """Ten engines under traffic, some of them found, and a router that has to be exact about those."""
+    """Ten engines under traffic, and a router that must be exact about those that are pods in the cluster."""
 
     def __init__(self, place: Place, bus: Found) -> None:
         self.place = place
@@ -109,10 +111,10 @@ class Fleet:
         self.router = TopicRouter(bus.out)
         self._seqs: dict[bytes, int] = {}
         self._clears: dict[bytes, int] = {}
-        """Those of the states with which views begin."""
+        """Number of clears in each worker's view after its first state."""
 
     async def to(self, *numbers: int) -> None:
-        """From now on these are there; the others leave, and nobody waits for their end."""
+        """Make exactly these engines pods. The pods of all other engines are deleted, some with a grace period."""
         wanted = [self.workers[n] for n in numbers]
         before, self.here = self.here, wanted
         for worker in wanted:
@@ -125,7 +127,10 @@ class Fleet:
             await asyncio.to_thread(self.place.gone, worker)
 
     async def exact(self) -> None:
-        """The router has what these hold, each under its name, and no numbering went back or had a hole."""
+        """Wait until the router holds exactly these engines' blocks by name.
+
+        Check that no seq went back or is missing.
+        """
         for worker in self.here:
             await eventually(lambda worker=worker: worker.stored, f"traffic of {worker.name}")
             await worker.rest()
@@ -141,7 +146,9 @@ class Fleet:
             worker.go_on()
 
     async def untouched(self, *numbers: int) -> None:
-        """Nobody has connected to these a second time, and nothing of theirs was cleared or missed."""
+        """Check that kvbus connected to these engines only once, and that none of their blocks was cleared or
+        missed.
+        """
         for worker in (self.workers[n] for n in numbers):
             assert worker.publisher.subscriptions == 1, worker.name
             topic = worker.name.encode()
@@ -193,7 +200,9 @@ async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: 
 async def test_an_api_server_that_dies_costs_no_engine(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """What has changed meanwhile is known when it is back, though every older version is forgotten."""
+    """kvbus learns the changes in the meantime when the server returns, although etcd has deleted every older
+    version.
+    """
     place = Place(api)
     place.put_token(token_file)
     mortal = plane.api_server()
@@ -217,7 +226,7 @@ async def test_an_api_server_that_dies_costs_no_engine(
 
 @pytest.fixture
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches of a second instead of a minute."""
+    """Watches that last one second instead of a minute."""
     monkeypatch.setattr(kubernetes, "WATCH", 1)
     monkeypatch.setattr(kubernetes, "PAUSE", 0.05)
 
@@ -226,7 +235,7 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_watch_that_has_expired_begins_with_a_list(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """etcd has forgotten the version from which it would go on: 410 Gone, in the watch itself."""
+    """etcd has deleted the version from which the watch would continue, so the watch itself reports 410 Gone."""
     place = Place(api)
     place.put_token(token_file)
     at_etcd = plane.api_server(watch_cache="false")
@@ -264,7 +273,7 @@ async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_no
     place = Place(api)
 
     def secret(name: str) -> Object:
-        """What a token is bound to: with it the token ends."""
+        """Return a Secret to which a token is bound. The token ends when the Secret is deleted."""
         return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": place.namespace}}
 
     def issue(name: str) -> str:

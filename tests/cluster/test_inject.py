@@ -1,4 +1,6 @@
-"""The admission policy in an API server: what it makes of pods as they are created, and that they stay restricted."""
+"""Tests for the admission policy in a real API server: it adds kvbus to new pods, and restricted pods stay
+restricted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.cluster.control_plane import PATIENCE, ApiServer
 
 @pytest.fixture(scope="module")
 def place(server: ApiServer) -> Iterator[str]:
-    """A namespace, with the policy in force."""
+    """A namespace with the policy in force."""
     api = server.api
     namespace = api.namespace()
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
@@ -34,7 +36,7 @@ def place(server: ApiServer) -> Iterator[str]:
 
 
 def create(api: Api, of: Object, namespace: str) -> Object:
-    """What the server would make of it."""
+    """Return the object that the server would create."""
     return api.create(moved(of, namespace), dry_run=True)
 
 
@@ -75,7 +77,7 @@ def test_a_router_that_nobody_knows_is_refused(api: Api, place: str) -> None:
 
 
 def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
-    """An engine that is stays so; the engine of the other tests is not."""
+    """A restricted engine stays restricted with kvbus in its pod. The engine of the other tests is not restricted."""
     namespace = api.namespace(RESTRICTED)
     with pytest.raises(RefusedError, match=r'violates PodSecurity.*container \\"engine\\" must set') as refused:
         create(api, pod(), namespace)

@@ -1,4 +1,4 @@
-"""The manifests in deploy/kubernetes, with the kinds of other projects from their own definitions."""
+"""Tests for the manifests in deploy/kubernetes, with the other projects' own definitions of their kinds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OTHERS: Final = {
     "inject/kserve.yaml": "serving.kserve.io",
     "platforms/kserve/service.yaml": "serving.kserve.io",
 }
-"""Whose kind it is."""
+"""The API group of the other project whose kind a manifest uses."""
 
 BUILT: Final = {
     "example": None,
     "platforms/lws": "leaderworkerset.x-k8s.io",
     "platforms/aibrix": "orchestration.aibrix.ai",
 }
-"""Folders with a component in them, and whose kind it is put into."""
+"""Folders with a kustomize component, and the API group of the kind into which it is built."""
 
 MANIFESTS: Final = sorted(
     str(path.relative_to(KUBERNETES))
@@ -40,7 +40,7 @@ def documents(text: str) -> list[Any]:
 
 
 def pods(node: Any) -> list[Any]:
-    """The spec of every pod, wherever it is."""
+    """Return the spec of every pod in a tree of objects."""
     if isinstance(node, list):
         return [spec for each in node for spec in pods(each)]
     if not isinstance(node, dict):
@@ -49,12 +49,12 @@ def pods(node: Any) -> list[Any]:
 
 
 def accepted(api: Api, objects: list[Object], *, restricted: bool = True) -> None:
-    """The server stores them and says nothing, and it takes the pods in them.
+    """Check that the server stores the objects without a warning, and accepts the pods in them.
 
     Args:
         api: the server.
-        objects: what to take.
-        restricted: every container is. Without it kvbus is.
+        objects: the objects to store.
+        restricted: whether every container must be restricted. Otherwise only kvbus's must be.
     """
     namespace = api.namespace(RESTRICTED if restricted else None)
     for each in objects:
@@ -84,7 +84,7 @@ def test_a_manifest_is_taken_without_a_warning(name: str, api: Api, serve: Calla
 def test_a_component_in_a_workload_is_taken_without_a_warning(
     name: str, api: Api, serve: Callable[[str], None]
 ) -> None:
-    """The engine in it is an example, and not restricted."""
+    """The engine in the workload is an example, and not restricted."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: the kustomize component is not built")
     if (group := BUILT[name]) is not None:

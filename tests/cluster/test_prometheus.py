@@ -1,4 +1,7 @@
-"""A real Prometheus finds the chart's pods by the configuration in deploy/prometheus, with list and watch of pods alone."""
+"""A real Prometheus finds the chart's pods with the configuration in deploy/prometheus.
+
+It may only list and watch pods.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ BUILT: Final = Path(os.environ.get(HOME_ENV, "/nonexistent")) / "prometheus"
 
 
 class Pod(Process):
-    """kvbus at an address of its own, and the pod of the chart that it would be in."""
+    """A kvbus process at its own address, and the pod of the chart that would contain it."""
 
     def __init__(self, directory: Path, name: str, host: str, namespace: str) -> None:
         directory.mkdir()
@@ -61,7 +64,7 @@ def engine(of: Pod) -> Iterator[None]:
 
 
 def account(api: Api, namespace: str) -> str:
-    """The token of one that may list and watch pods."""
+    """Return the token of a service account that may list and watch pods."""
     group = "rbac.authorization.k8s.io"
     name: Object = {"name": "prometheus", "namespace": namespace}
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
@@ -75,7 +78,7 @@ def account(api: Api, namespace: str) -> str:
 
 
 def in_kubernetes() -> Any:
-    """The job that the file has as a comment."""
+    """Return the scrape job that the file contains as a comment."""
     text = (FOLDER / "prometheus.yml").read_text()
     lines = [line.removeprefix("  # ") for line in text.splitlines() if line.startswith("  # ")]
     (job,) = YAML(typ="safe", pure=True).load("\n".join(lines[next(i for i, x in enumerate(lines) if x[0] == "-") :]))

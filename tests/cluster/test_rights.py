@@ -1,4 +1,4 @@
-"""What the chart's accounts may do, as the API server sees it."""
+"""Tests for the rights of the chart's service accounts, as the API server sees them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SEES = ("list", "watch")
 
 
 def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
-    """Verbs, groups and resources, one for one, and verbs and paths."""
+    """Return the rights of a user in a namespace: each verb with its group and resource, and each verb with its
+    path.
+    """
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
@@ -46,7 +48,7 @@ def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
 
 @pytest.fixture
 def place(api: Api, elsewhere: str) -> str:
-    """A namespace with what the preset that discovers has to do with rights."""
+    """A namespace with the service account and the roles of the preset that discovers."""
     namespace = api.namespace()
     release = render(CASES["discovery"], namespace=namespace)
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
@@ -114,7 +116,7 @@ def test_it_changes_nothing(account: Api, place: str) -> None:
 
 @pytest.fixture
 def in_default(api: Api) -> Iterator[None]:
-    """The manifest as it is, where it is for."""
+    """The unchanged manifest, applied in the namespace `default`, for which it is written."""
     made = [placed(each, "default") for each in documents(AGGREGATOR.read_text())]
     for each in made:
         api.apply(each)
@@ -138,7 +140,7 @@ def discovers(user: Api, namespace: str) -> bool:
 
 
 def discovers_soon(user: Api, namespace: str) -> None:
-    """Wait: a binding reaches the server's caches after a moment."""
+    """Wait until the user may list engines: a role binding reaches the server's caches with a delay."""
     until = time.monotonic() + PATIENCE
     while not discovers(user, namespace):
         assert time.monotonic() < until, namespace
