@@ -1,4 +1,4 @@
-"""Runs cells in parallel until enough faults have been made, shows the progress and prints the summary."""
+"""Run cells in parallel until enough faults have been made, show the progress, and print the summary."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Wanted:
 
 
 class Campaign:
-    """Runs the cells as the options say, and counts the results in `tally`."""
+    """A run of the cells with the given options. The results are counted in `tally`."""
 
     def __init__(self, wanted: Wanted, console: Console) -> None:
         self.wanted = wanted

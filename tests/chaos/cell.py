@@ -31,7 +31,9 @@ class Cell:
     """A generation of a cell, from its construction to its end.
 
     Args:
-        seed, number, generation: arguments of the plan.
+        seed: seed of the plan.
+        number: number of the cell in the plan.
+        generation: number of the generation in the plan.
         directory: an empty directory for all files.
         tally: counts the results.
         namespaces: whether mount and network namespaces are available.
@@ -53,11 +55,14 @@ class Cell:
         self.engine: Engine
         self.bus: BusProcess
         self.tried: Router
-        """The router that is stopped, killed and cut off."""
+        """The router that the faults stop, kill and cut off."""
         self.bystander: Router
-        """The router that must never be affected."""
+        """The router that the faults of `tried` must never affect."""
         self.lag = 0.0
-        """Maximum seconds by which this process was late in the round. Checks allow for it, because it shows a busy machine."""
+        """Maximum delay of this process in the round, in seconds.
+
+        Checks allow for it, because it shows a busy machine.
+        """
         self._checks = Checks(self)
 
     # -- building ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The checks: at every scrape, and after each round."""
+"""The checks of a fault campaign: at every scrape of kvbus's metrics, and after each round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ SETTLE: Final = 15.0
 """Seconds within which a view must be exact after everything has arrived."""
 
 LATE: Final = 1.0
-"""Maximum seconds to a healthy router while another router has faults. A busy machine is allowed more."""
+"""Maximum seconds from the engine to a healthy router while another router has faults.
+
+A busy machine is allowed more.
+"""
 
 _ROUTER_KINDS: Final = frozenset(
     {
@@ -49,7 +52,7 @@ _UNANSWERED_KINDS: Final = frozenset(
 
 
 BUSY: Final = 0.5
-"""Seconds of this process's own delay from which on the machine's load explains unanswered requests."""
+"""Delay of this process in seconds, above which the machine's load explains unanswered requests."""
 
 
 @dataclass
@@ -59,7 +62,10 @@ class Marks:
     metrics: Metrics
     starts: int
     starts_before: int
-    """Starts of kvbus until the round before. A router can reconnect a round later than kvbus was restarted."""
+    """Number of kvbus's starts at the beginning of the previous round.
+
+    A router can reconnect one round after such a start.
+    """
     holes: dict[str, int]
     lives: int
     kinds: set[str] = field(default_factory=set)
@@ -82,7 +88,7 @@ class Checks:
         return Marks(metrics, starts, starts_before, holes, cell.engine.lives)
 
     def scrape(self, metrics: Metrics) -> None:
-        """Check the accounting, which must hold at any moment."""
+        """Check that ``missing = recovered + lost + pending`` for each source, which must hold at any moment."""
         wrong = unaccounted(metrics)
         self._tally.checks["accounting, at a scrape"] += 1
         if wrong:
@@ -201,7 +207,10 @@ class Checks:
             self._check("no batch lost to a router", stream["lost"] == excused, lost)
 
     async def _drained(self) -> None:
-        """Check that every queue empties. A connection that has lost packets can be later than a router's replay."""
+        """Wait until every router's queue is empty.
+
+        After lost packets, a connection can take longer than a router's replay.
+        """
         end = asyncio.get_running_loop().time() + PATIENCE
         while queued := total(await self._cell.bus.metrics(), "kvbus_output_queue_depth"):
             if asyncio.get_running_loop().time() > end:
@@ -219,7 +228,7 @@ class Checks:
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
 
     def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:
-        """Check the raw live streams: seqs never go back, and there are holes only if kvbus was restarted."""
+        """Check the raw live streams: seqs never go back, and seqs are missing only if kvbus was restarted."""
         restarted = self._cell.bus_starts != marks.starts_before
         for name, stream in report.items():
             raw = stream["raw"]
@@ -269,13 +278,16 @@ def _labels(name: str) -> tuple[str, str]:
 
 
 def _in_stream(name: str, labels: tuple[str, ...]) -> bool:
-    """Return whether a source's blocks are in a stream: any source's in the merged one, only its rank's in others."""
+    """Return whether a stream contains a source's blocks.
+
+    The merged stream has all sources; other streams have one rank.
+    """
     source = next(label for label in labels if label.startswith("engine"))
     return name == "merged" or (source.partition("/")[2] or "0") == name.partition("/")[2]
 
 
 def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
-    """Return the ranks of a stream, each with its truth."""
+    """Return the ranks in a stream, each with the true content of its cache."""
     if name == "merged":
         return list(enumerate(truths))
     rank = int(name.partition("/")[2])
@@ -283,7 +295,10 @@ def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
 
 
 def _same(views: dict[str, Any], truth: Truth, rank: int | None) -> bool:
-    """Return whether a view is the truth. ``rank`` selects the view of a merged stream; other streams have one view."""
+    """Return whether a view equals the true content.
+
+    ``rank`` selects the view of a merged stream; other streams have one.
+    """
     if rank is None:
         assert len(views) <= 1, f"{sorted(views)} are in the stream of one rank"
         view = next(iter(views.values()), None)

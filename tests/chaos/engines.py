@@ -33,7 +33,7 @@ _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "
 
 @dataclass(slots=True)
 class Truth:
-    """The content of a rank's cache."""
+    """The true content of a rank's cache."""
 
     keys: set[Key]
     tokens: str
@@ -95,11 +95,11 @@ class Engine:
         await self._idle.wait()
 
     async def truths(self) -> list[Truth]:
-        """Return the content of each rank's cache. Some kinds must end their process for it."""
+        """Return the true content of each rank's cache. Some kinds of engines must end their process for it."""
         raise NotImplementedError
 
     async def last_seqs(self) -> list[int]:
-        """Return the newest seq of each rank, asked from its replay without a proxy between."""
+        """Return the newest seq of each rank, from the engine's replay without a proxy between."""
         return [await self._ask(self.replay + rank) for rank in range(self.shape.ranks)]
 
     async def _ask(self, port: int) -> int:
@@ -128,7 +128,7 @@ class Engine:
 
 
 class SimProcess(Engine):
-    """`kvbus sim`: a new process each round, which writes its truth to a file on SIGTERM."""
+    """The engine `kvbus sim`: a new process each round, which writes its cache's content to a file on SIGTERM."""
 
     async def begin(self, seed: int) -> None:
         await self.child.close()  # for kvbus this is a crash of the last round's engine
@@ -169,7 +169,7 @@ def truth_of(blocks: list[dict[str, Any]]) -> Truth:
 
 
 class PipedEngine(Engine):
-    """`kvbus play -`: a real publisher fed by a simulated cache, whose content can be read at any time."""
+    """The engine `kvbus play -`: a real publisher fed by a simulated cache, whose content can be read at any time."""
 
     def __init__(
         self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Namespaces | None, seed: int

@@ -1,4 +1,4 @@
-"""Makers of faults. Each returns evidence that its fault took effect, or None if there was nothing to hit."""
+"""Functions that make faults. Each returns evidence that its fault took effect, or None if there was nothing to hit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Maker = Callable[["Cell", Fault], Awaitable[str | None]]
 
 
 def _link(cell: Cell, fault: Fault) -> Link:
-    """Return the link of one rank on the fault's target, the same one for the same fault."""
+    """Return the link of one rank on the fault's target. The same fault always gets the same link."""
     links = cell.links[fault.target]
     return links[int(fault.at * 1000) % len(links)]
 
@@ -247,7 +247,7 @@ async def _engine_away(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _disk_full(cell: Cell, fault: Fault) -> str | None:
-    """Fill the disk: kvbus gives its state up and continues relaying. A restart with free space starts a new state."""
+    """Fill the disk. kvbus gives up its state and continues to relay. A restart with free space starts a new state."""
     bus, disk = cell.bus, cell.disk
     if disk is None:
         return None
@@ -265,7 +265,10 @@ async def _disk_full(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _file_limit(cell: Cell, fault: Fault) -> str | None:
-    """Limit the file size: EFBIG instead of ENOSPC needs neither root nor a mount, and no file can be overwritten."""
+    """Limit kvbus's file size, so that its writes fail with EFBIG.
+
+    Unlike ENOSPC, this needs neither root nor a mount. No file can be overwritten either.
+    """
     async with cell.bus.child.lock:
         pid = cell.bus.child.pid
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -308,7 +311,7 @@ async def _cable(cell: Cell, fault: Fault) -> str | None:
 
 
 ARMED: Final = frozenset({"drop", "double", "swap", "cut", "reset", "half-open"})
-"""Kinds that may wait for something to hit until the round's traffic ends."""
+"""Kinds of faults that may wait until the end of the traffic for something to hit."""
 
 MAKERS: Final[dict[str, Maker]] = {
     "cut": _cut,

@@ -1,6 +1,6 @@
 """Namespaces for processes: a mount namespace with a small disk, and a network namespace with a veth pair.
 
-Both need root. A namespace exists as long as its holder process, which always ends with the campaign.
+Both need root. A namespace exists until its holder process ends, which is at the latest the end of the campaign.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Namespaces:
 
 
 class SmallDisk(Namespaces):
-    """A tmpfs of ``size`` bytes, mounted on ``path`` for the processes inside."""
+    """A mount namespace with a tmpfs of ``size`` bytes at ``path``."""
 
     def __init__(self, directory: Path, path: Path, size: int) -> None:
         super().__init__(directory, "disk")
@@ -142,7 +142,10 @@ class SmallDisk(Namespaces):
 
 
 class Network(Namespaces):
-    """A network namespace with a veth pair to this one; ``outside`` is the address here, ``address`` the one inside."""
+    """A network namespace with a veth pair to this process's namespace.
+
+    ``outside`` is the address of the pair's end here, and ``address`` that of the inner end.
+    """
 
     def __init__(self, directory: Path, name: str) -> None:
         super().__init__(directory, f"net-{name}")
@@ -154,7 +157,7 @@ class Network(Namespaces):
         self.device = f"kvc{own:x}"
         self._rules: list[tuple[str, ...]] = []
         self.busy = asyncio.Lock()
-        """Held while a fault has rules in the namespace, so that there is only one such fault at a time."""
+        """A lock for the fault that has rules in the namespace, so that there is only one such fault at a time."""
 
     async def open(self) -> None:
         await self._hold(["net"], "ip link set lo up")

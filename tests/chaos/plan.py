@@ -54,7 +54,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault on ``target``, ``at`` seconds after the start of the traffic, for ``seconds``."""
+    """A fault on ``target``. It starts ``at`` seconds after the start of the traffic, and lasts ``seconds``."""
 
     at: float
     kind: str
@@ -86,7 +86,7 @@ class Round:
     faults: tuple[Fault, ...]
 
 
-# weight of each kind in a mixed round
+# the weight of each kind of fault in a mixed round
 _LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open": 5, "refuse": 5}
 _ROUTER_KINDS: Final = {"stop router": 5, "kill router": 1, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
 _WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}

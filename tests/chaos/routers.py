@@ -1,4 +1,4 @@
-"""The campaign's access to a router process."""
+"""A router process of the campaign, and requests to it."""
 
 from __future__ import annotations
 

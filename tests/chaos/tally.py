@@ -1,4 +1,4 @@
-"""A campaign's counters and findings."""
+"""The counters and findings of a fault campaign."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Tally:
     void: Counter[str] = field(default_factory=Counter)
     """Number of faults that found nothing to hit, by kind. They are not counted in `faults`."""
     recovery: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Worst seconds, by kind of fault, from the end of a round's traffic and faults to exact views."""
+    """Maximum seconds, by kind of fault, from the end of a round's traffic and faults to exact views."""
     checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     rounds: int = 0
     blocks: int = 0
-    """Number of blocks in exact views."""
+    """Number of blocks in views that were found exact."""
     given_up: int = 0
     """Number of routers' requests that were not answered while kvbus, or a network path to it, was unavailable."""
     latest: float = 0.0
-    """Worst delay in seconds from the engine to a healthy router while another router had faults."""
+    """Maximum delay in seconds from the engine to a healthy router while another router had faults."""
     growth: dict[str, Samples] = field(default_factory=lambda: defaultdict(Samples))
     skipped: dict[str, str] = field(default_factory=dict)
 

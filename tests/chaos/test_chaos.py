@@ -1,4 +1,4 @@
-"""A short fault campaign: real processes and a few rounds of faults. `make chaos` runs it for long."""
+"""A short fault campaign with real processes and a few rounds of faults. `make chaos` runs a long campaign."""
 
 from __future__ import annotations
 
