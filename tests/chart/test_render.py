@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
-import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -205,19 +203,6 @@ def test_notes_show_how_to_look_at_it(case: str) -> None:
     assert "port-forward" in notes
     assert "<no value>" not in notes
     assert "%!" not in notes
-
-
-@pytest.mark.parametrize("said", ["notes", "page"])
-def test_the_command_for_engines_that_are_there_gives_a_good_configuration(said: str, tmp_path: Path) -> None:
-    """A shell leaves each value as it is: zsh takes brackets without quotes for a pattern."""
-    text = render().notes if said == "notes" else (CHART.parents[1] / "docs" / "KUBERNETES.md").read_text()
-    (command,) = re.findall(r"helm install bus ./helm/kvbus (--set mode(?:.*\\\n)*.*)", text)
-    assert re.findall(r"--set [^'\s]*\[", command) == []
-    sets = [word for word in shlex.split(command.replace("\\\n", " ")) if word != "--set"]
-    (source,) = told(render(helm.parse_set_string(",".join(sets))), tmp_path).sources
-    assert source.discover is not None
-    settings = source.discover["kubernetes"]
-    assert (settings["selector"], settings["port"], settings["replay_port"]) == ("app=ENGINE", "5557", "5558")
 
 
 @each_case
