@@ -31,6 +31,16 @@ kvbus check kvbus.yaml        # every mistake at once, or the configuration in f
 kvbus run kvbus.yaml
 ```"""
 
+_SIMULATED: Final = """\
+Without a GPU, `kvbus sim --endpoint 'tcp://*:{}' --replay-endpoint 'tcp://*:{}'` takes the engine's place."""
+
+_NAMES: Final = """\
+`POD` is the address of engine and kvbus, `MODEL` the model's name. [Install kvbus](../OPERATIONS.md#install) first."""
+
+_SEEN: Final = """\
+The first probes every endpoint and prints what is wrong, or `nothing is wrong`. The second rebuilds the live blocks as
+a router does, and prints their number."""
+
 _LIVE: Final = """\
 `live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops what its
 decoder does not take, without a word to kvbus. `kvbus doctor kvbus.yaml --router PROFILE` compares what its decoder
@@ -43,8 +53,9 @@ with it. `kvbus init` writes the same into a commented configuration.
 """
 
 _KUBERNETES: Final = """\
-Put kvbus into the engine's pod as a sidecar: [one of three ways](../KUBERNETES.md#which-way). The engine then
-publishes to kvbus on loopback:
+Put kvbus into the engine's pod as a sidecar: [one of three ways](../KUBERNETES.md#which-way). Each takes
+[the image](../KUBERNETES.md#the-image), and its commands are typed in a checkout of kvbus. The engine publishes to
+kvbus on loopback:
 
 ```
 --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",
@@ -52,6 +63,15 @@ publishes to kvbus on loopback:
 ```
 
 SGLang takes the same without `enable_kv_cache_events`."""
+
+_KUBERNETES_LOOK: Final = """\
+See that it works:
+
+```sh
+kubectl get pods -l kvbus/sidecar=true   # POD is one of them
+kubectl exec POD -c kvbus -- kvbus doctor
+kubectl exec POD -c kvbus -- kvbus dump --replay-endpoint tcp://127.0.0.1:REPLAY
+```"""
 
 _COMPOSE: Final = """\
 [compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Put this `kvbus.yaml` in the
@@ -92,17 +112,20 @@ def page(router: dict[str, Any]) -> str:
     parts = (
         f"# kvbus with {router['name']}",
         NOTICE,
-        f"How it was checked: {router['proof']}. `POD` is the address of engine and kvbus, `MODEL` the model's name.",
+        f"How it was checked: {router['proof']}. {router['followed']}",
+        _NAMES,
         f"## Ports\n\n{picture(router)}",
-        "## The engine",
+        f"## The engine\n\n{_SIMULATED.format(*ports(router))}",
         *engines,
         f"## kvbus\n\n```yaml\n{configuration(router)}```\n\n{_RUN}",
         f"## The router\n\n{router['setup'].strip()}",
         "## See that it works",
         f"```\nkvbus doctor kvbus.yaml\nkvbus dump --replay-endpoint tcp://127.0.0.1:{replay}\n```",
-        "The first probes every endpoint and says what is wrong. The second rebuilds the live blocks as a router does.",
+        _SEEN,
         _LIVE.replace("PROFILE", router["id"]),
-        f"## Kubernetes\n\n{_KUBERNETES}\n\n{router['kubernetes'].strip()}",
+        f"## Kubernetes\n\n{_KUBERNETES}",
+        router["kubernetes"].strip(),
+        _KUBERNETES_LOOK.replace("REPLAY", replay),
         f"## Compose\n\n{_COMPOSE}",
         f"## What does not work\n\n{router['limits'].strip()}",
     )
