@@ -147,7 +147,7 @@ class Child:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - nothing but their number
+        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - only the number of entries is needed
 
 
 def python(*arguments: str) -> list[str]:

@@ -45,7 +45,7 @@ class Connection:
 
 def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     if reset and (raw := writer.get_extra_info("socket")) is not None:
-        with contextlib.suppress(OSError, ValueError):  # the socket is closed already
+        with contextlib.suppress(OSError, ValueError):  # the socket may be closed already
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()
 
@@ -303,7 +303,7 @@ class Splitter:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._greeting = GREETING  # bytes of the greeting still to come; the two sides send parts of it alternately
+        self._greeting = GREETING  # bytes of the greeting that have not arrived; both sides send it in parts, in turn
 
     def feed(self, chunk: bytes) -> Iterator[tuple[list[bytes] | None, bytes]]:
         self._buffer += chunk

@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 
-import uvloop  # noqa: F401 - imported here once, for every child
+import uvloop  # noqa: F401 - imported once here, so that each forked child has it
 
 from kvbus.cli import main, run  # noqa: F401
 from kvbus.common import logs  # noqa: F401
@@ -30,7 +30,7 @@ def child(config: str) -> None:
         main(["run", "-c", config], prog_name="kvbus")
     except SystemExit as end:
         code = int(end.code or 0)
-    except BaseException:  # noqa: BLE001 - whatever it was, the parent's code must not go on in the child
+    except BaseException:  # noqa: BLE001 - after any error, the child must not continue with the parent's code
         traceback.print_exc()
     os._exit(code)
 

@@ -42,7 +42,7 @@ class Renaming:
 
         Check that ``value`` and ``name`` were not paired with any other value before.
         """
-        if isinstance(value, float):  # a NaN is not equal to itself
+        if isinstance(value, float):  # compare floats as text, because a NaN is not equal to itself
             value, name = value.hex(), name.hex()
         kind = type(value)
         assert type(name) is kind
@@ -74,7 +74,7 @@ class Renaming:
                     self._same_counts(inner, renamed)
                 elif key in STAYS:
                     assert inner == renamed
-                elif key != "kv_cache_spec_kind" or inner != renamed:  # the engine's known kinds are not renamed
+                elif key != "kv_cache_spec_kind" or inner != renamed:  # kinds that kvbus knows are not renamed
                     self.same(inner, renamed)
         elif isinstance(value, list | tuple):
             assert len(value) == len(name)

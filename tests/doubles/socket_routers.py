@@ -367,7 +367,7 @@ class LlmdWithReplay(StrictRouter):
                 self._begun = True
                 await self.rebuild()
             await self.follow()
-        except AssertionError:  # the router gave up, or the replay did not fill a hole
+        except AssertionError:  # the router gave up, or the replay lacked a missing batch
             self._refuse()
         return {block for _, _, block in self.view.blocks if isinstance(block, int)}
 

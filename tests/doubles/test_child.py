@@ -28,7 +28,8 @@ from tests.doubles.child import Child
 async def main():
     child = Child("child", ["sleep", "600"], Path(sys.argv[1]))
     await child.start()
-    while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\\n":  # what makes it end with this one begins before it
+    # the program setpriv runs before sleep, and makes the child end with its parent
+    while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\\n":
         await asyncio.sleep(0.01)
     print(child.pid, flush=True)
     await asyncio.sleep(600)
