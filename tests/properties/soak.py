@@ -120,7 +120,7 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
     for name, args in steps:
         try:
             getattr(world, name)(*args)
-        except Exception as error:  # noqa: BLE001 - whatever fails, the script is what matters
+        except Exception as error:  # noqa: BLE001 - after any failure, the script is needed to repeat it
             return world, error
     return world, None
 

@@ -80,7 +80,7 @@ class Chain:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def step(self, what: str, at: int, number: int) -> None:
-        self.now += 0.001  # no two epochs start with the same bytes
+        self.now += 0.001  # so that no two epochs start with the same bytes
         bus = self.buses[at % len(self.buses)]
         at %= len(self.buses)
         if what == "store" and number not in self.truth:
@@ -270,7 +270,7 @@ def test_heartbeats_are_no_other_epoch() -> None:
     chain.step("lose", 1, 2)
     chain.seconds_pass(5)
     chain.drop(1, back=True)
-    chain.step("lose", 1, 6)  # long enough for a probe of the idle stream
+    chain.step("lose", 1, 6)  # lose so many heartbeats that the relay probes the idle stream
     chain.seconds_pass(20)
     (source,) = chain.buses[1].relay.sources
     assert source.stats.restarts == 0

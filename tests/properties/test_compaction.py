@@ -254,7 +254,7 @@ def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
 @given(SCRIPTS, SCRIPTS, SOURCES, KINDS, st.data())
 def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
     stage = Stage(sources, 2, kind)
-    for node in range(3):  # a journal of two never reaches back
+    for node in range(3):  # so that a journal of two batches never reaches back to the first
         stage.say(0, [("store", None, "GPU", [node])])
     for source, wanted in before:
         stage.say(source, wanted)
@@ -293,7 +293,7 @@ def test_every_source_is_told_however_few_numbers_are_left_before_a_shared_cut(s
     for node in range(12):
         stage.say(node, [("store", None, "GPU", [node])])
     one = Reader(stage)
-    one.pull()  # this answer holds the snapshot
+    one.pull()  # this answer keeps the snapshot alive
     for node in range(12, 15):
         stage.say(node, [("store", None, "GPU", [node])])
     other = Reader(stage, stale(stage, start))

@@ -79,7 +79,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
                 router.take(stage)
     stage.send_states()
     router.breaks = False
-    stage.say(0, [("store", None, "GPU", [40])])  # a block that nobody has: it makes a gap before it visible
+    stage.say(0, [("store", None, "GPU", [40])])  # store a new block: its batch makes an earlier gap visible
     while router.take(stage):
         pass
     return router, stage

@@ -975,7 +975,7 @@ class World:
         # but if the engine used seq 0 without sending it, the answer begins with 1, as if the buffer had been trimmed
         reaches_back = engine.setup.buffer_steps == 1000 and [seq for seq, _ in engine.buffer[:1]] == [0][: engine.seq]
         if line.hidden >= 0 and not (reaches_back and source.sequencer.dump()["buffer"]):
-            return False  # nothing may expose the stranger until the engine visibly restarts
+            return False  # kvbus may not notice the second publisher before the engine visibly restarts
         # without a replay, kvbus cannot notice that an idle engine's last batches were lost, or that it began a new
         # epoch
         return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
