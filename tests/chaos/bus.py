@@ -1,4 +1,4 @@
-"""`kvbus run` as a separate process, and readers of its metrics and log."""
+"""Run `kvbus run` as a separate process, and read its metrics and log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Metrics = dict[str, dict[tuple[str, ...], float]]
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Return the samples by metric name, and then by the label values in the order of the text."""
+    """Return the samples of kvbus's metrics by metric name, and then by the label values in the order of the text."""
     found: Metrics = defaultdict(dict)
     for line in text.splitlines():
         if not line.startswith("kvbus_"):

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from tests.chaos.routers import Router
 
 PATIENCE: Final = 120.0
-"""Seconds within which a router must have received everything."""
+"""Seconds within which a router must have received every batch."""
 
 SETTLE: Final = 15.0
-"""Seconds within which a view must be exact after everything has arrived."""
+"""Seconds within which a router's view must be exact after every batch has arrived."""
 
 LATE: Final = 1.0
 """Maximum seconds from the engine to a healthy router while another router has faults.
@@ -95,7 +95,7 @@ class Checks:
             raise AssertionError(f"at a scrape: {'; '.join(wrong)}")
 
     async def end(self, plan: Round, marks: Marks) -> None:
-        """Check everything, after the round's traffic and faults have ended."""
+        """Check every view, stream and counter, after the round's traffic and faults have ended."""
         cell = self._cell
         loop = asyncio.get_running_loop()
         began = loop.time()

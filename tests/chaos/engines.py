@@ -1,4 +1,4 @@
-"""Engines as processes (`kvbus sim`, `kvbus play`), and the real contents of their caches."""
+"""Engines as processes (`kvbus sim`, `kvbus play`), and the true contents of their caches."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Engine:
         raise NotImplementedError
 
     async def idle(self) -> None:
-        """Wait for the end of the traffic."""
+        """Wait until the engine has published the round's traffic."""
         await self._idle.wait()
 
     async def truths(self) -> list[Truth]:

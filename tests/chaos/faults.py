@@ -147,7 +147,10 @@ async def _refuse(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _wire(cell: Cell, fault: Fault) -> str | None:
-    """Drop, double or swap single batches. Wait until the traffic has brought enough batches for it."""
+    """Drop, double or swap single batches on a link.
+
+    Wait until the traffic has brought enough batches for the fault.
+    """
     wire = _link(cell, fault).wire
     if fault.kind == "drop":
         wire.drop += fault.count

@@ -111,7 +111,7 @@ ROUTER_LINKS: Final = ("out", "out replay")
 
 
 def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
-    """Return the plan of a round."""
+    """Return the plan of a round, which depends only on these arguments."""
     shape = SHAPES[cell]
     own = zlib.crc32(f"{seed}/{cell}/{generation}/{number}".encode())
     rng = random.Random(own)

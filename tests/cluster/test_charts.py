@@ -1,5 +1,6 @@
-"""Tests for every preset of the chart at a real API server: install without a warning, upgrade, roll back, and
-uninstall.
+"""Tests for every preset of the chart at a real API server: install, upgrade, roll back and uninstall.
+
+The server must accept each object without a warning, and nothing must remain after the uninstallation.
 """
 
 from __future__ import annotations

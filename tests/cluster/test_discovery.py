@@ -146,9 +146,7 @@ class Fleet:
             worker.go_on()
 
     async def untouched(self, *numbers: int) -> None:
-        """Check that kvbus connected to these engines only once, and that none of their blocks was cleared or
-        missed.
-        """
+        """Check that kvbus connected to these engines only once, and that no block was cleared or missed."""
         for worker in (self.workers[n] for n in numbers):
             assert worker.publisher.subscriptions == 1, worker.name
             topic = worker.name.encode()
@@ -200,9 +198,7 @@ async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: 
 async def test_an_api_server_that_dies_costs_no_engine(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """kvbus learns the changes in the meantime when the server returns, although etcd has deleted every older
-    version.
-    """
+    """kvbus learns the changes when the server returns, although etcd has deleted every older version."""
     place = Place(api)
     place.put_token(token_file)
     mortal = plane.api_server()

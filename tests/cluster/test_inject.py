@@ -1,5 +1,6 @@
-"""Tests for the admission policy in a real API server: it adds kvbus to new pods, and restricted pods stay
-restricted.
+"""Tests for the admission policy in a real API server.
+
+It adds kvbus to new pods, and restricted pods stay restricted.
 """
 
 from __future__ import annotations

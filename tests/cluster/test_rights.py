@@ -21,9 +21,7 @@ SEES = ("list", "watch")
 
 
 def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
-    """Return the rights of a user in a namespace: each verb with its group and resource, and each verb with its
-    path.
-    """
+    """Return the user's rights in a namespace as tuples: verb, API group and resource, or verb and path."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

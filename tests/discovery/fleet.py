@@ -116,9 +116,7 @@ class DiscoveringBus:
         await eventually(lambda: self.live(*names), f"the sources {names}, not {self.labels}")
 
     async def exact(self, *workers: Worker) -> None:
-        """Stop these workers' traffic, and wait until the router holds exactly their blocks, each under its
-        worker's rank.
-        """
+        """Stop these workers' traffic, and wait until the router holds exactly their blocks, by rank."""
         for worker in workers:
             await worker.rest()
         truth = {self.labels[worker.name]: worker.stored for worker in workers if worker.stored}

@@ -31,8 +31,9 @@ def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5
 
 
 class KubeServer:
-    """The objects of one kind with their versions, and the events since the oldest version from which a watch can
-    start.
+    """The objects of one kind with their versions, and the newest events.
+
+    A watch can start from any version since the oldest of these events.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Tests for discovery by an engine's HTTP API: real answers of released engines, and an engine that restarts at
-other ports.
+"""Tests for discovery by an engine's HTTP API: answers of released engines, and a restart of an engine at other
+ports.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tests for discovery by the Kubernetes API: which pods and endpoints count, and watches that end, expire or are
-refused.
+"""Tests for discovery by the Kubernetes API: which pods and endpoints count, and watches that end or are refused.
 
 The API is a double that implements list and watch as documented. tests/cluster uses a real API server.
 """

@@ -1,6 +1,4 @@
-"""Tests for the answers of released engines, in which kvbus replaces the endpoints: readers find kvbus's endpoints
-in them.
-"""
+"""Tests for the answers of released engines, in which kvbus names its own endpoints: routers must find them there."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tests for the gRPC front: it forwards calls unchanged in both directions, and a call that breaks also breaks for
-its peer.
-"""
+"""Tests for the gRPC front: it forwards calls unchanged in both directions, and passes on a call's abrupt end."""
 
 from __future__ import annotations
 
@@ -161,9 +159,7 @@ async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
 
 
 async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
-    """While the client does not read, the engine cannot send, and while the engine does not read, the client cannot
-    send.
-    """
+    """While the client does not read, the engine cannot send. The other direction is the same."""
     down = pod.both("/x/Stream")
     await down.write(b"100000")
     for _ in range(2000):

@@ -1,6 +1,4 @@
-"""Tests for ``GetKvEventSources`` through kvbus: it answers kvbus's endpoints or an error, never the engine's
-endpoints.
-"""
+"""Tests for ``GetKvEventSources`` through kvbus: it answers kvbus's endpoints or an error, never the engine's own."""
 
 from __future__ import annotations
 

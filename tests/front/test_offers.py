@@ -1,6 +1,4 @@
-"""Tests for the endpoints that the front offers for an engine's events: it finds them at each request, as sources
-change.
-"""
+"""Tests for the endpoints that the front offers for an engine's events. It finds them anew for each request."""
 
 from __future__ import annotations
 

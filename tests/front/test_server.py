@@ -1,6 +1,4 @@
-"""Tests for the HTTP front: it forwards requests unchanged in both directions, and a broken answer breaks for the
-client.
-"""
+"""Tests for the HTTP front: it forwards requests unchanged in both directions, and passes on an answer's abrupt end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A simulated engine's cache, whose batches every router can read, so that only lost or late batches make a router
-wrong.
+"""A simulated engine's cache. Every router can read its batches, so only lost or late batches make a router wrong.
 
 Each event has one block, each block has one copy, and leaves are evicted first. Events have the form of vLLM 0.33, or
 the
@@ -152,8 +151,9 @@ class Score(NamedTuple):
     missing: int
     """Blocks that an engine holds and the router's view lacks: the router does not see these cache hits."""
     dead: int
-    """Blocks in the router's view that no engine holds: the router sends requests to a worker that must compute
-    them again.
+    """Blocks in the router's view that no engine holds.
+
+    The router sends requests to a worker that must compute them again.
     """
 
 

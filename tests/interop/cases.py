@@ -204,8 +204,9 @@ CASES: Final = (
 
 
 async def play(case: Case, kind: Kind, directory: Path) -> tuple[int, Score, Score]:
-    """Play a case. Return the engine's number of blocks, and the router's scores directly at the engine and through
-    kvbus.
+    """Play a case.
+
+    Return the engine's number of blocks, and the router's scores directly at the engine and through kvbus.
     """
     settings = dict(case.settings)
     if case.state_dir:

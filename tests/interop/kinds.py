@@ -165,8 +165,9 @@ def installed(name: str) -> Callable[[], str | None]:
 
 
 def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
-    """Return a function that says why a file is missing from the directory in a variable, or returns None if it is
-    there.
+    """Return a function that looks for a file in the directory that a variable names.
+
+    The function returns why the file is missing, or None if it is there.
     """
 
     def lacking() -> str | None:

@@ -176,9 +176,7 @@ class Scene:
         await self.subscribed()
 
     async def join_and_be_cut(self) -> None:
-        """Start a router on each side, and cut its live connection in the middle of the state, if it is sent a
-        state.
-        """
+        """Start a router on each side, and cut its live connection in the middle of the state, if it gets one."""
         lives = [link for side in self.sides for link in side.lives]
         for link in lives:
             link.cut_after(len(self.live) // len(self.ranks) * BYTES // 2)

@@ -105,9 +105,7 @@ class TrueBlock:
 
 @dataclass(frozen=True)
 class Capture:
-    """Recorded traffic, with one list of payloads for each epoch of the engine, and the engine's true blocks at its
-    end.
-    """
+    """Recorded traffic: one list of payloads for each epoch of the engine, and its true blocks at the end."""
 
     name: str
     topic: bytes

@@ -44,7 +44,9 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the table in docs/INTEROP.md."""
+    """One row of the table in docs/INTEROP.md: the engine's number of blocks, and the scores directly and through
+    kvbus.
+    """
 
     truth: int
     direct: Score

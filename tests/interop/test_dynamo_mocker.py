@@ -83,18 +83,14 @@ class Plane:
         assert answers == {(at, number): Answer(self.workers[at], PREFIX, PREFIX) for at, number in answers}
 
     def evict(self, at: int) -> list[Session]:
-        """Send one worker more sessions than its cache holds, and return the sessions that it has evicted
-        completely.
-        """
+        """Send one worker more sessions than its cache holds, and return the completely evicted sessions."""
         gone = self.held.pop(at)
         self.place(at, 40)  # at least 360 blocks, more than the cache's 300
         self.held[at] = self.held[at][-5:]
         return gone
 
     def knows_nothing_of(self, sessions: list[Session], at: int) -> None:
-        """Send prompts of evicted sessions to a worker without their blocks, and check that the router expects no
-        block there.
-        """
+        """Check that the router expects no block of evicted sessions at a worker without their blocks."""
         answers = [self.frontend.ask(each.prompt(), self.workers[at]) for each in sessions]
         assert answers == [Answer(self.workers[at], 0, 0) for _ in sessions]
 
@@ -123,9 +119,7 @@ def installed() -> None:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    """Two workers that have served three sessions each, and a frontend that has read none of their events; then
-    kvbus starts.
-    """
+    """Two workers that have served three sessions each, and a frontend that knows of none; then kvbus starts."""
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     model = write_model(tmp_path / "model")
     with contextlib.ExitStack() as stack:

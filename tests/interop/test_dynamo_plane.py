@@ -295,8 +295,9 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
 def test_an_engine_that_is_another_rank_than_its_place_says(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
-    """The source's position says rank 0, but the batches name rank 1, as behind a load balancer that distinguishes
-    ranks.
+    """By its position the source is rank 0, but its batches name rank 1.
+
+    This happens behind a load balancer that distinguishes ranks.
     """
     frontend("register")
     frontend("router")

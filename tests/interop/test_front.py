@@ -76,8 +76,9 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bo
 
 @pytest.mark.slow
 async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
-    """Compared with vLLM: answers, refusals and a generation. vLLM also aborts the generation of a client that
-    disconnects.
+    """Compare answers, refusals and a generation with vLLM's own.
+
+    vLLM must also abort the generation of a client that disconnects.
     """
     if lacking := vllm_frontend.lacking():
         pytest.skip(lacking)

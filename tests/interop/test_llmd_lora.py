@@ -1,5 +1,6 @@
-"""llm-d's index mistakes every text among a block's extra keys for an image. vLLM's extra keys contain the
-adapter's name.
+"""Tests for LoRA adapters at llm-d, whose index mistakes every text among a block's extra keys for an image.
+
+vLLM's extra keys contain the adapter's name.
 """
 
 from __future__ import annotations

@@ -74,11 +74,11 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def since(self, first: int) -> tuple[list[tuple[int, int, bool]], int, float]:
-        """Return the jumps of the seqs, the number of clears, and the longest silence in seconds, from the batch at
-        ``first`` on.
+        """Return the jumps of the seqs, the number of clears, and the longest silence in seconds.
 
-        A jump is a tuple of the seqs before and after it, and whether the batch after it clears, as the first batch of
-        a state does.
+        Only batches from position ``first`` on count. A jump is a tuple of the seqs before and after it, and whether
+        the batch
+        after it clears, as the first batch of a state does.
         """
         seen = self.batches[first:]
         pairs = list(itertools.pairwise(seen))

@@ -95,9 +95,7 @@ def curve(client: Pair, server: Pair) -> str:
 
 
 def refusals(stats: OutputStats) -> set[str]:
-    """Return the reasons of refused handshakes, without those of connections on which JeroMQ never starts the
-    handshake.
-    """
+    """Return the reasons of refused handshakes, except of handshakes that JeroMQ never starts."""
     return {reason for reason, count in stats.refused.items() if count} - {"left", "broken", "handshake_timeout"}
 
 

@@ -164,9 +164,7 @@ class Redises(Cluster):
         super().__init__(sentinels)
 
     def start(self) -> None:
-        """Start all servers, and wait until the replica follows and each Sentinel knows the other Sentinels and
-        both servers.
-        """
+        """Start all servers, and wait until the replica follows and each Sentinel knows all servers."""
         for server in self.servers:
             server.start()
         super().start()

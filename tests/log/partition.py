@@ -36,8 +36,9 @@ theirs. ``alone``: members and clients.
 """
 
 SILENT: Final = 15.0
-"""Duration of a cut in seconds: longer than an append is retried, and longer than two records of an epoch may be
-apart.
+"""Duration of a cut in seconds.
+
+It is longer than an append is retried, and longer than two records of an epoch may be apart.
 """
 
 

@@ -1,4 +1,4 @@
-"""Records for tests."""
+"""Functions that encode log records for tests."""
 
 import zlib
 from typing import Any, Final

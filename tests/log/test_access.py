@@ -171,8 +171,9 @@ async def acts(door, role):
 
 
 async def comes_to(wanted, attempt):
-    """Repeat an attempt until it succeeds or is refused for the wanted reason: a server learns new rights with a
-    delay.
+    """Repeat an attempt until it succeeds or is refused for the wanted reason.
+
+    A server learns new rights with a delay.
     """
     reason: str | None = "not tried"
     with contextlib.suppress(TimeoutError):

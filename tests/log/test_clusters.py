@@ -1,5 +1,6 @@
-"""Tests for a cluster of three servers under load: one or two servers are killed, or the leader changes; they come
-back.
+"""Tests for a cluster of three servers under load.
+
+One or two servers are killed and come back, or the leader changes.
 """
 
 from __future__ import annotations

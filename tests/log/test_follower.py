@@ -79,9 +79,7 @@ class Written(NamedTuple):
 
 @st.composite
 def histories(draw):
-    """Draw a log: its writers are fenced at any record, refresh their state, break off a state, and append records
-    twice.
-    """
+    """Draw a log whose writers are fenced at any record, refresh or break off a state, and append twice."""
     log: list[Written] = []
     blocks = set(draw(st.sets(st.integers(1, 9), max_size=5)))
     names = itertools.count(10)

@@ -110,8 +110,9 @@ def moved(message, by):
 
 
 class Diverged:
-    """The messages of a server whose copy of a stream lacks one message or has it twice, so that later sequences
-    differ.
+    """The messages of a server whose copy of a stream lacks one message or has it twice.
+
+    Later messages therefore have other sequences than at its peers.
     """
 
     def __init__(self, inbox, at, by):
@@ -154,9 +155,7 @@ def diverge(monkeypatch, at, by, consumers):
 @pytest.mark.parametrize("by", [-1, 1], ids=["one is not there", "one is there twice"])
 @pytest.mark.parametrize("consumers", [1, 2])
 async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, monkeypatch, by, consumers):
-    """A server that was cut off may have other messages without a gap between their sequences, and does not report
-    it.
-    """
+    """A server that was cut off may have other messages without a gap in their sequences. It does not report it."""
     monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
     await kind.make()
     written = await interleaved(kind)

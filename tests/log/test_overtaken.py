@@ -1,5 +1,6 @@
-"""Retention overtakes an aggregator while it reads: the lost records are counted, and the routers become exact
-again.
+"""Retention overtakes an aggregator while it reads.
+
+The lost records are counted, and the routers become exact again.
 """
 
 from tests.doubles.bus import eventually

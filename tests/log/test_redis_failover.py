@@ -1,5 +1,6 @@
-"""The primary of a Redis is killed while an engine publishes, and its replica takes over with or without the newest
-records.
+"""The primary of a Redis is killed under load.
+
+Its replica takes over with all records, or without the newest records.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""Tests for the reason why a server refuses kvbus, derived from a client's error, and for the time limit of
-requests.
-"""
+"""Tests for the reason of a refusal, which kvbus derives from a client's error, and for the time limit of requests."""
 
 import pytest
 

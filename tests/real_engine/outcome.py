@@ -1,5 +1,5 @@
-"""Results of the tests with a real engine: how the blocks of kvbus and of routers differ from the engine's block
-pool.
+"""Results of the tests with a real engine: differences between its block pool and the blocks of kvbus and of
+routers.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ ARRIVAL = "kvbus comes late"
 
 
 class Score(NamedTuple):
-    """Numbers of missing blocks, of blocks that the engine no longer has, and of blocks with a wrong number of
-    copies.
-    """
+    """Numbers of missing blocks, of blocks that the engine no longer has, and of wrong copy counts."""
 
     missing: int
     dead: int

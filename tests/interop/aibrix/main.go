@@ -1,11 +1,11 @@
-// Command aibrix is AIBrix's KV-event synchronisation as a program: its own ZMQ client, manager and prefix table,
-// without Kubernetes. Built with `-tags zmq`, as its gateway is.
+// Command aibrix runs AIBrix's KV-event synchronisation without Kubernetes: AIBrix's own ZMQ client, manager and prefix
+// table. It is built with `-tags zmq`, as AIBrix's gateway is.
 //
 //	aibrix < LINES
 //
-// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}: each is a pod at the host of its
-// live endpoint, whose ports are always 5557 and 5558. Each line after it asks what the table holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is
-// {"held": [hash, …]}.
+// The first line of the input names the streams, {"streams": [{"name": …, "live": …}]}. Each stream is a pod at the host
+// of its live endpoint, with the ports 5557 and 5558. Each further line, {"known": [[hash, parent, [token, …]], …]}, asks
+// which of these blocks the table holds. Parents come first. The answer is {"held": [hash, …]}.
 package main
 
 import (
@@ -28,7 +28,7 @@ const (
 	noLora = -1
 )
 
-// pods is what its cache of Kubernetes' objects would say.
+// pods replaces AIBrix's cache of Kubernetes objects.
 type pods map[string]*kvevent.PodInfo
 
 func (p pods) GetPod(_ context.Context, key string) (*kvevent.PodInfo, bool) {
@@ -45,7 +45,7 @@ func (p pods) RangePods(_ context.Context, do func(string, *kvevent.PodInfo) boo
 	return nil
 }
 
-// indexer hands its events to its table, as its cache does.
+// indexer passes events to AIBrix's prefix table, as AIBrix's cache does.
 type indexer struct{ *table.SyncPrefixHashTable }
 
 func (i indexer) GetSyncIndexer(context.Context) (kvevent.SyncIndexer, error) { return i, nil }
@@ -67,7 +67,8 @@ func (i indexer) RemovePrefix(_ context.Context, model string, lora int64, pod s
 	return i.SyncPrefixHashTable.RemovePrefix(model, lora, pod)
 }
 
-// block is one that some engine has or had, as [hash, parent or null, tokens]. Hashes are 64 bits, signed or not.
+// block is a block that an engine holds or held, in JSON [hash, parent or null, tokens]. A hash has 64 bits, and may be
+// signed.
 type block struct {
 	hash   json.Number
 	parent *json.Number
@@ -123,7 +124,7 @@ func main() {
 	must(lines.Err())
 }
 
-// held says which of the blocks end a prefix that is found whole.
+// held returns the blocks that end a prefix of which the table finds every block.
 func held(prefixes *table.SyncPrefixHashTable, ready map[string]struct{}, known []block) []json.Number {
 	paths := map[json.Number][]byte{}
 	found := []json.Number{}

@@ -7,19 +7,20 @@ import org.zeromq.ZMQ;
 import org.zeromq.ZMonitor;
 
 /**
- * A router's sockets on JeroMQ, for tests: it prints what it is given.
+ * A router's sockets on JeroMQ, for tests. The program prints the messages that it gets.
  *
  * <pre>
  *   Peer SECONDS subscribe connect|bind ENDPOINT TOPIC [OPTION...]
  *   Peer SECONDS ask dealer|req ENDPOINT FRAME,FRAME... [OPTION...]     (frames in hex)
  *
- *   heartbeat=MS                       a PING as often, and ten times as long for its answer
+ *   heartbeat=MS                       a PING every MS milliseconds; the timeout of its answer is ten times as long
  *   curve=SERVER,PUBLIC,SECRET         a CURVE client (Z85)
- *   curve-server=PUBLIC,SECRET         a CURVE server that lets everybody in
+ *   curve-server=PUBLIC,SECRET         a CURVE server that accepts every client
  * </pre>
  *
- * Each line it prints is a JSON object: what happened ("started", "connected", "disconnected", "message"), and a message's
- * frames in hex. Connected means that the greetings are over. It ends after SECONDS, and when its input ends.
+ * Each printed line is a JSON object with the kind of event ("started", "connected", "disconnected", "message") and the
+ * frames of a message in hex. "connected" means that the handshake is complete. The program ends after SECONDS, or when
+ * its input ends.
  */
 public final class Peer {
     private static final String EVENTS = "inproc://events";
@@ -72,7 +73,7 @@ public final class Peer {
         }
     }
 
-    /** Print when connections come and go. */
+    /** Print a line for each new and each lost connection. */
     private static void watch(ZContext context) {
         ZMQ.Socket events = context.createSocket(SocketType.PAIR);
         events.connect(EVENTS);
@@ -91,7 +92,7 @@ public final class Peer {
         try {
             while (System.in.read() >= 0) {}
         } catch (java.io.IOException lost) {
-            // it is over as well
+            // a read error also means that the parent has ended
         }
         Runtime.getRuntime().halt(0);
     }
@@ -106,7 +107,7 @@ public final class Peer {
         try {
             Thread.sleep(1000 * seconds);
         } catch (InterruptedException early) {
-            // nobody does that
+            // no thread interrupts this one
         }
         Runtime.getRuntime().halt(0);
     }
@@ -125,8 +126,8 @@ public final class Peer {
         for (int at = 5; at < arguments.length; at++) {
             option(socket, arguments[at]);
         }
-        socket.setRcvHWM(0); // with CURVE, what finds the queue full is handed on sealed (JeroMQ's issue 1009)
-        socket.setHandshakeIvl(5000); // one handshake in a hundred never begins (1022), and is given up after 30 s
+        socket.setRcvHWM(0); // with CURVE and a full queue, JeroMQ returns encrypted messages (its issue 1009)
+        socket.setHandshakeIvl(5000); // 1 % of handshakes never begin (its issue 1022); the default is 30 s
         socket.monitor(EVENTS, ZMQ.EVENT_HANDSHAKE_PROTOCOL | ZMQ.EVENT_DISCONNECTED);
         inBackground(() -> watch(context));
         if (arguments[1].equals("subscribe")) {

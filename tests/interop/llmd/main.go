@@ -1,9 +1,10 @@
-// Command llmd is llm-d's KV-cache index as a program: its own subscribers, pool and index, without Kubernetes.
+// Command llmd runs llm-d's KV-cache index without Kubernetes: llm-d's own subscribers, pool and index.
 //
 //	llmd < LINES
 //
-// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}, and "model" if it is not m. Each line after it asks what the
-// index holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is {"held": [hash, …]}.
+// The first line of the input names the streams, {"streams": [{"name": …, "live": …}]}, and the "model" if it is not m.
+// Each further line, {"known": [[hash, parent, [token, …]], …]}, asks which of these blocks the index holds. Parents come
+// first. The answer is {"held": [hash, …]}.
 package main
 
 import (
@@ -26,10 +27,10 @@ type start struct {
 		Live string `json:"live"`
 	} `json:"streams"`
 	BlockSize int    `json:"block_size"`
-	Model     string `json:"model"` // of the requests: an adapter's name is a model
+	Model     string `json:"model"` // the model that requests name: a model or an adapter
 }
 
-// block is one that some engine has or had, as [hash, parent or null, tokens].
+// block is a block that an engine holds or held, in JSON [hash, parent or null, tokens].
 type block struct {
 	hash   uint64
 	parent *uint64
@@ -46,7 +47,7 @@ func must(err error) {
 	}
 }
 
-// held says which of the blocks a request for their tokens would be found to have, on whichever pod.
+// held returns the blocks that the index finds on any pod, for a request with their tokens.
 func held(ctx context.Context, index kvblock.Index, processor kvblock.TokenProcessor, model string, known []block) []uint64 {
 	keys := map[uint64]kvblock.BlockHash{}
 	found := []uint64{}

@@ -128,9 +128,7 @@ class Frontend:
         return _blocks(await self._router.dump_events())
 
     async def ask(self, tokens: list[int], **options: Any) -> list[Any]:
-        """Return each rank that holds a part of a prompt, with the numbers of blocks on the device and in host
-        memory.
-        """
+        """Return each rank that holds a part of a prompt, with its numbers of blocks on the device and in host RAM."""
         assert self._router is not None
         scores = await self._router.get_overlap_scores(tokens, **options)
         return sorted(

@@ -1,8 +1,7 @@
-"""Run Dynamo's KvRouter and its KvEventPublisher, which reads a ZeroMQ stream, in one process with a discovery in
-files.
+"""Run Dynamo's KvRouter and its KvEventPublisher in one process, with a discovery in files.
 
-The program runs in Dynamo's own environment (`.ci/dynamo.lock`), without etcd and NATS. It reads lines of JSON as all
-router programs of these tests do. Each stream is one rank of the same worker.
+The publisher reads a ZeroMQ stream. The program runs in Dynamo's own environment (`.ci/dynamo.lock`), without etcd and
+NATS. It reads lines of JSON as all router programs of these tests do. Each stream is one rank of the same worker.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Gateway:
 
 
 def replay_of(stream: dict[str, str]) -> str | None:
-    """Return the replay endpoint of a stream, or None with --no-replay."""
+    """Return the replay endpoint of a stream, or None if the program was started with --no-replay."""
     return None if "--no-replay" in sys.argv else stream["replay"]
 
 

@@ -21,7 +21,7 @@ PORT = "BLOCK_POOL_DUMP_PORT"
 
 
 def dump(manager: Any, publisher: Any) -> dict[str, Any]:
-    """Return the pool's blocks as [group, hash, physical copies], the kinds of the groups, and the number of unsent
+    """Return the pool's blocks as [group, hash, physical copies], the groups' kinds, and the number of unsent
     events.
     """
     pool = manager.block_pool

@@ -1,9 +1,9 @@
-// Command publisher is an engine's side on go-zeromq, as llm-d's inference simulator has it.
+// Command publisher is an engine's publisher on go-zeromq, like that of llm-d's inference simulator.
 //
 //	publisher bind|dial LIVE REPLAY
 //
-// It prints a line once somebody is subscribed. Each line of its input is the payload of a batch in hex: it is numbered,
-// published, and kept for the replay.
+// It prints a line when a peer has subscribed. Each line of its input is the payload of a batch in hex. The program
+// numbers the batch, publishes it, and keeps it for the replay.
 package main
 
 import (
@@ -25,7 +25,7 @@ var (
 	kept [][]byte
 )
 
-// serve answers replay requests: every batch from the number asked for, then END.
+// serve answers each replay request with every batch from the requested number on, and then END.
 func serve(router zmq4.Socket) {
 	end := []byte{255, 255, 255, 255, 255, 255, 255, 255}
 	for {

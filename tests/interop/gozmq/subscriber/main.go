@@ -1,9 +1,9 @@
-// Command subscriber follows one of kvbus's streams with go-zeromq, as llm-d does, and writes down what it is given.
+// Command subscriber reads one of kvbus's streams with go-zeromq, as llm-d does, and prints the messages that it gets.
 //
 //	subscriber LIVE REPLAY
 //
-// Each line it prints is a JSON object: what happened ("connected", "lost", "message", "answer"), and a message's
-// frames in hex. One connection asks the replay every second, from the seq after the last one it was given.
+// Each printed line is a JSON object with the kind of event ("connected", "lost", "message", "answer") and the frames of
+// a message in hex. One connection requests a replay every second, from the seq after the last batch that it got.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/go-zeromq/zmq4"
 )
 
-// redial is how long llm-d waits after a connection broke.
+// redial is llm-d's pause after a connection broke.
 const redial = 5 * time.Second
 
 type line struct {
@@ -48,7 +48,7 @@ func tell(what string, err error, frames [][]byte) {
 	}
 }
 
-// follow hands on every message of the live stream until the connection breaks.
+// follow prints every message of the live stream until the connection breaks.
 func follow(endpoint string) error {
 	sub := zmq4.NewSub(context.Background())
 	defer sub.Close()
@@ -68,7 +68,7 @@ func follow(endpoint string) error {
 	}
 }
 
-// ask takes answer after answer on one connection, each from where the one before ended.
+// ask requests one replay after the other on one connection. Each continues where the answer before ended.
 func ask(endpoint string) error {
 	dealer := zmq4.NewDealer(context.Background())
 	defer dealer.Close()
@@ -99,7 +99,7 @@ func ask(endpoint string) error {
 	}
 }
 
-// again does it for ever, with llm-d's pause in between.
+// again calls a function for ever, with llm-d's pause between two calls.
 func again(do func(string) error, endpoint string) {
 	for {
 		tell("lost", do(endpoint), nil)

@@ -1,12 +1,12 @@
-//! A router's sockets on the crate `zeromq`, for tests: it prints what it is given.
+//! A router's sockets on the crate `zeromq`, for tests. The program prints the messages that it gets.
 //!
 //! ```text
 //! peer SECONDS subscribe connect|bind ENDPOINT TOPIC
 //! peer SECONDS ask dealer|req ENDPOINT FRAME,FRAME...     (frames in hex)
 //! ```
 //!
-//! Each line it prints is a JSON object: what happened ("started", "connected", "disconnected", "error", "message"), and
-//! a message's frames in hex. It ends after SECONDS, and when its input ends.
+//! Each printed line is a JSON object with the kind of event ("started", "connected", "disconnected", "error", "message")
+//! and the frames of a message in hex. The program ends after SECONDS, or when its input ends.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn request(frames: &str) -> ZmqMessage {
     message
 }
 
-/// Print when connections come and go.
+/// Print a line for each new and each lost connection.
 fn watch(socket: &mut impl Socket) {
     let mut events = socket.monitor();
     tokio::spawn(async move {
@@ -111,7 +111,7 @@ async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let seconds = arguments[0].parse().expect("seconds");
     std::thread::spawn(|| {
-        // the program that started this one has ended
+        // the input ends with the program that started this one
         while !matches!(std::io::stdin().read(&mut [0]), Ok(0) | Err(_)) {}
         std::process::exit(0);
     });
