@@ -65,7 +65,7 @@ class EngineNode:
 
     def changes(self) -> list[Change]:
         chance = self.chance
-        if self.first:  # an event with two blocks shows the engine's block size
+        if self.first:  # an event with two blocks proves the engine's block size
             self.first = False
             return [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")]
         changes: list[Change] = []

@@ -200,7 +200,7 @@ class SimLoop:
         future = self.create_future()
         try:
             result = func(*args)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever waits
+        except Exception as error:  # noqa: BLE001 - the caller that awaits the future gets it
             self.call_soon(_settle, future.set_exception, future, error)
         else:
             self.call_soon(_settle, future.set_result, future, result)

@@ -64,7 +64,7 @@ class Kept:
     def __init__(self) -> None:
         self.log: list[Frame] = []
         self.commits: list[Commit] = []
-        """The newest commit that survives a power cut, followed by the commits that a power cut can lose."""
+        """A commit that survives a power cut, followed by the commits that a power cut can lose."""
         self.highest = 0
         """Upper limit of the used seqs: kvbus has used only lower seqs."""
         self.damage = ""
@@ -236,7 +236,7 @@ class MemoryStore:
             for body in found.slices[: None if whole else len(found.slices) // 2]:
                 feed(body)
             if not whole:
-                raise StateError(kept.damage)  # noqa: TRY301 - as the loader would
+                raise StateError(kept.damage)  # noqa: TRY301 - the real loader raises it here too
             for frame in frames:
                 apply(*frame)
         except StateError as error:

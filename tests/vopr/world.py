@@ -357,7 +357,7 @@ class World:
         while True:
             self.schedule.run_until(self.schedule.now + 0.25)
             if self.bus.loop is None:
-                self.bus.start()  # as a service manager would
+                self.bus.start()  # restart kvbus, as a service manager does
             wrong = self._wrong()
             if not wrong:
                 break
