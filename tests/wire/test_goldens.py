@@ -62,7 +62,7 @@ class Played:
         told, messages, seq = points(name), 0, 0
         for life in self.lives(name):
             self.normalizer.reset()
-            self.router.blocks.clear()  # the relay says AllBlocksCleared here
+            self.router.blocks.clear()  # here the relay would send AllBlocksCleared
             for message in life:
                 batch = well_formed(message.payload)
                 assert isinstance(batch, Batch)
@@ -122,8 +122,9 @@ class TestEveryCapture:
         known = {block for m in load(name) for event in events_of(m.payload) for block in event.get("block_hashes", ())}
         told = {block for body in played.sent for event in events_of(body) for block in event.get("block_hashes", ())}
         if name in BY_PREFIX:
-            told -= {block for block in told if block in known}  # one node, told before it was known to be one
-            assert len(told) > len(known)  # pages have names of their own
+            # announced under the node's hash, before kvbus knew that it was a node
+            told -= {block for block in told if block in known}
+            assert len(told) > len(known)  # pages have derived hashes
         else:
             assert told <= known
 
@@ -354,4 +355,4 @@ def test_no_batch_of_an_engine_is_decoded_event_by_event(name: str) -> None:
         batch = decode(message.payload)
         assert isinstance(batch, Batch)
         whole = batch.unknown is None
-        assert whole != (name == "syn_mooncake_rfc1527"), message.seq  # its fields have other names
+        assert whole != (name == "syn_mooncake_rfc1527"), message.seq  # the fields of its events have other names

@@ -134,7 +134,7 @@ class Engine:
         if self.slots.free < count:
             self.cache.evict(EvictParams(num_tokens=count - self.slots.free))
         if self.slots.free < count:
-            self._finish(request)  # retracted: its own slots go, what is in the tree stays
+            self._finish(request)  # retract the request: free its own slots, and keep the blocks in the tree
             return
         self.slots.free -= count
         request.held += count

@@ -244,7 +244,7 @@ class Engine:
         running, offloaded = self.random.choice(self.family.reset_how)
         if self.transfers and running:
             return  # the engine would raise an error
-        with contextlib.suppress(RuntimeError):  # refused after all, for a transfer that the connector still prepares
+        with contextlib.suppress(RuntimeError):  # vLLM may refuse it because the connector still prepares a transfer
             self.resets += self.scheduler.reset_prefix_cache(running, reset_connector=offloaded)
 
     def run(self, output: Any) -> ModelRunnerOutput:
@@ -254,7 +254,7 @@ class Engine:
             request = self.scheduler.requests[name]
             drafts = output.scheduled_spec_decode_tokens.get(name, [])
             if request.num_computed_tokens < request.num_tokens:
-                sampled.append([])  # a chunk of the prompt
+                sampled.append([])  # a prompt chunk that is not the last samples no token
                 continue
             said: list[int] = []
             for draft in [*drafts, None]:
