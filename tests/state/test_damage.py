@@ -100,7 +100,8 @@ async def killed(base: Path) -> Left:
         daemon = Daemon(config)
         await daemon.start()
         assert isinstance(daemon.store, SqliteStore)
-        daemon.store.database.run("PRAGMA wal_autocheckpoint = 40")  # so that both files have what the other one lacks
+        # so that the database and its log each have data that the other lacks
+        daemon.store.database.run("PRAGMA wal_autocheckpoint = 40")
         for number in range(3):
             fed(daemon, BATCHES * number, BATCHES)
             checkpointed(daemon)
@@ -368,7 +369,7 @@ def test_a_database_that_is_damaged_while_it_is_used_is_moved_aside(tmp_path: Pa
             pass
         found.reserved.raise_to(4096)
         found.reserve(found.reserved)
-        found.database.run("DROP TABLE log")  # nothing else damages it under an open file
+        found.database.run("DROP TABLE log")  # other kinds of damage have no effect while SQLite has the file open
         with pytest.raises(StoreError):
             found.append(b"a", b"b")
         assert found.refused >= 1
@@ -407,8 +408,9 @@ def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
 @settings(max_examples=60 if LONG else 20, deadline=None)
 @given(data=st.data())
 def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """One or more files are damaged, but not the lock file: it has the highest used seq, which kvbus cannot learn
-    elsewhere.
+    """One or more files are damaged, but not the lock file.
+
+    Without its mark too, no file would show the highest used seq.
     """
     directory = tmp_path_factory.mktemp("random") / "a"
     shutil.copytree(left.directory, directory)

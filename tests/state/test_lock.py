@@ -53,7 +53,7 @@ def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: 
             )
             holder.kill()
             holder.wait(10)
-            os.kill(child, 0)  # it is there, and did not inherit the lock
+            os.kill(child, 0)  # the child is running, and did not inherit the lock
             DirectoryLock(tmp_path, "the place").close()
         finally:
             os.kill(child, 9)

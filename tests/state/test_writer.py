@@ -116,7 +116,7 @@ def started(directory: Path) -> Process:
 
 def checkpointed(process: Process) -> None:
     process.state.work()
-    while process.state.busy:  # in slices, a few milliseconds each
+    while process.state.busy:  # each call writes slices for a few milliseconds
         process.state.work()
 
 
@@ -461,7 +461,7 @@ def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_p
             assert state.load(relay, NAMES, 0.0) is bool(older)
             older.append(store.older)
             state.begin(relay)
-            relay.handle(Subscribed(0, 0, (1,)), 1.0)  # the state that a router is sent takes numbers
+            relay.handle(Subscribed(0, 0, (1,)), 1.0)  # the state that the router gets uses seqs
             state.flush()
     assert older == [False, False, not sync]
 
