@@ -93,7 +93,7 @@ def test_one_that_is_gone_yields_its_topic() -> None:
     same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
     before = Placement({Worker("a", 11): 0}, (Worker("a", 11),))
     after = place(before, config("a1", outputs=[same]))
-    assert Worker("a", 11) in after.slots  # kv@a11 and kv@a10
+    assert Worker("a", 11) in after.slots  # the topics are kv@a11 and kv@a10, so both fit
     before = Placement({Worker("a", 10): 0}, (Worker("a", 10),))
     assert Worker("a", 10) not in place(before, config("a1", outputs=[same])).slots
 

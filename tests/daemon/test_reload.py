@@ -115,7 +115,7 @@ async def test_keys_that_cannot_be_read_leave_those_before_in_force(
 ) -> None:
     before = fixture.daemon.keys
     fixture.keys.bus.secret_file.unlink()
-    for refusals in (1, 2):  # whoever sends SIGHUP is told again
+    for refusals in (1, 2):  # each SIGHUP logs the refusal again
         fixture.reloader.reload()
         await eventually(lambda refusals=refusals: fixture.daemon.process.key_reloads["refused"] == refusals, "refused")
     assert fixture.daemon.keys == before

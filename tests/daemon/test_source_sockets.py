@@ -168,7 +168,7 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
 
     opened.open()
     opened.sockets.ask(RequestReplay(3, 6, 0))
-    assert not looked()  # nobody is there who could have said anything
+    assert not looked()  # no engine is there that could have sent anything
     opened.sockets.cancel(CancelReplay(3, 6))
     async with opened.engine() as engine:
         engine.publish(b"a batch", live=False)
@@ -237,7 +237,7 @@ async def test_the_answer_to_a_snapshot_carries_its_request(
 async def test_a_request_that_is_cancelled_is_not_answered(opened: Opened) -> None:
     opened.open()
     for number in (1, 2):
-        opened.sockets.ask(RequestReplay(3, number, 0))  # waits: there is no engine yet
+        opened.sockets.ask(RequestReplay(3, number, 0))  # the request waits, because there is no engine yet
     for _ in range(2):
         opened.sockets.cancel(CancelReplay(3, 1))
     async with opened.engine():
@@ -325,7 +325,7 @@ async def test_without_a_limit_no_request_waits(opened: Opened, monkeypatch: pyt
 
 
 class CarrierOfOne:
-    """A discovery that found one source, and passes its events to the relay without a socket."""
+    """A carrier: a discoverer that also passes the batches of its one engine to the relay, so kvbus opens no socket."""
 
     def __init__(self) -> None:
         self.feeds: dict[int, tuple[str, Callable[[RelayEvent], None], Callable[[], None]]] = {}
@@ -371,7 +371,7 @@ async def test_an_engine_without_keys_fails_the_handshake(opened: Opened, caplog
     async with opened.engine():
         await eventually(lambda: opened.of(HandshakeFailed), "the event")
     failed = opened.of(HandshakeFailed)[0]
-    reasons = (Refused.MECHANISM, Refused.CLOSED)  # who looks first knows why
+    reasons = (Refused.MECHANISM, Refused.CLOSED)  # the reason depends on which side closes first
     assert failed in [HandshakeFailed(3, reason) for reason in reasons]
     assert "source engine: handshake failed: " in caplog.text
     assert not opened.of(SourceUp)

@@ -103,7 +103,7 @@ async def test_every_configuration_starts_after_every_other(before: str, keeps: 
     await run(before, tmp_path, keeps=keeps)
     for other in list(CASES)[list(CASES).index(before) :]:
         await run(other, tmp_path, keeps=keeps)
-        await run(before, tmp_path, keeps=keeps)  # so each pair is tried in both orders
+        await run(before, tmp_path, keeps=keeps)  # run it again, so that each pair is tried in both orders
 
 
 async def test_an_engine_that_was_found_and_cannot_be_dialled_does_not_stop_a_start(tmp_path: Path) -> None:
