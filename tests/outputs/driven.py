@@ -36,7 +36,8 @@ def make_driver(
     """Return a driver of an output type, and its configuration."""
     assert name in KINDS, f"tests/outputs/readers.py has no entry for the output type {name!r}"
     keys = {"type": name, **KINDS[name].settings(directory), **settings}
-    state = {"on_subscribe": keys.pop("on_subscribe")}  # behind the checks: a log without the state is refused
+    # set this after the checks, which refuse a log without the state
+    state = {"on_subscribe": keys.pop("on_subscribe")}
     overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [keys]}
     config = load(None, env={}, overrides=overrides).outputs[0].model_copy(update=state)
     return config, parts.load(parts.OUTPUTS, name)(0, config, services)

@@ -32,7 +32,7 @@ def unwrapped(frames: list[bytes]) -> tuple[int, int, list[dict[str, Any]]]:
 def as_event(event: dict[str, Any]) -> dict[str, Any]:
     """Convert a RouterEvent back to the event from which kvbus made it, as far as possible.
 
-    A filler counts as a clear.
+    A RouterEvent that removes no block stands for AllBlocksCleared or for an empty batch, and becomes AllBlocksCleared.
     """
     data = event["event"]["data"]
     if "stored" in data:

@@ -14,7 +14,7 @@ from kvbus.core.stats import OutputStats
 
 class LinesReader:
     def __init__(self, path: str) -> None:
-        self._file = Path(path).open("rb")  # noqa: SIM115 - closed by close
+        self._file = Path(path).open("rb")  # noqa: SIM115 - `close` closes the file
 
     def take(self) -> list[tuple[bytes, int, bytes]]:
         batches = [json.loads(line) for line in self._file]

@@ -81,7 +81,7 @@ async def test_a_reader_that_stalls_delays_no_other_and_what_it_loses_is_counted
 async def test_what_does_not_fit_the_queue_is_dropped_and_counted(output):
     async with output(queue_batches=10) as driven:
         reader = Taken(await driven.reader())
-        driven.publish(25, events=4)  # the loop has no turn in between
+        driven.publish(25, events=4)  # the event loop does not run in between
         stats = driven.stats
         assert stats.queue_depth <= stats.queue_limit == 10
         dropped = 25 - stats.queue_depth - stats.batches
@@ -218,7 +218,7 @@ async def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(output):
     async with output(opened=0) as driven:
 
         def opens():
-            with contextlib.suppress(BindError):  # the system may take a moment to give an address back
+            with contextlib.suppress(BindError):  # the system may need a moment to release an address
                 driven.driver.open(0, TOPIC, PLAIN)
             return driven.driver.streams
 

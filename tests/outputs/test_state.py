@@ -17,7 +17,8 @@ async def test_whoever_subscribes_gets_the_state_and_then_each_batch_once(state_
         late = await bus.reader()
         published = 0
         while not late.more():
-            if published < 10:  # what the late one has to wait for is kept, and there is a limit
+            # publish only a few, because kvbus must keep the batches until the late reader has the state
+            if published < 10:
                 published += 1
                 bus.store(1)
             await eventually(lambda: early.more() and early.seqs[-1] == bus.newest, "the newest batch")

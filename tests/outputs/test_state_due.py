@@ -1,4 +1,6 @@
-"""Tests for when kvbus writes a new state to a log: states may take as many bytes as batches, and retention counts."""
+"""Tests for when kvbus appends a new state to a log: after enough bytes of batches, or if retention deleted the
+last state.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_
             batches += number
             tail += number
             due.wrote_batches(number)
-        elif what == "grows":  # a cache that fills: what was stored is in the next state, too
+        elif what == "grows":  # the cache fills, so the next state has the stored blocks too
             size = min(200 * MIB, size + number)
             batches += number
             tail += number
@@ -46,7 +48,8 @@ def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_
             states += size
             largest, tail, newest = max(largest, size), 0, size
         assert batches + states <= 2 * batches + largest
-        assert tail < max(newest, LEAST_TAIL)  # of which a reader reads no more
+        # a reader reads at most this many bytes of batches after the newest state
+        assert tail < max(newest, LEAST_TAIL)
 
 
 def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_bytes():
@@ -88,9 +91,8 @@ SHORT = 60.0
     st.lists(st.tuples(st.integers(0, MIB), st.sampled_from([False, False, False, True])), min_size=50, max_size=200)
 )
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
-    """Each step is one second.
-
-    It has the bytes of batches, and whether the log's retention deletes the newest state.
+    """Each element of ``seconds`` is one second: the bytes of its batches, and whether retention deletes the newest
+    state.
     """
     due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)

@@ -19,5 +19,5 @@ async def test_who_does_not_read_is_behind_before_a_megabyte_was_written(tmp_pat
             return driven.driver.queue_max
 
         await eventually(behind, "the router to be behind")
-        read = 256 * 1024  # libzmq's buffers and the receiving kernel's
+        read = 256 * 1024  # bytes in libzmq's buffers and in the receiving kernel
         assert SIZE * len(driven.sent[0]) < UNSENT + DEFAULT_SETTINGS.high_water + read

@@ -36,7 +36,7 @@ class Etcd:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its name there
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class uses this name
                 """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -71,7 +71,7 @@ class Plane:
     def seen(self):
         with contextlib.suppress(KeyError, ValueError):
             return self.announced()
-        return None  # one of two records
+        return None  # only one of the two records exists
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ class Plane(RuleBasedStateMachine):
         parts = [[cleared(), *(store([block]) for block in blocks[:3])], [store([block]) for block in blocks[3:]]]
         for part in parts:
             data = self.message(*part)
-            self.seq -= 1  # the empty one stands for it
+            self.seq -= 1  # the empty batch for the other router has the same seq
             empty = self.message()
             for at, (router, connection) in enumerate(zip(self.routers, self.connections, strict=True)):
                 if connection is not None:

@@ -68,7 +68,7 @@ class LinesOutput:
         except OSError:
             whole = False
         if not whole:
-            with contextlib.suppress(OSError):  # half a line would spoil the next one
+            with contextlib.suppress(OSError):  # a partial line would make the next line invalid
                 file.truncate(begin)
             self._drop("write_failed", command)
             return
@@ -95,7 +95,7 @@ class LinesOutput:
 
     @property
     def routers(self) -> list[RouterView]:
-        return []  # nobody knows who reads a file
+        return []  # the driver cannot know which programs read a file
 
     @property
     def streams(self) -> list[int]:
