@@ -102,7 +102,7 @@ async def dialled(port: int, kind: bytes, *, minor: int = 0, pace: float = 0.0) 
     reader, writer = await asyncio.open_connection(sock=raw, limit=_SMALL)
     peer = BarePeer(reader, writer, kind, minor=minor, pace=pace)
     try:
-        await eventually(lambda: peer.commands, "the handshake")  # only then may anything be said
+        await eventually(lambda: peer.commands, "the handshake")  # messages may be sent only after the handshake
         yield peer
     finally:
         await peer.close()

@@ -89,7 +89,7 @@ async def test_batches_that_wait_while_the_loop_does_something_else_are_unread(d
         assert not stream.stream.unread
         engine.send_multipart([b"kv", u64(0), b"x"])
         until = time.monotonic() + 60
-        while not stream.stream.unread:  # nothing of this loop runs meanwhile
+        while not stream.stream.unread:  # the loop does not run in the meantime
             assert time.monotonic() < until
         assert stream.batches == []
         await eventually(lambda: stream.batches, "the batch")

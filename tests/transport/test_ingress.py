@@ -244,7 +244,7 @@ async def test_what_a_connection_has_brought_comes_before_its_end(context, bind)
 
     def received(frames: list[bytes]) -> None:
         order.append(int.from_bytes(frames[1], "big"))
-        if order == [True, 0]:  # while this process does nothing else: a thousand batches, and the engine's end
+        if order == [True, 0]:  # publish a thousand batches and close the engine before kvbus reads again
             for n in range(1, 1000):
                 engine.send_multipart([b"", u64(n), b"batch"])
             engine.close()

@@ -189,7 +189,7 @@ async def test_a_message_of_many_frames_is_cut_and_costs_nothing_more(dial):
 )
 async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
     async with opened() as port, bare(port.endpoint, data) as (reader, writer):
-        if detail is None:  # a frame that does not end is the peer's
+        if detail is None:  # complete the frame, whose head gives a length of 255 bytes
             writer.write(bytes(255))
         await reader.read()
         await eventually(lambda: port.refusals, "the refusal")
@@ -233,7 +233,7 @@ async def test_subscribers_cannot_keep_engines_out_nor_engines_subscribers(dial)
         for _ in range(MAX_PUBLISHERS):
             await stack.enter_async_context(bare(port.endpoint, hello(b"PUB")))
         await eventually(lambda: port.stats.publishers == MAX_PUBLISHERS, "as many engines as there may be")
-        port.port.publishers = None  # what is full is said before anything else
+        port.port.publishers = None  # reading this would fail now, because kvbus must check the limits first
         for kind in (b"PUB", b"SUB"):
             async with bare(port.endpoint, hello(kind)) as (reader, _):
                 await reader.read()

@@ -31,7 +31,7 @@ async def watched(context):
         yield one
     finally:
         one.monitor.close()
-        one.monitor.close()  # twice is once
+        one.monitor.close()  # a second close must do nothing
         one.socket.close()
         await turns()
 
@@ -104,7 +104,7 @@ async def test_bound_with_two_peers_coming_and_going(context):
         await heard_from(second, one.socket)
         first.close()
         third = publisher(context, where, bind=False)
-        await heard_from(third, one.socket)  # by now the end of the first one is an old story
+        await heard_from(third, one.socket)  # so the monitor has already reported the end of the first connection
         assert one.said == [True]
         second.close()
         third.close()
@@ -155,7 +155,7 @@ async def test_a_silent_stranger_does_not_keep_the_source_up(context):
         await eventually(lambda: one.said == [True], "the engine")
         _, stranger = await asyncio.open_connection("127.0.0.1", int(where.rpartition(":")[2]))
         late = publisher(context, where, bind=False)
-        await heard_from(late, one.socket)  # accepted after the stranger: the stranger is known
+        await heard_from(late, one.socket)  # this peer was accepted after the stranger, so libzmq knows the stranger
         late.close()
         engine.close()
         await eventually(lambda: one.said == [True, False], "no engine any more")

@@ -31,7 +31,7 @@ def engine(context, address):
     return publisher, router
 
 async def asked(context, stream, router):
-    # whether this engine is asked
+    # return whether the replay request reaches this engine
     request = RequestConnection(context, stream.beside(f"tcp://engine.test:{replay}"), [b"", b"1"], lambda _: None)
     found = await asyncio.to_thread(router.poll, 60_000)
     if found:

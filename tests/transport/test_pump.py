@@ -46,7 +46,7 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
     pair = Pair(context)
     for n in range(10):
         pair.theirs.send(b"%d" % n)
-    assert pair.mine.poll(60_000)  # the edge is there before the pump is
+    assert pair.mine.poll(60_000)  # the edge event happens before the pump exists
     got: list[Any] = []
     pump = Pump(pair.mine, got.append)
     await eventually(lambda: len(got) == 10, "what waited before the pump began")
@@ -136,7 +136,7 @@ async def test_without_the_kick_that_message_would_wait(context):
     """This is the counter-check of the previous test: without `kick`, the message really stays unread."""
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
-        await turns(5)  # the pump's own first look is over
+        await turns(5)  # let the pump finish its first check of the socket
         pair.theirs.send(b"x")
         end = asyncio.get_running_loop().time() + PATIENCE
         while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
@@ -144,7 +144,7 @@ async def test_without_the_kick_that_message_would_wait(context):
         await turns(50)
         assert got == []
         pump.kick()
-        pump.kick()  # twice is once
+        pump.kick()  # a second kick must do nothing
         await eventually(lambda: got == [[b"x"]], "the message, once kicked")
 
 
@@ -197,7 +197,7 @@ async def test_the_number_of_frames_is_bounded_and_told(context, kept):
         await eventually(lambda: len(got) == 6, "all messages")
         assert [len(frames) for frames in got] == [1, 3, min(kept, 2 * MAX_KEPT_FRAMES), kept, 1, 3]
         assert got[3] == [b"%d" % n for n in range(kept)]
-        assert got[4:] == [[b"0"], [b"", b"", b""]]  # no frame of the huge message is taken for the next one
+        assert got[4:] == [[b"0"], [b"", b"", b""]]  # no frame of the huge message may count as the next message
 
 
 @both_loops
@@ -242,7 +242,7 @@ async def test_descriptors_are_reused_at_once(context):
         fds.add(pair.mine.FD)
         pump = Pump(pair.mine, got.append)
         pair.theirs.send(b"%d" % n)
-        if n % 3:  # now and then closed with a message on its way
+        if n % 3:  # sometimes close the socket while a message has not arrived
             await eventually(lambda got=got: got, f"the message of socket {n}")
             assert got == [[b"%d" % n]]
         pump.close()
@@ -311,7 +311,7 @@ async def test_a_socket_that_ends_with_its_context_is_read_no_more(context):
 async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_calls(context):
     order: list[Any] = []
     async with pumped(context, lambda frames: order.append(int(frames[0]))) as (pair, pump):
-        await turns(5)  # the pump's own first look is over
+        await turns(5)  # let the pump finish its first check of the socket
         pump.call_behind(lambda: order.append("at once"))
         assert order == ["at once"]
         for n in range(3 * CAP):

@@ -103,7 +103,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
             # on a machine under load, elapsed times vary much, but CPU times do not
             assert min(busy for _, busy in beside) <= 2 * min(busy for _, busy in alone)
             assert min(waited for waited, _ in beside) <= 2 * min(waited for waited, _ in alone) + 10  # no time-out
-            assert first < 20  # while the others are still served
+            assert first < 20  # while the other requesters are served too
         assert one.outcomes["complete"] == 11
         await eventually(lambda: one.server.busy == 0, "the others' end")
         assert one.outcomes == {"complete": 11, "gone": 1_000}
@@ -138,7 +138,8 @@ async def test_they_cost_little_memory(context, descriptors):
         try:
             with never_reading(one, 200):
                 await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
-                assert tracemalloc.get_traced_memory()[1] < 200 * 200_000  # each what one turn may write, and a message
+                # for each requester, at most one share and one message
+                assert tracemalloc.get_traced_memory()[1] < 200 * 200_000
         finally:
             tracemalloc.stop()
 
@@ -182,7 +183,8 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
-            assert one.outcomes in ({"stalled": 1}, {"complete": 1})  # complete: its kernel has taken all
+            # it is complete if the client's kernel has received all
+            assert one.outcomes in ({"stalled": 1}, {"complete": 1})
 
 
 @both_loops
@@ -247,7 +249,7 @@ async def test_one_that_does_not_read_holds_no_place(context):
             client = requester(context, one)
             await client.drain()
             assert client.seqs() == list(range(4_000))
-            stats = one.stats  # while their kernels still take something, each has its turn
+            stats = one.stats  # as long as their kernels accept data, kvbus serves them
             await eventually(lambda: (stats.replay_sessions, stats.replay_waiting) == (0, 5), "nobody with a place")
             assert one.server.busy == 5
             client.close()
@@ -276,7 +278,7 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
     async with served(4_000, payload=b"p" * 4_000) as one:
         with never_reading(one, 3):
             refused = False
-            while not refused:  # while their kernels still take something, there is room
+            while not refused:  # as long as their kernels accept data, kvbus refuses nothing
                 await eventually(lambda: one.stats.replay_waiting == 3, "three that do not read")
                 client = requester(context, one)
                 await client.drain()
@@ -298,7 +300,7 @@ async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch)
         await reader.readexactly(64 + 30)
         data = b"".join(encode_message([b"", b"kv@a@m", u64(n), b"payload"]) for n in range(300))
         end = encode_message([b"", b"", END, b""])
-        expected = 2 * (data + end) + end  # the first one does not wait
+        expected = 2 * (data + end) + end  # the first request is answered, the second waits, the third is refused
         assert await reader.readexactly(len(expected)) == expected
         await eventually(lambda: one.outcomes == {"complete": 2, "refused": 1}, "their outcomes")
 
@@ -318,7 +320,7 @@ async def test_an_answer_for_whoever_is_gone_is_counted(context):
         async with bare(one.endpoint, DEALER + request()) as (reader, writer):
             await eventually(lambda: one.kept, "its request")
             writer.write_eof()
-            await reader.read()  # to the end: the server has let go of it
+            await reader.read()  # read until the server has closed the connection
         listener_sees = len(one.kept[0])
         assert listener_sees == 8
         Served.on_request(one, one.kept)

@@ -43,7 +43,7 @@ def test_single_messages_wake_a_waiting_reader_each_time(run):
             got = []
             for n in range(200):
                 waiting = asyncio.ensure_future(sub.recv())
-                await asyncio.sleep(0)  # let it reach its wait
+                await asyncio.sleep(0)  # let the task begin to wait
                 engine.publish(b"%d" % n)
                 async with asyncio.timeout(60):
                     got.append((await waiting)[2])
@@ -82,7 +82,7 @@ def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
             await engine.wait_for_subscriber(60)
             before = reads()
             engine.publish(b"x")
-            while reads() == before:  # noqa: ASYNC110 - receiving would consume it
+            while reads() == before:  # noqa: ASYNC110 - receiving would consume the message
                 await asyncio.sleep(0)
             before = reads()
             for _ in range(1000):

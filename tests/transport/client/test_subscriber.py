@@ -57,7 +57,7 @@ def run(loop_factory, main):
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(guarded())
-    collect()  # an unclosed socket or context warns, and warnings are errors
+    collect()  # an unclosed socket or context causes a warning, which fails the test
 
 
 @pytest.fixture(params=list(COUNTING.values()), ids=list(COUNTING))
@@ -278,7 +278,7 @@ def test_a_slow_caller_does_not_spin(loops):
             before = reads()
             for seq in range(50):
                 publisher.publish(payload(seq))
-            while reads() == before:  # noqa: ASYNC110 - receiving would consume it
+            while reads() == before:  # noqa: ASYNC110 - receiving would consume the message
                 await asyncio.sleep(0)
             before = reads()
             for _ in range(200):
@@ -462,7 +462,7 @@ def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops, monkeypatch
             async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
                 served = asyncio.ensure_future(answer(router, 3, *map(payload, range(50))))
                 receiving = asyncio.ensure_future(subscriber.receive())
-                while len(decoded) < 20:  # noqa: ASYNC110 - nobody says that a chunk was decoded
+                while len(decoded) < 20:  # noqa: ASYNC110 - no event announces that a chunk was decoded
                     await asyncio.sleep(0)
                 receiving.cancel()
                 with pytest.raises(asyncio.CancelledError):

@@ -133,7 +133,7 @@ async def test_a_request_without_the_delimiter_is_dropped_in_silence():
 
         def ask():
             with Dealer(engine.replay_endpoint) as dealer:
-                dealer.socket.send(u64(0))  # no delimiter
+                dealer.socket.send(u64(0))  # a request without the empty delimiter frame
                 dealer.socket.send_multipart([b"", b"short"])
                 dealer.ask(0)
                 return dealer.until_end(), dealer.nothing_more()
@@ -237,7 +237,8 @@ async def test_restart_keeps_the_endpoints_and_forgets_the_rest(transport, tmp_p
         engine.restart()
         assert (engine.endpoint, engine.replay_endpoint) == before
         assert engine.buffered == 0
-        await engine.wait_for_subscriber(60)  # it subscribes again: its connection was dropped
+        # the publisher had dropped the connection, so the subscriber subscribes again
+        await engine.wait_for_subscriber(60)
         assert engine.publish(b"new") == 0
         assert await sub.recv() == [b"", u64(0), b"new"]
         answer = await asyncio.to_thread(replay, engine.replay_endpoint, 0)

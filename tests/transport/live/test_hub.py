@@ -237,7 +237,7 @@ async def test_only_the_streams_that_lost_something_are_sent_again(context: Any)
 async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "PACE", 0.05)  # no turn of the loop takes as long
+    monkeypatch.setattr(states, "PACE", 0.05)  # longer than an iteration of the loop takes
     async with bench_of(context) as bench:
         bench.add(*(b"%03d" % i for i in range(300)))
         begun = asyncio.get_running_loop().time()

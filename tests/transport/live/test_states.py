@@ -197,7 +197,7 @@ async def test_streams_share_the_places_and_a_router_gets_one_state_at_a_time():
         for stream in range(3):
             b.want(0, 1, stream=stream)
         await asyncio.sleep(1.0)
-        assert b.asked == [(0, 1)]  # of the first stream
+        assert b.asked == [(0, 1)]  # the routers of the first stream
         b.done(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -221,5 +221,5 @@ async def test_an_end_without_linger_in_the_middle_of_everything(context):
         stream.live.close()
         await eventually(lambda: stream.stats.router_disconnects == {"closed": 2}, "the end of both")
         stream.live.flush()
-        await asyncio.sleep(0.2)  # whatever was due must not happen any more
+        await asyncio.sleep(0.2)  # scheduled callbacks must have no effect after the close
         assert (stream.stats.routers, stream.stats.subscribers, stream.stats.queue_depth) == (0, 0, 0)

@@ -57,7 +57,7 @@ async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, mon
         stream.sub()
         await stream.are("live")
         assert stream.live.claim_state(Requester())
-        stream.send(2)  # one too many
+        stream.send(2)  # one batch more than the queue may hold
         await eventually(lambda: stream.stats.states_sent["lost"], "the state again")
         await stream.are("live")
         assert stream.stats.states_sent == {"subscribed": 1, "lost": 1}

@@ -68,7 +68,7 @@ def test_an_endpoint_is_free_again_at_once():
         made = bind(endpoint)
         with socket.create_connection(("127.0.0.1", split_tcp(endpoint)[1])):
             accepted, _ = made.socket.accept()
-            accepted.close()  # first: it is in TIME_WAIT then
+            accepted.close()  # close this side first, so that the connection is in TIME_WAIT
         made.close()
 
 

@@ -56,11 +56,12 @@ SUB, DEALER = hello(b"SUB"), hello(b"DEALER")
 @pytest.mark.parametrize(
     ("role", "first", "chunk", "reason"),
     [
-        (Role.ROUTER, DEALER, b"\1\0" * 40_000, Reason.MESSAGE_FRAMES),  # 40 MB of these were 1.2 GB once
+        # without the limit, 40 MB of such frames took 1.2 GB of memory
+        (Role.ROUTER, DEALER, b"\1\0" * 40_000, Reason.MESSAGE_FRAMES),
         (Role.PUB, SUB, b"\1\0" * 40_000, Reason.MESSAGE_FRAMES),
         (Role.ROUTER, DEALER, b"\2" + (2**40).to_bytes(8, "big") + bytes(80_000), Reason.FRAME_BYTES),
         (Role.ROUTER, DEALER, (b"\3" + (50_000).to_bytes(8, "big") + bytes(50_000)) * 2, Reason.MESSAGE_BYTES),
-        (Role.PUB, SUB, b"", Reason.SUBSCRIPTIONS),  # 12 MB of these were 560 MB once
+        (Role.PUB, SUB, b"", Reason.SUBSCRIPTIONS),  # without the limit, 12 MB of such commands took 560 MB of memory
         (Role.PUB, SUB[:64] + encode_command(b"\5READY" + bytes(70_000)), b"", Reason.HANDSHAKE_BYTES),
     ],
 )
@@ -146,7 +147,7 @@ async def test_a_flood_of_messages_leaves_the_loop_its_time(dial):
         good = dial(zmq.DEALER, listener.endpoint)
         good.send(b"heard?")
         await eventually(lambda: flood_messages == [[b"heard?"]], "the peer beside it")
-        assert longest < 0.1  # one turn; 4 times 64 KiB of these messages at once would take longer
+        assert longest < 0.1  # seconds; an iteration that handled 4 times 64 KiB of these messages would take longer
         for flood in floods:
             flood.cancel()
         await asyncio.gather(*floods, return_exceptions=True)
@@ -187,7 +188,7 @@ async def test_a_paused_peer_is_read_later():
         peer.pause()
         sending = asyncio.ensure_future(send_all(writer, encode_message([b"x" * 1_000]), 20_000))
         await asyncio.wait([sending], timeout=0.2)
-        assert not sending.done()  # TCP has slowed it down
+        assert not sending.done()  # TCP has slowed the sender down
         assert seen.messages == []
         peer.resume()
         await sending

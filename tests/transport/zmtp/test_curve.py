@@ -127,7 +127,7 @@ def test_no_flipped_byte_of_a_handshake_passes(side, number):
         found = outcome(protocol, changed)
         assert (
             found == [] if at < 9 and isinstance(found, list) else found in FORGED
-        )  # the frame's head says that more is to come
+        )  # the head of the frame announces more bytes
         assert protocol.state is not State.OPEN
         assert b"\x05READY" not in protocol.data_to_send()
 
@@ -267,11 +267,11 @@ def test_a_handshake_made_by_hand():
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"signer": OTHER}, Reason.CURVE),  # a listed key, without its secret
+        ({"signer": OTHER}, Reason.CURVE),  # the client names a listed key, but lacks its secret key
         ({"owner": OTHER}, Reason.CURVE),
         ({"owner": OTHER, "signer": OTHER}, Reason.KEY),
-        ({"transient": bytes(32)}, Reason.CURVE),  # a vouch of another connection
-        ({"server": OTHER}, Reason.CURVE),  # a vouch that another server has got
+        ({"transient": bytes(32)}, Reason.CURVE),  # the vouch was made for another connection
+        ({"server": OTHER}, Reason.CURVE),  # the vouch was made for another server
         ({"nonce": 1}, Reason.NONCE),
         ({"nonce": 0}, Reason.NONCE),
     ],

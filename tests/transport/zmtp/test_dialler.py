@@ -93,7 +93,7 @@ async def test_a_router_that_binds(bind, tmp_path, host):
 async def test_it_dials_until_somebody_is_there_and_again_when_nobody_is(bind):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with dialling(endpoint) as (_, seen):
-        await asyncio.sleep(0.3)  # some attempts in vain
+        await asyncio.sleep(0.3)  # wait for some failed attempts
         for n in range(3):
             sub = await bound_again(bind, endpoint)
             await eventually(lambda n=n, sub=sub: subscribes(sub, seen, n + 1), "the router found")
@@ -122,7 +122,7 @@ async def test_waits_grow_and_are_bounded(monkeypatch):
     tick = 0.001  # uvloop's timers and its clock count whole milliseconds
     least = [longest / 2 - 2 * tick for longest in (0.01, 0.02, 0.04, 0.08, 0.08)]
     assert all(wait >= shortest for wait, shortest in zip(waits, least, strict=False))
-    assert sum(waits) < 60  # waits that double without a bound would take longer
+    assert sum(waits) < 60  # pauses that double without a limit would take longer
 
 
 async def test_a_name_is_looked_up_each_time(monkeypatch, bind):

@@ -218,7 +218,8 @@ async def test_a_probe_of_the_port_is_counted():
         async with bare(listener.endpoint):
             pass
         await eventually(lambda: seen.refused, "the probe's end")
-        assert seen.refused in ([Reason.LEFT], [Reason.BROKEN])  # it closes before or after our greeting arrives
+        # the probe may close before or after kvbus's greeting arrives
+        assert seen.refused in ([Reason.LEFT], [Reason.BROKEN])
 
 
 @both_loops

@@ -92,10 +92,10 @@ def test_the_dialling_side_says_ready_first(role):
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x01", Reason.GREETING),  # ZMTP 1.0, no identity
+        (b"\x01", Reason.GREETING),  # ZMTP 1.0 without an identity
         (b"G", Reason.GREETING),
         (b"\x00", Reason.GREETING),
-        (b"\xff" + bytes(7) + b"\x01\x00", Reason.GREETING),  # ZMTP 1.0, a long frame
+        (b"\xff" + bytes(7) + b"\x01\x00", Reason.GREETING),  # ZMTP 1.0 with a long frame
         (SIGNATURE + b"\x00", Reason.VERSION),
         (SIGNATURE + b"\x02", Reason.VERSION),
         (greeting(mechanism=b"CURVE"), Reason.MECHANISM),

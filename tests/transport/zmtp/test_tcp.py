@@ -23,14 +23,14 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.parametrize(
     ("sign", "expected"),
     [
-        (Silence(0, 0, 0, 1000), False),  # nothing is due
-        (Silence(0, 0, 5, 1000), False),  # just sent, after a long time without anything to say
+        (Silence(0, 0, 0, 1000), False),  # no acknowledgement is outstanding
+        (Silence(0, 0, 5, 1000), False),  # the data was sent just now, after a long silence
         (Silence(8, 0, 5, 70), True),
-        (Silence(8, 0, 5, 50), False),  # not yet
-        (Silence(2, 0, 5, 70), False),  # not tried often enough
-        (Silence(8, 0, 0, 70), False),  # all of it was acknowledged since
-        (Silence(0, 1, 0, 119), False),  # a window of 0, and the last probe is under way
-        (Silence(0, 3, 0, 300), True),  # a window of 0, and nobody answers the probes
+        (Silence(8, 0, 5, 50), False),  # the silence is too short
+        (Silence(2, 0, 5, 70), False),  # too few retransmissions
+        (Silence(8, 0, 0, 70), False),  # the peer has acknowledged all data
+        (Silence(0, 1, 0, 119), False),  # the window is 0, and the peer may still answer the last probe
+        (Silence(0, 3, 0, 300), True),  # the window is 0, and the peer answers no probe
     ],
 )
 def test_who_is_gone(sign, expected):
