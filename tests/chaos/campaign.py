@@ -179,7 +179,7 @@ class Campaign:
 
 
 def machine() -> str:
-    """Describe the machine in a line."""
+    """Return a description of the machine in one line, for the summary."""
     cores = len(__import__("os").sched_getaffinity(0))
     return f"{cores} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
 

@@ -1,6 +1,6 @@
 """A kind of discovery is removed from a copy of the code, or its library from the environment.
 
-All other kinds still work.
+The other kinds must work.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class Cache:
         tokens = tuple(self._rng.randrange(1, 100_000) for _ in range(BLOCK_SIZE))
         above = b"" if parent is None else parent.to_bytes(8, "big")
         digest = hashlib.sha256(above + struct.pack(f"<{BLOCK_SIZE}I", *tokens)).digest()
-        block = int.from_bytes(digest[:8], "big") >> 1  # some routers read hashes as signed
+        block = int.from_bytes(digest[:8], "big") >> 1  # 63 bits, because some routers read hashes as signed
         self.live[block] = self._ever[block] = Block(parent, tokens)
         self._newest.append(block)
         self._depth[block] = 0 if parent is None else self._depth[parent] + 1

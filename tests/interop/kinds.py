@@ -220,7 +220,7 @@ def _aibrix_env() -> dict[str, str]:
     return {
         "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": "true",
         "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER": "true",
-        "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
+        "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes: four for each token
     }
 
 

@@ -343,7 +343,7 @@ def test_adapters_salts_and_images_are_found_by_those_who_ask_for_them(
     found(2, tokens, lora_name="a")
     found(0, tokens, lora_name="b")
     found(3, tokens + prompt(9), cache_namespace="s")
-    found(1, tokens)  # the second block has an image
+    found(1, tokens)  # only one block: the second has an image
     pictures = [None, {"mm_objects": [{"mm_hash": int(image[:16], 16), "offsets": []}]}]
     found(2, tokens, block_mm_infos=pictures)
 

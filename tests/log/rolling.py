@@ -63,7 +63,7 @@ class Region:
                 worker=f"pod-{number}",
                 sources=[{"name": "engine", "endpoint": live, "replay_endpoint": replay}],
                 outputs=[output],
-                state_dir=None if number else str(directory / "state"),  # leaf 0 keeps its state
+                state_dir=None if number else str(directory / "state"),  # only leaf 0 keeps its state
             )
             for number, (live, replay) in enumerate(each)
         ]

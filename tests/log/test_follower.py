@@ -24,7 +24,7 @@ SPARE = LEASE_TTL - 2 * SILENCE
 def test_a_live_writer_is_never_void_however_slow_it_and_its_reader_are(appends):
     reading, answered, heard = Reading(), 0.0, 0.0
     for seq, (took, part, late) in enumerate(appends):
-        heard = max(heard, answered + part * took + late)  # between the previous answer and its own
+        heard = max(heard, answered + part * took + late)  # after the previous answer, before its own
         assert seq == 0 or not reading.follower.expire(heard)
         reading.take(lease(1, seq) if seq else clear(1, 0, 1), now=heard)
         answered += took

@@ -439,7 +439,7 @@ def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_
         assert published(relay, RecordReceived(0, seq, each)) == [(seq, 1, ["BlockStored"])]
         assert stream.journal.bytes <= 1000
     assert (stream.outgrown, asked()) == (1, [])
-    for at, part in enumerate((state, *batches)):  # too large for the journal, too
+    for at, part in enumerate((state, *batches)):  # this state has no room either
         begins, ends = at == 0, at == len(batches)
         event = RecordReceived(0, 56 + at, part, begins=begins, more=not ends, ends=ends, known=True)
         assert published(relay, event) == [(56 + at, 0, [])]

@@ -82,7 +82,7 @@ async def test_a_stream_that_nobody_writes_goes(redis):
     records, pointer = names(kind.place(""), KEY)
     assert 290 < await told(kind, "TTL", records) <= 300
     assert KEEP - 10 < await told(kind, "TTL", pointer) <= KEEP
-    await told(kind, "DEL", records)  # as after the end of this time
+    await told(kind, "DEL", records)  # as after the end of the TTL
     again = await kind.open().claim(KEY)
     assert again.epoch > writer.epoch
     position = await again.append([b"b"])

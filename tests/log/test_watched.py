@@ -7,7 +7,7 @@ from tests.log.fleet import KEY, fleet
 
 
 class Away:
-    """A log that refuses writers while it is away."""
+    """A log that refuses writers until a test sets ``away`` to False."""
 
     def __init__(self, log):
         self._log = log

@@ -1,6 +1,4 @@
-"""Results of the tests with a real engine: differences between its block pool and the blocks of kvbus and of
-routers.
-"""
+"""Results of the tests with a real engine: how its block pool differs from the blocks of kvbus and of routers."""
 
 from __future__ import annotations
 

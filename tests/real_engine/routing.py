@@ -137,7 +137,7 @@ async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -
         prompt = prompts[number]
         await asyncio.sleep(rng.random() * 0.3)
         found = max(oracle.longest_prefix(prompt).values(), default=0) * SETUP.block_size
-        best = min(found, (len(prompt) - 1) // SETUP.block_size * SETUP.block_size)  # the last token is never cached
+        best = min(found, (len(prompt) - 1) // SETUP.block_size * SETUP.block_size)  # the last token is always computed
         asked = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "ignore_eos": True}
         usage = json.loads(await fetched(f"{router.url}/v1/completions", asked))["usage"]
         cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0

@@ -73,7 +73,7 @@ async def main(model: Path) -> None:
             worker_id=endpoint.connection_id(),
             kv_block_size=first["block_size"],
             dp_rank=rank,
-            enable_local_indexer=True,  # the router needs it to accept events
+            enable_local_indexer=True,  # without it the router accepts no events
             zmq_endpoint=stream["live"],
             zmq_topic=stream.get("topic", ""),
         )

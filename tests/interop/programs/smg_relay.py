@@ -1,7 +1,6 @@
 """Run SMG's relay, in Python or in Rust, and a minimal gateway that reads the relay.
 
-As in SMG's gateway, the copies of a block are counted for the whole worker, whatever their rank, and a clear of one
-rank
+As in SMG's gateway, the copies of a block are counted for all ranks of the worker together, and a clear of one rank
 removes the blocks of all ranks. When a stream breaks off, the gateway also removes the blocks, and subscribes again
 from 0.
 

@@ -5,8 +5,8 @@
 //! peer SECONDS ask dealer|req ENDPOINT FRAME,FRAME...     (frames in hex)
 //! ```
 //!
-//! Each printed line is a JSON object with the kind of event ("started", "connected", "disconnected", "error", "message")
-//! and the frames of a message in hex. The program ends after SECONDS, or when its input ends.
+//! Each printed line is a JSON object with the kind of event ("started", "connected", "disconnected", "error" or
+//! "message") and the frames of a message in hex. The program ends after SECONDS, or when its input ends.
 
 use std::io::{Read, Write};
 use std::time::Duration;
