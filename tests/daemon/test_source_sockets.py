@@ -155,7 +155,7 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
 
 @pytest.fixture
 def made(engine_sockets: Remembering) -> list[LiveStream | RequestConnection]:
-    """The list of all opened sockets."""
+    """Return the list of all sockets that the engine sockets under test have opened."""
     return engine_sockets.made
 
 

@@ -102,7 +102,9 @@ def test_a_connected_router_gets_empty_batches_while_another_gets_the_state() ->
 
 
 def test_the_first_transfer_does_not_begin_at_0() -> None:
-    """A router treats a batch 0 that begins with AllBlocksCleared as SGLang's."""
+    """If batch 0 begins with AllBlocksCleared, its reader takes the engine for SGLang, whose clears apply to every
+    tier.
+    """
     stage = stage_of(1, 100, filled=False)
     router = Trusting()
     router.connect(stage)

@@ -302,7 +302,7 @@ def pair(hashes, parent=None, **more):
 
 
 class TestTheRouterItself:
-    """Tests that the router of these tests detects errors."""
+    """Tests that `PlainSetRouter`, on which the other tests rely, detects streams that break the rules."""
 
     @pytest.mark.parametrize(
         ("events", "complaint"),

@@ -19,9 +19,8 @@ class Etcd:
         self.leases: list[str] = []
         self.fails = False
         self.says: bytes | None = None
-        """Body of the answer to every request, to imitate another server at etcd's address.
-
-        None: answer as etcd does.
+        """Body of the answer to every request, to imitate another server at etcd's address; None to answer as etcd
+        does.
         """
         double = self
 
