@@ -142,7 +142,7 @@ class Campaign:
             self._console.print(line, end="\r" if terminal else "\n", highlight=False)
 
     def summary(self) -> None:
-        """Print the summary."""
+        """Print the summary of the campaign: its faults, checks and failures."""
         tally, out = self.tally, self._console.print
         faults = Table(
             "fault", "made", "found nothing to hit", "worst recovery, s", title=f"faults (seed {self.wanted.seed})"

@@ -72,7 +72,7 @@ class Marks:
 
 
 class Checks:
-    """The checks of a cell."""
+    """The checks of a cell, at each scrape and after each round."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell

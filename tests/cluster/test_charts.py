@@ -24,7 +24,7 @@ OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 
 @pytest.fixture(scope="module")
 def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: str) -> None:
-    """The objects that presets expect in a cluster."""
+    """The objects in the cluster that the presets need, such as a PriorityClass."""
     serve("monitoring.coreos.com")
     ready: list[Object] = [
         {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "serving"}, "value": 1000},
@@ -136,7 +136,7 @@ def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
 
 
 def test_a_sidecar_gets_another_image_in_place(api: Api, place: str) -> None:
-    """The patch of docs/OPERATIONS.md changes kvbus's image. The pod and its engine continue."""
+    """The patch of docs/OPERATIONS.md changes kvbus's image. The pod and its engine keep running."""
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
     before = api.create(pod_of(release, place))

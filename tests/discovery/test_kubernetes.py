@@ -156,7 +156,7 @@ async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, t
 
 @pytest.mark.parametrize("how", ["status", "event"])
 async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_path, how):
-    """A pod that was deleted in the meantime is missing from the new list, and leaves."""
+    """A pod that was deleted in the meantime is missing from the new list, so its engine leaves."""
     server.put(pod("a", "10.0.0.1"))
     server.put(pod("b", "10.0.0.2"))
     async with watching(server, tmp_path) as watched:

@@ -64,11 +64,11 @@ class World(ABC):
 
     @abstractmethod
     def fail(self) -> None:
-        """Let the world give no answers, or nonsense."""
+        """Let the file or server give no answers, or invalid answers."""
 
     @abstractmethod
     def heal(self) -> None:
-        """Let the world answer again as before :meth:`fail`."""
+        """Let the file or server answer again as before :meth:`fail`."""
 
     def some(self, *numbers: int) -> tuple[int, ...]:
         """Return those of these engines that can exist at the same time."""

@@ -21,7 +21,10 @@ class FillingNats(Nats):
     opened, full = NatsLog, "stream_full"
 
     async def room(self, *, left: bool) -> None:
-        """Limit the stream to 2,000 bytes, beyond which NATS refuses messages, or remove the limit."""
+        """Remove the stream's limit if ``left``.
+
+        Otherwise limit it to 2,000 bytes, beyond which NATS refuses messages.
+        """
         config = {"name": self.stream, "subjects": [f"{self.stream}.>"], "discard": "new"}
         await self.api(f"STREAM.UPDATE.{self.stream}", max_bytes=-1 if left else 2000, **config)
 
@@ -30,7 +33,10 @@ class FillingRedis(Redis):
     opened, full = RedisLog, "memory_full"
 
     async def room(self, *, left: bool) -> None:
-        """Forbid the server to use more memory, or remove the limit."""
+        """Remove the server's memory limit if ``left``.
+
+        Otherwise set it to one byte, so that Redis refuses every write.
+        """
         async with self.server.client() as client:
             await client.config_set("maxmemory", "0" if left else "1")
 

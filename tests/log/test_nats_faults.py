@@ -102,7 +102,7 @@ async def interleaved(kind):
 
 
 def moved(message, by):
-    """Return the message with its stream sequence and its consumer sequence moved by a number."""
+    """Return the message with ``by`` added to its stream sequence and to its consumer sequence."""
     words = message.reply.split(".")
     for at in (5, 6):
         words[at] = str(int(words[at]) + by)
@@ -135,7 +135,7 @@ class Diverged:
 
 
 def diverge(monkeypatch, at, by, consumers):
-    """Let the first consumers be at such a server.
+    """Let the first ``consumers`` consumers read from a server with a diverged copy of the stream.
 
     Return a list that gets one entry for each consumer that is created.
     """

@@ -176,7 +176,7 @@ class Connection:
 
 
 class Router:
-    """A router of one of three kinds, which differ at a seq that is not the next seq."""
+    """A router of one of three kinds, which differ in how they handle a seq that is not the next one."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

@@ -24,13 +24,13 @@ AT_ONCE = 6
 """Number of points that are tested in parallel, each with its own stream."""
 
 _cutting: ContextVar[KafkaCutting | None] = ContextVar("_cutting", default=None)
-"""The cutting for the writer of this context."""
+"""The object that cuts Kafka connections in this context; None: no connection is cut."""
 
 
 class KafkaCutting:
-    """A replacement for a cutting :class:`Link`.
+    """An object that cuts a Kafka connection at one point of its traffic, as a cutting :class:`Link` does.
 
-    It cuts in the client, because a broker sends clients to its own address.
+    It cuts in the client, because a broker sends its clients to the broker's own address, past a link.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class KafkaCutting:
 
     @staticmethod
     def install(monkeypatch) -> None:
-        """Let all connections of Kafka's client use the cutting of their context."""
+        """Let each request of Kafka's client use the KafkaCutting of its context."""
         send = AIOKafkaConnection.send
 
         def cutting(connection, request, *args, **keys):
@@ -77,7 +77,7 @@ def here(cutting: Link | KafkaCutting) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def between(kind) -> AsyncIterator[tuple]:
-    """Yield the cutting between a writer and its log, and a function that opens the log through it."""
+    """Yield a link or a KafkaCutting that cuts a writer's connections, and a function that opens the log through it."""
     if isinstance(kind, Kafka):
         yield KafkaCutting(), kind.open
         return

@@ -24,7 +24,7 @@ LATER = checked(SCHEMA + 1, {"epoch": 2}, None)
 async def write_later(log):
     """Take over the stream with a writer of a later version, whose state this version cannot read.
 
-    The pointer names it.
+    The pointer names this state.
     """
     writer = await insist(lambda: log.kind.open().claim(KEY))
     at = await writer.append([LATER, LATER])

@@ -1,4 +1,4 @@
-"""HTTP requests."""
+"""Functions that send HTTP requests to an engine or to kvbus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the parsing and the comparison in the application. The application itself needs a real engine."""
+"""Tests for the functions that parse and compare blocks. `make real-engine` itself needs a real engine."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Gateway:
         self._subscribe = subscribe
 
     async def follow(self) -> None:
-        """Subscribe again and again, for ever."""
+        """Subscribe to the relay, and subscribe again each time a stream ends."""
         log = logging.getLogger(__name__)
         while True:
             try:
