@@ -301,10 +301,14 @@ class Config(Section):
         example={"endpoint": "tcp://127.0.0.1:5557"},
     )
     sources: tuple[SourceConfig, ...] = key(
-        (), "The engines. At least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
+        (),
+        "The engines that kvbus reads. At least one entry is needed.",
+        example=[{"endpoint": "tcp://127.0.0.1:5557"}],
     )
     outputs: tuple[OutputConfig, ...] = key(
-        (), "The outgoing streams. At least one.", example=[{"endpoint": "tcp://*:5657"}]
+        (),
+        "The outputs to which routers connect. At least one entry is needed.",
+        example=[{"endpoint": "tcp://*:5657"}],
     )
     front: Front | None = key(
         None,

@@ -93,7 +93,7 @@ class OutputConfig(Section):
         example="kv@{worker}@{model}",
     )
     heartbeat: Seconds = key(
-        1.0, "Idle time after which kvbus sends an empty batch. 0: off.", example=1.0, unit="s", ge=0
+        1.0, "Time without batches after which kvbus sends an empty batch. 0: off.", example=1.0, unit="s", ge=0
     )
     replay_framing: Framing = key(
         "auto",

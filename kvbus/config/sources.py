@@ -53,7 +53,8 @@ class SourceConfig(Section):
     bind: bool = key(False, "true: kvbus binds `endpoint`, and the engine connects to it.", example=False)
     api: ApiUrl | None = key(
         None,
-        "Base URL of the engine's HTTP API. kvbus reads vLLM's `/metrics` every 10 s and clears an engine that sleeps.",
+        "Base URL of the engine's HTTP API. kvbus reads vLLM's `/metrics` every 10 s, and clears the blocks of an "
+        "engine that sleeps.",
         example="http://127.0.0.1:8000",
     )
     data_parallel_size: Int = key(
@@ -90,8 +91,8 @@ class SourceConfig(Section):
     )
     curve_secret_key_file: Path | None = key(
         None,
-        "kvbus's own secret key (`kvbus keygen`) towards this engine. It turns on CURVE for all endpoints of the "
-        "source.",
+        "kvbus's own secret key (`kvbus keygen`) for connections with this engine. It turns on CURVE for all "
+        "endpoints of the source.",
         example="/etc/kvbus/keys/kvbus.key_secret",
     )
     curve_server_key_file: Path | None = key(
