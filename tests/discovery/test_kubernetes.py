@@ -221,6 +221,16 @@ async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, m
             await watched.next()
 
 
+DEFAULT_CONTEXT = ssl.create_default_context
+
+
+def strictly(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+    """Return the context that Python 3.13 and newer versions return: it refuses authorities such as that of Amazon EKS."""
+    context = DEFAULT_CONTEXT(*args, **kwargs)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
+
+
 async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, monkeypatch):
     """The server's certificate is checked against the cluster's authority, and the token is read for each request."""
     authority = Authority(tmp_path)
@@ -229,6 +239,7 @@ async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, 
     account.mkdir()
     (account / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (account / "token").write_text(TOKEN)
+    monkeypatch.setattr(ssl, "create_default_context", strictly)
     monkeypatch.setattr(kubernetes, "ACCOUNT", account)
     monkeypatch.setattr(kubernetes, "PAUSE", 0.01)
     server = KubeServer()

@@ -92,6 +92,8 @@ class Api:
             context = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
         except OSError as error:
             raise DiscoveryError(f"{self._ca_file}: {error.strerror or error}") from error
+        # from Python 3.13 on the default refuses authorities without key identifiers, such as those of Amazon EKS
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
         return self
 
