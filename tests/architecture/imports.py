@@ -1,4 +1,4 @@
-"""What the modules of a source tree import, read from their syntax trees: nothing is run."""
+"""Find the imports of the modules of a source tree in their syntax trees. No module of the tree is run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REACHING_OUT = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
-"""Built-in functions that reach out of a pure module without any import."""
+"""Built-in functions that reach outside the process without any import. A pure module may not call them."""
 
 
 def module_name(root: Path, path: Path) -> str:
-    """The dotted name of a file; a package's ``__init__`` has the package's."""
+    """Return the dotted name of a file's module. The ``__init__`` file of a package has the name of the package."""
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def modules(root: Path, package: str) -> dict[str, Path]:
-    """Every module below a package, by its dotted name."""
+    """Return the file of every module in a package, by the module's dotted name."""
     folder = root.joinpath(*package.split("."))
     single = folder.with_suffix(".py")
     files = [single] if single.exists() else sorted(folder.rglob("*.py"))
@@ -25,8 +25,10 @@ def modules(root: Path, package: str) -> dict[str, Path]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What a file imports anywhere in it, functions and ``TYPE_CHECKING`` included; a name from a module as one more
-    part, because it may be a module itself."""
+    """Return the dotted names of all imports in a file, also those inside functions and below ``TYPE_CHECKING``.
+
+    ``from a import b`` gives ``a.b``, because ``b`` may be a module itself.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -35,20 +37,22 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def reaching_out(path: Path) -> Iterator[str]:
-    """Built-in functions a file calls that reach out of it."""
+    """Return the functions of ``REACHING_OUT`` that a file calls."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REACHING_OUT:
             yield node.func.id
 
 
 def belongs(name: str, allowed: set[str]) -> bool:
-    """Whether a dotted name is one of the allowed ones or inside one."""
+    """Return whether a dotted name is an allowed package or module, or lies inside an allowed package."""
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in allowed)
 
 
 def closure(root: Path, package: str) -> dict[str, Path]:
-    """The modules of a package and all of the project's own that they import, however indirectly: packages too, which
-    an import of a module in them runs first."""
+    """Return the modules of a package and all modules of kvbus that they import, directly or indirectly.
+
+    The result includes the package of each module, because Python runs a package before it imports a module in it.
+    """
     known = modules(root, package.partition(".")[0])
     found: dict[str, Path] = {}
     todo = list(modules(root, package))

@@ -1,4 +1,7 @@
-"""Tests use what kvbus shows. A defect that is put back may replace a private function; it lies in a folder `defects`."""
+"""Tests that the project's tests do not replace private names of kvbus.
+
+Tests that put a known defect back may do so. They lie in folders named `defects`.
+"""
 
 from __future__ import annotations
 

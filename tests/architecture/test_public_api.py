@@ -1,4 +1,4 @@
-"""kvbus uses the public API of its libraries alone: a private member may change with any release."""
+"""Tests that kvbus uses only the public API of its libraries: a private member may change with any release."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ STILL = {
         "_sync_task",
     },
 }
-"""By module: private names that it still uses. aiokafka leaves connections open that it opens while its client
-closes, and stops at a batch that it cannot decode. It has no public way to prevent either."""
+"""The private names of libraries that kvbus may use, by module.
+
+If aiokafka's client closes while it opens a connection, the connection stays open. aiokafka also stops at a batch that
+it cannot decode. It has no public way to prevent either problem.
+"""
 
 
 def private(name: str) -> bool:
-    """Whether a name is private by its underscore. Names such as ``__init__`` are Python's own."""
+    """Return whether a name is private because of its underscore. Names such as ``__init__`` are Python's own."""
     return name.startswith("_") and not name.endswith("__")
 
 
 def own(node: ast.AST) -> bool:
-    """Whether an expression is the object or class of the code itself."""
+    """Return whether an expression is ``self`` or ``cls``. A class may use its own private members."""
     return isinstance(node, ast.Name) and node.id in {"self", "cls"}
 
 
 def offences(path: Path) -> list[str]:
-    """Private members of other objects that a module uses which imports one of the libraries.
+    """Return the uses of private names in a module that imports one of the libraries.
 
-    Also private modules of the libraries, names that it replaces in them, and private methods of classes that inherit
-    from theirs.
+    An offence is a private member of another object, a private module of a library, a name that the module replaces in
+    a
+    library, or a private method of a class that inherits from a library's class.
     """
     tree = ast.parse(path.read_text())
     theirs: set[str] = set()

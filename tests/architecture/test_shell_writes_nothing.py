@@ -1,7 +1,8 @@
-"""The shell tells the core by events, and changes none of its objects: whatever it calls them, mypy knows their types.
+"""Tests that the shell (all of kvbus outside kvbus.core) changes no object of the core: it sends the core events
+instead.
 
-In a copy of the package every place that changes something reached through an object gets a line that asks mypy what
-that object is.
+The test copies the package. Before each statement that changes a value through an object, it inserts a line that asks
+mypy for the type of that object. Therefore the names of the variables do not matter.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 OWN = {"Findings", "Histogram", "NamedBlocks", "OutputStats", "ProcessStats"}
-"""Classes of the core of which the shell has objects of its own."""
+"""Classes of the core whose instances the shell may change, because it creates its own instances."""
 
 APART = {"core", "client"}
-"""The core itself; the client, which has objects of the core's classes and no relay."""
+"""Packages that the test does not check: the core itself, and the client, which has core objects but no relay."""
 
 CHANGING = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft"),
     *("remove", "setdefault", "sort", "subtract", "update"),
 }
-"""Methods of built-in containers that change them."""
+"""Methods of built-in containers that change the container."""
 
 QUESTION = re.compile(r"^(\S+?):(\d+): note: Revealed type is \"(.*)\"$")
 
 
 def changed(statement: ast.stmt) -> Iterator[ast.expr]:
-    """What a statement changes, and what it calls a changing method of."""
+    """Return the targets that a statement assigns or deletes, and the objects whose changing methods it calls."""
     if isinstance(statement, ast.Assign | ast.Delete):
         yield from statement.targets
     elif isinstance(statement, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
@@ -53,7 +54,9 @@ def changed(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def owners(target: ast.expr) -> Iterator[str]:
-    """The expressions through which a target is reached, as source text."""
+    """Return the expressions through which a statement reaches its target, as source text: ``a.b`` and ``a`` for
+    ``a.b.c``.
+    """
     if isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:
             yield from owners(each)
@@ -63,7 +66,9 @@ def owners(target: ast.expr) -> Iterator[str]:
 
 
 def asking(text: str) -> str:
-    """A module that asks for the types of all owners, each in front of the statement that it is about."""
+    """Return a module's text with ``reveal_type`` calls for all owners, each call before the statement that uses
+    the owner.
+    """
     lines = text.split("\n")
     for node in sorted((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.stmt)), key=lambda n: -n.lineno):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -78,7 +83,7 @@ def asking(text: str) -> str:
 
 
 def may_change(dotted: str) -> bool:
-    """Whether objects of a class of the core can change, and are the core's alone; containers of others are harmless."""
+    """Return whether objects of a class of the core are mutable and belong to the core only."""
     module, _, name = dotted.rpartition(".")
     if name in OWN:
         return False
@@ -88,7 +93,10 @@ def may_change(dotted: str) -> bool:
 
 
 def offences(root: Path, cache: Path) -> list[str]:
-    """Objects of the core that the shell changes, in a tree that is rewritten for it; mypy knows what it saw before."""
+    """Return the core objects that the shell changes. The function rewrites the files of the tree ``root``.
+
+    cache: mypy's cache directory, which makes repeated runs faster.
+    """
     for path in sorted(root.joinpath("kvbus").rglob("*.py")):
         if path.relative_to(root).parts[1] not in APART:
             path.write_text(asking(path.read_text()))

@@ -1,4 +1,4 @@
-"""kvbus makes no decision by the wall clock: all modules that read it are listed here."""
+"""Tests that kvbus makes no decision by the wall clock. The module lists all modules that read the wall clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READS = {
     "transport/zmtp/peer.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("cli/", "common/logs.py", "tools/")
-"""Simulated engines, and output for people: no part of the relay."""
+"""Paths of simulated engines and of output for people. They are not part of the relay and may read the wall clock."""
 
 
 def wall_clock_reads(path: Path) -> set[str]:
@@ -50,7 +50,10 @@ def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
 
 
 def test_the_relay_has_no_clock_of_its_own() -> None:
-    """The relay gets monotonic seconds as an argument. The wall clock comes with a Tick, and is only sent as ``ts``."""
+    """The relay gets monotonic seconds as an argument.
+
+    It gets the wall clock in a Tick, and only sends it as ``ts``.
+    """
     nodes = [
         node
         for name in ("relay", "outgoing", "answering")

@@ -1,7 +1,8 @@
-"""The walls between the packages: what may import what. Each wall is broken once in a copy, and has to say so.
+"""Tests for the rules about which package of kvbus may import which other package.
 
-Overlay are import-linter's (`pyproject.toml`). What a package may use *at all* is an allow-list here, because a list of what
-is forbidden never names the next module somebody thinks of.
+Each test also breaks its rule in a copy of kvbus, and expects an error. The rules about the layers of packages are in
+`pyproject.toml`, for import-linter. The rules about everything that a package may use are allow-lists in this module: a
+list of forbidden modules would always miss some.
 """
 
 from __future__ import annotations
@@ -36,17 +37,21 @@ PURE = {
     "weakref",
     "zlib",
 }
-"""All that the core may import beside itself: no I/O, no clock, no chance, no thread."""
+"""The modules that the core may import besides its own: they do no I/O, and have no clock, random numbers or
+threads.
+"""
 
 TYPES = {"mypy_extensions.i64"}
-"""Below ``TYPE_CHECKING`` alone: what only a compiler reads. Nobody installs it."""
+"""Names that the core may import only below ``TYPE_CHECKING``. A compiler reads them, and no installation has them."""
 
 CLIENT = {"msgspec", "zmq"}
-"""Third-party packages behind `kvbus.client`, however indirectly: what a wheel of the client alone depends on."""
+"""Third-party packages that `kvbus.client` may import, directly or indirectly: the dependencies of the client's
+wheel.
+"""
 
 
 def core_offences(root: Path) -> list[str]:
-    """What the core may not import or call."""
+    """Return the core's imports that are not allowed, and its calls of functions that reach outside the process."""
     found = []
     for name, path in modules(root, "kvbus.core").items():
         found += [
@@ -59,7 +64,9 @@ def core_offences(root: Path) -> list[str]:
 
 
 def client_offences(root: Path) -> list[str]:
-    """Third-party packages that come with the client without being among the allowed ones."""
+    """Return the third-party packages that the client imports, directly or indirectly, although they are not
+    allowed.
+    """
     standard = set(sys.stdlib_module_names)
     return [
         f"{name} imports {target}"
@@ -70,7 +77,7 @@ def client_offences(root: Path) -> list[str]:
 
 
 def layers(root: Path) -> subprocess.CompletedProcess[str]:
-    """Import-linter over a tree."""
+    """Run import-linter on a source tree."""
     command = Path(sys.executable).with_name("lint-imports")
     return subprocess.run(
         [command, "--no-cache", "--config", str(ROOT / "pyproject.toml")],
@@ -85,13 +92,13 @@ def layers(root: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The package once more, to be changed."""
+    """A copy of the package kvbus, which a test may change."""
     shutil.copytree(ROOT / "kvbus", tmp_path / "kvbus", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 
 def put(root: Path, module: str, line: str) -> None:
-    """Add a line to a module."""
+    """Append a line to a module."""
     path = modules(root, module)[module]
     path.write_text(f"{path.read_text()}\n\n{line}\n")
 
