@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol."""
+"""A headless Chromium for tests, controlled over the DevTools protocol."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _FLAGS = (
 
 
 class Browser:
-    """One page of it.
+    """One page of a headless Chromium.
 
     Attributes:
-        requests: every URL that the page has asked for.
-        complaints: console errors, exceptions and violations of the page's policy.
+        requests: every URL that the page has requested.
+        complaints: console errors, exceptions, and violations of the page's content security policy.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -51,7 +51,7 @@ class Browser:
         self.complaints: list[str] = []
 
     async def read(self) -> None:
-        """Take in what the browser says, until it ends."""
+        """Process the browser's messages until the connection ends."""
         async for message in self._socket:
             said = json.loads(message.data)
             if "id" in said:
@@ -75,13 +75,13 @@ class Browser:
         return said["result"]
 
     async def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Evaluate a JavaScript expression in the page and return its value."""
         said = await self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in said, said["exceptionDetails"]
         return said["result"].get("value")
 
     async def until(self, script: str, what: str) -> Any:
-        """Wait until an expression is true; its value."""
+        """Wait until a JavaScript expression is true, and return its value."""
         end = asyncio.get_running_loop().time() + PATIENCE
         while not (value := await self.run(script)):
             assert asyncio.get_running_loop().time() < end, f"not in time: {what}; complaints: {self.complaints}"
@@ -89,7 +89,7 @@ class Browser:
         return value
 
     async def look(self, width: int, height: int, scheme: str, *, motion: bool = True) -> None:
-        """Choose the window's size, light or dark, and whether things may move."""
+        """Set the window's size in pixels, the light or dark colour scheme, and whether the user accepts animations."""
         phone = width < 600
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone
@@ -107,7 +107,10 @@ class Browser:
 
 
 async def _page(session: aiohttp.ClientSession, targets: str) -> str:
-    """Where its page is spoken to. The browser listens before it has opened one."""
+    """Return the WebSocket address of the browser's page.
+
+    Wait for it, because the browser listens before it opens the page.
+    """
     async with asyncio.timeout(PATIENCE):
         while True:
             async with session.get(targets) as answer:
@@ -119,7 +122,7 @@ async def _page(session: aiohttp.ClientSession, targets: str) -> str:
 
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """A browser with an empty page."""
+    """Start a browser with an empty page."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""The look-up page of an index in a real browser: a question, its answer, and signing in."""
+"""Tests for the index's look-up page in a real browser: a query, its answer, and signing in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 async def asked(browser: Browser, kind: str, values: str) -> str:
-    """Fill in the form, send it, and return the sentence of the answer."""
+    """Fill in and send the form of the page, and return the sentence of the answer."""
     await browser.run(
         f"""document.querySelector('#ask-said').textContent = '';
         document.querySelector('#ask-kind').value = '{kind}';
@@ -32,7 +32,9 @@ async def asked(browser: Browser, kind: str, values: str) -> str:
 
 
 async def answered_by(browser: Browser, response: str) -> None:
-    """Let the page get this in place of the index's answer, and keep the request's headers."""
+    """Let the page receive this response instead of the index's answer, and record the headers of the page's
+    request.
+    """
     await browser.run(
         f"window.fetch = async (path, options) => {{ window.sent = options.headers; return {response}; }}"
     )

@@ -1,4 +1,6 @@
-"""The status page in a real browser: what it shows, that it can be read and used, and that it says when it is old."""
+"""Tests for the status page in a real browser: its content, its accessibility, and its warning when its data are
+old.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ async def show(browser: Browser, bus: Bus) -> str:
 
 
 async def focus_order(browser: Browser) -> list[str]:
-    """What Tab reaches, in its order; each has to show that it has the focus, and to come behind the one before."""
+    """Return the names of the elements that the Tab key reaches, in order.
+
+    Fail if an element does not show that it has the focus, or if it lies before the previous element in the page.
+    """
     await browser.run("window.before = null, document.activeElement.blur(), scrollTo(0, 0)")
     reached: list[str] = []
     while True:
@@ -95,7 +100,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
         moving = await browser.run("document.getAnimations().filter(a => a.playState === 'running').length")
         assert (moving > 0) is (width > 600)
 
-    # what it shows
+    # The content of the page.
     sources = await browser.run(text_of("#sources"))
     assert "partial" in sources
     assert "2 + CPU 1" in sources
@@ -116,7 +121,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     assert "endpoint" in await browser.run(text_of("#config"))
     await browser.until(f"{text_of('#age-text')}.startsWith('as of ')", "the age")
 
-    # all of it reached by keyboard, and named
+    # The keyboard reaches every control, and every control has a name for screen readers.
     await browser.look(1280, 900, "light")
     order = await focus_order(browser)
     assert order[:2] == ["Skip to the sources", "engine"]
@@ -125,7 +130,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
         if not node["ignored"] and node["role"]["value"] in NAMELESS:
             assert node.get("name", {}).get("value"), node
 
-    # one source
+    # The dialog of one source.
     await browser.run("document.querySelector('#sources button').focus()")
     await browser.press("Enter", 13)
     await browser.run("document.querySelector('#sources button').click()")
@@ -136,7 +141,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     await browser.until("!document.querySelector('dialog').open", "the dialog closed")
     assert await browser.run("document.activeElement.textContent") == "engine"  # where it was
 
-    # nothing from elsewhere, no complaint, nothing of what peers say taken for more than text
+    # The page loads nothing from other hosts, the browser reports no error, and text from peers is not read as HTML.
     assert {urlsplit(each).netloc for each in browser.requests} == {urlsplit(url).netloc}
     assert browser.complaints == []
     assert await browser.run("[window.hacked, document.images.length, document.querySelectorAll('td b').length]") == [
@@ -172,7 +177,7 @@ async def test_incidents_stand_out_and_a_spike_flattens_no_chart() -> None:
         assert "came or went" not in await show_only("incidents")
         assert "live → lost" in await show_only("incidents")
 
-        # 299 values of 10 to 20 and one of 5000: the line of the others still uses the height of the chart
+        # 299 values are between 10 and 20, and one value is 5000. The 299 values must still use the height of the chart.
         drawn = """(() => { const svg = draw("svg", {}), times = [...Array(300).keys()],
             values = times.map(i => i === 150 ? 5000 : 10 + i % 11);
             document.body.append(svg); chart(svg, times, values, "it", "/s");
