@@ -1,4 +1,6 @@
-"""Anonymized captures: kvbus does the same with them, under other names, and nothing of the input is in them."""
+"""Tests for anonymized captures: kvbus treats them like the original, and they contain no name or hash of the
+original.
+"""
 
 import struct
 from typing import Any
@@ -37,7 +39,11 @@ def streamed(payloads):
 
 @pytest.mark.parametrize("name", sorted({*sample(CAPTURES, 3), "syn_mooncake_rfc1527"}))
 def test_a_capture_is_the_same_but_for_its_names(name):
-    """Live, by the engine's replay where a fifth is lost, and in what routers get as a replay."""
+    """The test compares three ways to read the capture.
+
+    They are the live stream, the engine's replay after a fifth of the live batches was lost, and the replay that kvbus
+    sends to routers.
+    """
     messages = load(name)
     names = anonymized(messages)
     for message, other in zip(messages, names, strict=True):
@@ -48,7 +54,10 @@ def test_a_capture_is_the_same_but_for_its_names(name):
 
 
 def recognisable(value):
-    """A hash, or a name of at least four bytes. Of smaller values some must stay, or the others would be known."""
+    """Return whether a value is a hash or a name of at least four bytes, which must not stay in an anonymized capture.
+
+    Some smaller values stay as they are: if all of them changed, a reader could infer the original ones.
+    """
     return abs(value) >= 2**32 if isinstance(value, int) else not isinstance(value, float) and len(value) >= 4
 
 
@@ -59,7 +68,10 @@ RENAMED = {
 
 
 def test_each_field_that_kvbus_reads_is_renamed_or_kept():
-    """A new one has to be decided about: what kvbus decides by is kept."""
+    """The developer who adds a field must put it into one of the lists.
+
+    Fields on which kvbus bases decisions keep their values.
+    """
     events: list[type[Any]] = [BlockStored, BlockRemoved, AllBlocksCleared, BlockInactive]
     assert {name for event in events for name in event.__struct_fields__} == RENAMED | STAYS - {"type"} | {COUNTS} | {
         "kv_cache_spec_kind"
@@ -92,7 +104,7 @@ SEEDS = [raw for raw in SEEDS if len(raw) < 3000]
 
 @st.composite
 def mutated(draw):
-    """A batch of an engine, or a bad one, that bytes were changed in, lost from or put into."""
+    """Draw a valid or invalid batch of an engine, and change, remove or insert some bytes."""
     raw = bytearray(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(raw)))
@@ -146,7 +158,7 @@ MORE = (
 
 @st.composite
 def batches(draw):
-    """A batch of stores with anything in some of their fields, or anything as an event."""
+    """Draw a batch whose stores have arbitrary values in some fields, or which contains arbitrary values as events."""
     events = []
     for at in range(draw(st.integers(0, 3))):
         event = store([100 + at], 99 + at if at else None)
@@ -184,7 +196,7 @@ HASHES = [0x5EC2E75EC2E70000 + at for at in range(4)]
 
 
 def told():
-    """A stream with recognisable values in every place that an engine, or a defect, may put them."""
+    """Return a stream with recognisable values in every place where an engine, or a defective engine, may put them."""
     event = store(
         HASHES,
         0x5EC2E75EC2E7FFFF,

@@ -1,4 +1,4 @@
-"""The capture format: what is written is read, and a bad line is named."""
+"""Tests for the format of capture files: reading returns what was written, and an error names the invalid line."""
 
 import gzip
 import stat

@@ -1,4 +1,4 @@
-"""Playing a capture: the schedule of faults, and the publisher driven by it."""
+"""Tests for playing a capture: the schedule of simulated faults, and the publisher that follows it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Recording: limits, gaps counted, what is no batch left out."""
+"""Tests for recording a capture: size limits, counted gaps, and messages that are not batches and are left out."""
 
 import pytest
 
