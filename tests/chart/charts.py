@@ -1,4 +1,4 @@
-"""Charts rendered as Helm renders them, and what is in them."""
+"""Render kvbus's Helm chart as Helm does, and give access to the rendered Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_THE_POD: Final = {
     "NODE_NAME": "node-a",
     "HOST_IP": "10.9.9.9",
 }
-"""What the cluster would fill in."""
+"""Values of environment variables that Kubernetes would fill in from the pod's fields."""
 
 Values = dict[str, Any]
 CASES: Final[dict[str, Values]] = {
@@ -41,7 +41,7 @@ CASES: Final[dict[str, Values]] = {
         for path in sorted((CHART / "ci").glob("*-values.yaml"))
     },
 }
-"""The default and every file in helm/kvbus/ci."""
+"""Values for the chart, by name: the defaults, and every file in helm/kvbus/ci."""
 
 
 def load(text: str) -> Any:
@@ -49,7 +49,7 @@ def load(text: str) -> Any:
 
 
 class Release(NamedTuple):
-    """A chart rendered with some values."""
+    """The notes and the Kubernetes objects of a chart that was rendered with some values."""
 
     notes: str
     objects: list[Any]
@@ -68,12 +68,12 @@ class Release(NamedTuple):
 
     @property
     def pod(self) -> Any:
-        """The pod template."""
+        """The pod template of the release's workload."""
         return self.workload["spec"]["template"]
 
     @property
     def kvbus(self) -> Any:
-        """kvbus's container, wherever it is."""
+        """The kvbus container of the pod template, whether it is a sidecar or a normal container."""
         return container(self.pod, "kvbus")
 
     @property
@@ -81,17 +81,19 @@ class Release(NamedTuple):
         return container(self.pod, "engine")
 
     def pods(self) -> Iterator[Any]:
-        """The specs of all pods, the tests' among them."""
+        """Return the specs of all pods of the release, including the pods of `helm test`."""
         yield self.pod["spec"]
         for pod in self.all("Pod"):
             yield pod["spec"]
 
     def environment(self, of: Any | None = None) -> dict[str, str]:
-        """kvbus's variables as its container would see them."""
+        """Return the environment variables of a container (by default kvbus's) with the values that its process
+        would see.
+        """
         return environment(self.kvbus if of is None else of)
 
     def file(self) -> str | None:
-        """kvbus.yaml, if there is one."""
+        """Return the text of kvbus.yaml in the release's ConfigMap; None if the release has no such file."""
         maps = [each for each in self.all("ConfigMap") if "kvbus.yaml" in each["data"]]
         return maps[0]["data"]["kvbus.yaml"] if maps else None
 
@@ -106,7 +108,7 @@ def containers(spec: Any) -> list[Any]:
 
 
 def environment(of: Any) -> dict[str, str]:
-    """Variables with ``$(NAME)`` filled in from the ones before, as Kubernetes does."""
+    """Return a container's environment variables, with ``$(NAME)`` replaced by earlier variables as in Kubernetes."""
     known: dict[str, str] = {}
     for variable in of.get("env", []):
         value = variable.get("value", OF_THE_POD.get(variable["name"], ""))
@@ -135,7 +137,7 @@ def render(
 
 
 def other(tmp_path: Path) -> Path:
-    """The chart in data/other with its dependency in place, as `helm dependency build` would do."""
+    """Copy the chart in data/other and put kvbus-lib into its charts/ folder, as `helm dependency build` would do."""
     place = tmp_path / "other"
     shutil.copytree(OTHER, place)
     shutil.copytree(LIBRARY, place / "charts" / "kvbus-lib")
@@ -143,7 +145,7 @@ def other(tmp_path: Path) -> Path:
 
 
 def script(name: str) -> ModuleType:
-    """One of the scripts in helm/."""
+    """Import one of the scripts in helm/ as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "helm" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Other projects' custom resource definitions, as JSON Schema that takes no field which they do not name."""
+"""Custom resource definitions of other projects, as strict JSON Schemas that refuse fields without a definition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ needs_platforms = pytest.mark.skipif(PLATFORMS is None, reason="TEST_PLATFORMS_H
 
 
 def strict(node: Any) -> Any:
-    """A structural schema as JSON Schema that takes no field it does not name, as a strict API server."""
+    """Return a structural schema as a JSON Schema that refuses unknown fields, as a strict API server does."""
     if isinstance(node, list):
         return [strict(each) for each in node]
     if not isinstance(node, dict):
@@ -34,7 +34,7 @@ def strict(node: Any) -> Any:
 
 @functools.cache
 def definition(kind: str, version: str) -> Any:
-    """The strict schema of a kind; the files are large, and each is read once."""
+    """Return the strict schema of a kind of custom resource. The results are cached, because the files are large."""
     (path,) = Path(PLATFORMS or "", "crds").glob(f"*_{kind.lower()}s.yaml")
     crd = YAML(typ="safe").load(path.read_text())["spec"]
     (schema,) = (
@@ -46,7 +46,7 @@ def definition(kind: str, version: str) -> Any:
 
 
 def mistakes(each: Any) -> list[str]:
-    """What the object's own definition has against it."""
+    """Return the errors of a custom resource by the schema of its kind."""
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     known = definition(each["kind"], each["apiVersion"])
     return [error.message for error in jsonschema.Draft202012Validator(known).iter_errors(each)]

@@ -1,4 +1,4 @@
-"""The kustomize components: each has the chart's sidecar, and kustomize puts it into every kind of workload."""
+"""Tests for the kustomize components, which add the chart's sidecar to every kind of workload."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ EXAMPLES: Final = sorted(
     path.parent for path in KUBERNETES.rglob("*/kustomization.yaml") if "component" not in path.parts
 )
 DEFINED: Final = {"lws", "aibrix"}
-"""Examples whose kinds' definitions come with a Go module; OME's and the Dynamo operator's do not."""
+"""Example platforms whose resource definitions come with a Go module.
+
+OME and the Dynamo operator have no such module.
+"""
 
 
 def kustomize() -> str | None:
-    """The command that builds a folder."""
+    """Return the command that builds a kustomize folder; None if no such program is installed."""
     own = Path(PLATFORMS or "", "kustomize")
     if own.is_file():
         return f"{own} build"
@@ -80,7 +83,7 @@ def test_a_components_sidecar_is_the_charts(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) -> None:
-    """The kubelet fills in an empty text where the pod has no annotation."""
+    """If the pod has no annotation for the model, the kubelet sets KVBUS_MODEL to an empty string."""
     (sidecar,) = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]["spec"]["initContainers"]
     env = variables(sidecar) | {"KVBUS_MODEL": ""}
     if name == "llm-d":
@@ -94,7 +97,7 @@ def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) 
 
 
 def pods(node: Any) -> Iterator[Any]:
-    """Every spec of a pod in an object that has kvbus."""
+    """Return every pod spec in an object that has the kvbus sidecar."""
     if isinstance(node, dict):
         if any(each.get("name") == "kvbus" for each in node.get("initContainers", [])):
             yield node
@@ -139,7 +142,7 @@ def built(folder: Path) -> list[Any]:
 
 
 def taken_by_kubernetes(spec: Any) -> None:
-    """A pod that Kubernetes' own schema takes, strictly, and whose mounts have their volumes."""
+    """Check that Kubernetes' strict schema accepts a pod, and that each volume mount of the pod has its volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     kubernetes.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}, "1.37", strict=True
@@ -149,7 +152,7 @@ def taken_by_kubernetes(spec: Any) -> None:
 
 
 def pod_specs(node: Any) -> Iterator[Any]:
-    """Every spec of a pod in an object, with kvbus and without."""
+    """Return every pod spec in an object, with or without the kvbus sidecar."""
     if isinstance(node, dict):
         if "runner" in node:  # OME's engine: a pod's spec beside a component's fields, its container under this name
             own = {"runner", "minReplicas", "maxReplicas", "labels", "annotations"}
@@ -174,7 +177,7 @@ def test_kubernetes_takes_every_pod_of_an_example(example: Path) -> None:
 
 
 def test_a_pod_with_a_mistake_is_not_taken() -> None:
-    """What the check above sees: a field of another name, and a mount without its volume."""
+    """``taken_by_kubernetes`` must refuse a pod with a misspelled field, and a pod with a mount without its volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     with pytest.raises(kubernetes.utils.ValidationError):
         taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMount": []}]})
@@ -184,7 +187,7 @@ def test_a_pod_with_a_mistake_is_not_taken() -> None:
 
 
 def test_both_templates_of_the_set_start_one_engine() -> None:
-    """vLLM's processes find each other when they are told the same, but for the place of each."""
+    """vLLM's processes find each other if all of them have the same arguments except for their ranks."""
     (engine,) = documents((KUBERNETES / "platforms" / "lws" / "engine.yaml").read_text())
     template = engine["spec"]["leaderWorkerTemplate"]
     (leader,), (worker,) = (template[each]["spec"]["containers"] for each in ("leaderTemplate", "workerTemplate"))
@@ -240,7 +243,7 @@ spec: {predictor: {containers: [{name: kserve-container, image: engine:1}]}}
 
 
 def folder(place: Path, workloads: str) -> Path:
-    """What an operator has: workloads and a kustomization with llm-d's component."""
+    """Write a folder as an operator would have it: workloads, and a kustomization with llm-d's component."""
     shutil.copytree(KUBERNETES / "component" / "llm-d", place / "component")
     (place / "workloads.yaml").write_text(workloads)
     about = {"resources": ["workloads.yaml"], "components": ["component"]}
@@ -269,7 +272,7 @@ def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) 
 
 @needs_kustomize
 def test_one_build_may_have_the_component_twice(tmp_path: Path) -> None:
-    """Two models in folders of their own, with a component each, and a kustomization over both."""
+    """One kustomization includes two folders. Each folder has a model and its own copy of the component."""
     for name in ("one", "two"):
         folder(tmp_path / name, WORKLOADS.split("---")[0].replace("name: labelled", f"name: {name}"))
     (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["one", "two"], "namespace": "models"}))

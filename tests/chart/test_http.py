@@ -1,4 +1,6 @@
-"""Who reads over HTTP: Secrets, and the scheme of probes and monitors."""
+"""Tests for HTTP access to kvbus in the chart: Secrets with tokens, and the HTTP or HTTPS scheme of probes and
+monitors.
+"""
 
 from __future__ import annotations
 

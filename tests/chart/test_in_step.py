@@ -1,4 +1,4 @@
-"""What follows from something else follows it; `python helm/sync.py` makes it so."""
+"""Tests that files generated from other files are up to date. `python helm/sync.py` writes them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_a_value_without_a_comment_is_found() -> None:
 
 
 def test_the_installed_version_is_that_of_the_project() -> None:
-    """What `kvbus --version` and the metrics say; an environment of before a change of version is found out."""
+    """`kvbus --version` and the metrics show the installed version.
+
+    The test fails in an environment that was installed before
+    the project's version changed.
+    """
     assert VERSION == sync.VERSION, "out of step: make setup"
 
 
@@ -87,7 +91,9 @@ def test_a_version_that_helm_does_not_take_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
-    """A clone installs: its dependency is in charts/, without a `helm dependency build`."""
+    """A clone of the project can be installed without `helm dependency build`, because the chart's dependency is in
+    charts/.
+    """
     with helm.Chart.load(str(CHART)) as chart:
         archive = chart.save(str(tmp_path))
     with helm.Chart.load(archive) as chart:

@@ -1,4 +1,4 @@
-"""The index beside an aggregator: its container, its port, and the values that it does not go with."""
+"""Tests for the index beside an aggregator in the chart: its container, its port, and values that exclude the index."""
 
 from __future__ import annotations
 

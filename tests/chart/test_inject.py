@@ -1,4 +1,7 @@
-"""kvbus in pods that others make: the policy as the API server evaluates it, and objects by their own definitions."""
+"""Tests for the admission policy that adds kvbus to the pods of other projects.
+
+The API server's own code evaluates the policy. The objects are validated by the definitions of their projects.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def documents(name: str) -> list[Any]:
 
 
 def labels(router: str) -> dict[str, str]:
-    """What the chart puts on a pod for this router, beside what names the release."""
+    """Return the labels that the chart sets on a pod for this router, without the labels that name the release."""
     found = render({"kvbus": {"router": router, "model": "qwen"}}).pod["metadata"]["labels"]
     return {name: value for name, value in found.items() if not name.startswith("app.kubernetes.io/")}
 
@@ -56,7 +59,7 @@ def test_the_policys_presets_are_the_charts(router: str) -> None:
 
 
 def applied(pod: Any) -> Any:
-    """The pod as the API server's own code leaves it."""
+    """Apply the policy to a pod with the API server's own code, and return the changed pod."""
     command = [str(Path(PLATFORMS or "", "policy")), str(HERE / "policy.yaml")]
     done = subprocess.run(command, input=json.dumps(pod), capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
@@ -72,13 +75,13 @@ def pod(**annotations: str) -> dict[str, Any]:
 
 
 def of_the_chart(router: str, ranks: int) -> Any:
-    """The pod with the chart's own sidecar for this router."""
+    """Return the pod that the chart renders for this router, with kvbus as a sidecar."""
     values = {"router": router, "model": "qwen", "configFrom": "environment", "dataParallelSize": ranks}
     return render({"kvbus": values | {"engineEvents": {"replayPort": 15657}}}).pod
 
 
 def injected_as(chart: Any, made: Any, router: str) -> None:
-    """The pod has the sidecar, the labels and the volume that the chart's has."""
+    """Check that the injected pod has the same sidecar, labels and volume as the pod of the chart."""
     (ours,) = made["spec"]["initContainers"]
     theirs = container(chart, "kvbus")
     given = [load(None, env=without_place(each), overrides={}) for each in (environment(ours), environment(theirs))]

@@ -1,4 +1,7 @@
-"""CURVE as the chart sets it up, run: a router on the list rebuilds everything, one without a key hears nothing."""
+"""Test CURVE keys in a running bus that the chart configures.
+
+A router whose key is on the list rebuilds all blocks. A router without a key receives nothing.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
     (tmp_path / "router.key_secret").chmod(0o600)
 
     def settled() -> bool:
-        """The workload is used up, and nothing is missing."""
+        """Return whether the simulated engine has published its workload and no batch is missing."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{first}/sources", timeout=5) as answer:
                 (source,) = json.load(answer)

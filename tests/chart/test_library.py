@@ -1,4 +1,4 @@
-"""kvbus in somebody else's chart."""
+"""Tests for the library chart kvbus-lib, used by another project's chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock files agree with each other: the container runs what the tests ran with."""
+"""Tests that the lock files agree: the container image must have the versions with which the tests ran."""
 
 from __future__ import annotations
 

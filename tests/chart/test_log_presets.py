@@ -1,4 +1,7 @@
-"""A leaf that writes to a log, and two aggregators that read it: what each is given, and what it may reach."""
+"""Tests for the chart's log presets: one kvbus writes to a log, and two aggregators read the log.
+
+The tests check the configuration, the credentials and the network access of each pod.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def rendered(role: str, kind: str) -> Release:
 
 
 def access(config: Config, kind: str) -> dict[str, Any]:
-    """The keys of the log, with its endpoint."""
+    """Return the settings of a release's log: its endpoint and its credentials."""
     log = next((output for output in config.outputs if output.type == kind), None)
     if log is None or log.log is None:
         settings = settings_of(config.sources[0])
@@ -48,7 +51,9 @@ def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) ->
 @each_role
 @each_kind
 def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str, kind: str, tmp_path: Path) -> None:
-    """As the kubelet mounts the Secret: kvbus's group may read, others may not."""
+    """The files have the permissions of a Secret that the kubelet mounts: kvbus's group may read them, other users
+    may not.
+    """
     (tmp_path / "ca.crt").write_text(Authority(tmp_path).certificate.read_text())
     password = tmp_path / "password"
     password.write_text("hunter2")

@@ -1,4 +1,6 @@
-"""The objects around the pods: identity, network, monitoring, keys, tests, and what an upgrade leaves alone."""
+"""Tests for the chart's objects besides the workload: service account, network, monitoring, keys, tests and
+upgrades.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,11 @@ def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("replicas", [2, None])
 def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
-    """Each numbers streams of its own, so they need not all be gone; one more of them would be in nobody's list."""
+    """Each aggregator numbers its own streams, so one can run while another is replaced.
+
+    The update adds no further aggregator,
+    because no router has its address.
+    """
     release = render({**AGGREGATOR, "replicas": replicas})
     assert release.workload["spec"]["strategy"] == {
         "type": "RollingUpdate",
@@ -257,7 +263,7 @@ def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
 
 @pytest.mark.parametrize("where", ["the guide", "the notes of a simulation"])
 def test_the_command_for_real_engines_is_a_good_one(where: str, tmp_path: Path) -> None:
-    """A shell leaves each value as it is: zsh takes brackets without quotes for a pattern."""
+    """The command must have quotes around values with brackets, because zsh reads unquoted brackets as a pattern."""
     text = render().notes if where != "the guide" else (ROOT / "docs" / "KUBERNETES.md").read_text()
     (command,) = re.findall(r"helm install bus ./helm/kvbus (--set mode(?:.*\\\n)*.*)", text)
     assert re.findall(r"--set [^'\s]*\[", command) == []

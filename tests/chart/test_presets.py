@@ -1,4 +1,8 @@
-"""Each router finds kvbus where it looks, in the form it reads; each engine publishes where kvbus listens."""
+"""Tests for the chart's router presets.
+
+Each router finds kvbus at the address and in the format that it expects. Each engine publishes to the address at which
+kvbus listens.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +77,11 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
 
 
 def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
-    """It is on loopback, for both; the engine's replay is where it was, and only HTTP is seen from outside."""
+    """The engine and its routers dial one port on loopback. The engine's replay port does not change.
+
+    From outside the pod, only
+    kvbus's HTTP port is reachable.
+    """
     release = render({"kvbus": {"router": "dynamo", "interpose": True, "dataParallelSize": 2}})
     config = told(release, tmp_path)
     (source,), (output,) = config.sources, config.outputs
@@ -92,7 +100,7 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])
 def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
-    """`auto` would look for a place that outlives nothing."""
+    """With `state_dir: auto`, kvbus would choose a directory that does not outlive the container."""
     config = rendered("generic", tmp_path, configFrom=configured, state={"enabled": False})
     assert config.state_dir is None
     assert str(rendered("generic", tmp_path, configFrom=configured).state_dir) == "/var/lib/kvbus"

@@ -19,9 +19,9 @@ from tests.chart.charts import load as load_yaml
 
 WARNING: Final = 2
 OLDEST: Final = 29
-"""Oldest supported minor version of Kubernetes 1.x. The newest is the newest that the validator knows."""
+"""Oldest minor version of Kubernetes 1.x that the chart supports. The newest is the newest that the validator knows."""
 CUSTOM: Final = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator. No Kubernetes schema has them."""
+"""Kinds of the Prometheus operator. Kubernetes' own schemas do not describe them."""
 VOLUMES: Final = {
     "configMap",
     "csi",
@@ -143,7 +143,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
             live, replay, snapshot = output.stream_endpoints(slot)
             ends = [*([live] if output.bind else []), replay, snapshot]
             found = [parse_endpoint(end) for end in ends if end is not None]
-            # where an engine and its routers have one port, both are in the pod
+            # A port on which both the engine and its routers dial kvbus is only used inside the pod.
             bound |= {address.port for address in found if not (output.interpose and address.is_loopback)}
     bound |= {
         parse_endpoint(stream.endpoint).port

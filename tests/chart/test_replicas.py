@@ -1,4 +1,4 @@
-"""The number of pods: the chart's, or left to whoever scales them, whose number an upgrade must not take back."""
+"""Tests for the number of pods: the chart sets it, or leaves it to an autoscaler, whose number an upgrade must keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def test_a_number_is_the_charts(values: Values, replicas: int) -> None:
 
 @pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
 def test_null_leaves_the_number_out(values: Values) -> None:
-    """A key with null in it would be taken for 1 by the cluster; only one that is not there leaves the number alone."""
+    """Kubernetes reads a key with the value null as 1 replica.
+
+    It keeps the current number only if the key is absent.
+    """
     left_out, given = (render({**values, "replicas": replicas}).workload["spec"] for replicas in (None, 2))
     assert "replicas" not in left_out
     assert {**left_out, "replicas": 2} == given, "nothing else differs"
@@ -40,7 +43,9 @@ def test_kubernetes_takes_a_workload_without_a_number() -> None:
 
 
 def installed(**values: Any) -> tuple[Any, str]:
-    """Workload and notes of an install, through Helm's own merge of values with the chart's."""
+    """Return the workload and the notes of a simulated `helm install`, in which Helm merges the values with the
+    chart's.
+    """
     release = helm.Config(namespace="ns").install(str(CHART), "demo", {**SIMULATION, **values}, dry_run="client")
     (workload,) = (
         each for text in release["manifest"].split("\n---\n") if (each := load(text))["kind"] == "Deployment"

@@ -1,4 +1,7 @@
-"""Wrong values are refused: by the schema with the key, by the templates with what to change."""
+"""Tests that wrong values are refused.
+
+The schema's error names the key. The templates' errors say what to change.
+"""
 
 from __future__ import annotations
 
@@ -106,11 +109,14 @@ def test_contradictions_are_refused_with_what_to_change(values: Values, said: st
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
 def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
-    """Maps (labels, quantities) say what their values are; `global` is other charts' business."""
+    """Maps with free keys (labels, quantities) define the type of their values.
+
+    `global` may have any keys for other charts.
+    """
     schema = json.loads((chart / "values.schema.json").read_text())
     open_ones = {where for where, node in objects(schema, "") if node.get("additionalProperties", True) is True}
     free = {"/global"} if chart == LIBRARY else {"/global", "/kvbus/global", "/kvbus-lib"}
-    # the cluster's API knows affinities and kinds of volume better than a copy of its schema here would
+    # The Kubernetes API validates affinities and types of volumes. A copy of its schema in this chart would become outdated.
     free |= {f"/affinity/{kind}" for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity")}
     free |= {"#volume/*", "#kvbus.volume/*"}
     free |= {"/monitoring/podMonitor/endpoint"}

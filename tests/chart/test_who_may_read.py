@@ -1,4 +1,7 @@
-"""The default chart's kvbus on a pod's address: a neighbour learns that it is well, and reads no token id."""
+"""Test who may read the HTTP server of the default chart's kvbus at the pod's address.
+
+Another pod sees that kvbus is healthy, but reads no token id.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Pod:
-    """kvbus in a network namespace with loopback and an address; this process is the neighbour."""
+    """A kvbus in a network namespace with a loopback and one more address. The test process acts as another pod."""
 
     def __init__(self, network: Network, kvbus: Child, engine: Child) -> None:
         self.network, self.kvbus, self.engine = network, kvbus, engine
@@ -43,7 +46,7 @@ class Pod:
     async def ask(
         self, path: str, *, inside: bool = False, to: str | None = None, source: str | None = None, **headers: str
     ) -> Answer:
-        """Ask the pod's address, unless told otherwise, from here or from inside the pod."""
+        """Send an HTTP request, from this process or from inside the pod, by default to the pod's address."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = json.dumps([to or self.network.address, PORT, path, source, named])
         command = [sys.executable, "-c", ASK, request]
@@ -58,7 +61,7 @@ class Pod:
         return Answer(*json.loads(printed))
 
     async def source(self) -> dict[str, Any] | None:
-        """The only entry of ``/sources``, as the neighbour sees it; ``None`` while nobody answers."""
+        """Return the only entry of ``/sources`` as another pod sees it; ``None`` while nothing listens there."""
         assert self.kvbus.running, self.kvbus.log.read_text()
         try:
             (entry,) = json.loads((await self.ask("/sources")).body)
@@ -94,7 +97,7 @@ async def pod(directory: Path) -> AsyncIterator[Pod]:
 
 
 async def settled(here: Pod) -> int:
-    """Wait until the engine's work is done and relayed; how many blocks there are."""
+    """Wait until kvbus has relayed the engine's complete workload, and return the number of blocks."""
     async with asyncio.timeout(60):
         while True:
             source = await here.source()
