@@ -1,4 +1,7 @@
-"""``kvbus anonymize`` and ``kvbus record --anonymize``: files that can be shown, whole or not there."""
+"""Tests for ``kvbus anonymize`` and ``kvbus record --anonymize``.
+
+The output file contains nothing confidential. It is either complete or absent.
+"""
 
 import asyncio
 import contextlib
@@ -39,7 +42,7 @@ def invoke(*args, **more):
 
 @pytest.fixture(autouse=True)
 def _handlers():
-    """The command ends at these signals; the tests of this process do not."""
+    """Restore the signal handlers after each test. The command replaces them so that these signals end it."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
@@ -151,7 +154,7 @@ def test_what_is_no_msgpack_is_said(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
-    """It reads a pipe that nobody closes: it is in the middle when the signal comes."""
+    """The command reads a pipe that is never closed, so the signal arrives while it works."""
     out = tmp_path / "out.jsonl"
     with subprocess.Popen(
         [sys.executable, "-m", "kvbus", "anonymize", "-", "-o", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -171,7 +174,10 @@ def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
 
 @pytest.mark.parametrize("name", ["vllm033_restart", "vllm033_map_bytes", "sglang0523_eagle_bigram"])
 async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(name, tmp_path):
-    """`kvbus play` publishes the anonymized file; a fifth is lost live, and the bus gets it by the replay."""
+    """`kvbus play` publishes the anonymized file.
+
+    A fifth of the live batches is lost, and the bus gets them by a replay.
+    """
     key, out = tmp_path / "key", tmp_path / "out.jsonl"
     key.write_bytes(b"k" * 32)
     key.chmod(0o600)
@@ -201,7 +207,10 @@ async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(nam
 
 
 def test_recording_under_other_names_over_sockets(tmp_path):
-    """An engine that is played is recorded anonymized, and the record is the same to kvbus but for its names."""
+    """The test plays a capture as an engine and records it anonymized.
+
+    For kvbus, both captures differ only in their names.
+    """
     port = free_port()
     out = tmp_path / "out.jsonl.gz"
     endpoint = f"tcp://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""``kvbus conform router`` from the command line."""
+"""Tests for the command ``kvbus conform router``."""
 
 from __future__ import annotations
 

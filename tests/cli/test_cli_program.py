@@ -1,4 +1,6 @@
-"""Every error becomes a message and an exit code; a subcommand costs nothing until it is used."""
+"""Tests for the program ``kvbus``: every error has a message and an exit code, and subcommands are imported on
+first use.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvbus init`` writes a configuration that ``kvbus check`` accepts and that ``kvbus doctor`` can use."""
+"""Tests for ``kvbus init``: its configuration is accepted by ``kvbus check`` and usable by ``kvbus doctor``."""
 
 from __future__ import annotations
 

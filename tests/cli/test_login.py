@@ -1,4 +1,4 @@
-"""Commands that ask a bus elsewhere: with a token, and over https."""
+"""Tests for commands that query another kvbus over HTTP, with a token and over https."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(work: Callable[[asyncio.Event], Any]) -> None:
 
 
 async def invoke(*args: object, **env: str) -> Result:
-    """The command in a thread of its own, so that the bus of this loop can answer."""
+    """Run the command in a thread, so that the bus in this event loop can answer it."""
     return await asyncio.to_thread(CliRunner().invoke, main, [str(each) for each in args], env=env)
 
 

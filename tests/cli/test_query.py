@@ -1,4 +1,4 @@
-"""``kvbus query``: what it asks an index, what it rebuilds without one, and how it shows the answer."""
+"""Tests for ``kvbus query``: its request to an index, the index that it builds itself, and how it shows the answer."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def test_a_file_that_is_no_text_is_a_bad_question(tmp_path):
 
 
 def query(*args: str, tokens: Any = (1, 2, 3)) -> subprocess.CompletedProcess[str]:
-    """Run the command as a process of its own; the token ids are its standard input."""
+    """Run ``kvbus query`` as a process that reads the token ids from its standard input."""
     command = [sys.executable, "-m", "kvbus", "query", *args]
     return subprocess.run(command, input=json.dumps(tokens), capture_output=True, text=True, timeout=100, check=False)
 
 
 class Scene:
-    """An engine, a bus and an index, and a prompt that the engine has."""
+    """An engine, a bus and an index, and a prompt whose blocks the engine holds."""
 
     def __init__(self, engine: Engine, bus: Bus, index: Index, truth: Truth) -> None:
         self.engine = engine

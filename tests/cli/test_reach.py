@@ -1,4 +1,4 @@
-"""Silence has a reason: what ``tail`` and ``record`` say where nobody is."""
+"""Tests for the explanations of ``tail`` and ``record`` if no publisher answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def listening():
 
 @pytest.fixture
 def deaf():
-    """A port whose queue of connections is full, so that the kernel drops what comes: a firewall, as peers see it."""
+    """Return a port whose connection queue is full, so that the kernel drops new connections, as a firewall would."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(0)
