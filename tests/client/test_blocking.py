@@ -1,4 +1,4 @@
-"""A subscriber without asyncio: a plain loop over its updates."""
+"""Tests for the subscriber without asyncio, which a plain loop reads."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ except KeyboardInterrupt:
 
 
 def test_a_ctrl_c_that_python_forgets_is_raised() -> None:
-    """Runner.run sets its count of interrupts back after it has installed its handler."""
+    """Runner.run resets its count of interrupts after it has installed its handler, so an interrupt in between is
+    forgotten.
+    """
 
     class Interrupted(Subscriber):
         async def receive(self) -> Update:

@@ -1,4 +1,7 @@
-"""Routers in front of a real bus that keeps ten batches: by replay, by snapshot, by both, they hold the truth."""
+"""Tests for the client's subscribers at a real bus whose journal keeps ten batches.
+
+With replays, snapshots or both, each subscriber ends with the engine's true blocks.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def keys(view):
 
 
 async def until(subscriber, view, condition):
-    """Follow until the condition holds; the updates on the way."""
+    """Receive updates until the condition holds for one, and return all updates until then."""
     seen: list[Any] = []
     while not seen or not condition(seen[-1]):
         seen.append(await subscriber.receive())
@@ -79,7 +82,7 @@ def test_a_router_that_joins_late(how):
                 assert {update.kind for update in seen} <= {"batch", "snapshot", "synced"}
                 if how == "snapshot":
                     assert [update.kind for update in seen] == ["snapshot", "synced"]
-                # and goes on with the live stream
+                # The subscriber continues with the live stream.
                 engine.publish(encode_batch([BlockStored((NEW,), None, TOKENS, 16, None, "GPU")], 1.0, 0))
                 await until(router, view, lambda _: NEW in view)
                 assert {key[-1] for key in keys(view)} == {key[-1] for key in truth(NAME)} | {NEW}

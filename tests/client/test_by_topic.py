@@ -1,4 +1,4 @@
-"""One subscription, many workers: a real kvbus with ``layout: per_topic``, read by topic."""
+"""Tests for one subscription to many workers: a real kvbus with ``layout: per_topic``, read by topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.system.test_reload import Fleet, at, running
 
 
 class Views:
-    """A view for each topic, as a caller would keep them."""
+    """One view of blocks for each topic, as an application would keep them."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.views: dict[bytes, BlockView] = {}

@@ -1,4 +1,4 @@
-"""The examples of docs/CLIENT.md run."""
+"""Tests that the examples of docs/CLIENT.md run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream's events in an index of prefixes."""
+"""Tests for Feed, which applies one stream's events to an index of prefixes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.wire.captures import DATA, load
 
 
 class Fed:
-    """An index with one stream."""
+    """An index with the blocks of one stream."""
 
     def __init__(self, *, copies=False):
         self.index = PrefixIndex[Worker]()
@@ -51,7 +51,7 @@ class Fed:
         return self
 
     def held(self, *blocks):
-        """How much of the chain of these blocks each rank holds."""
+        """Return for each rank how many of these consecutive blocks it holds, from the first one."""
         return {worker.rank: count for worker, count in self.index.longest_prefix(tokens(*blocks)).items()}
 
 
@@ -221,7 +221,7 @@ def test_a_capture_ends_with_the_blocks_of_a_view_that_counts_copies(name):
         assert isinstance(decoded, Batch)
         feed.apply(decoded)
         view.apply_batch(decoded)
-    # groups without prefixes are left out, and of those with prefixes one is enough
+    # The index leaves out groups without prefix caching. Of the groups with prefix caching, it needs only one.
     counted = {
         (block.rank, block.medium, block.hash)
         for block in view

@@ -1,4 +1,6 @@
-"""The index of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
+"""Tests for the index of prefixes: it knows which blocks of a prompt each worker holds, whatever the order of
+events.
+"""
 
 import gc
 import itertools
@@ -19,7 +21,7 @@ SIZE = 4
 
 
 def tokens_of(*blocks, size=SIZE):
-    """A prompt: each number stands for a block of tokens."""
+    """Return a prompt's tokens. Each number stands for one block of tokens."""
     return [block * 1000 + at for block in blocks for at in range(size)]
 
 
@@ -164,7 +166,10 @@ def test_removed_blocks_leave_nothing_in_memory():
         index.apply("a", BlockRemoved((*names, first + 5000)))
 
     def kept():
-        """Count the objects that the index's own lines have allocated. A dict counts as one, whatever its size."""
+        """Count the objects that the lines of the index's module have allocated.
+
+        A dict counts as one, whatever its size.
+        """
         gc.collect()  # a full collection also frees the tuples that Python keeps for reuse
         own = tracemalloc.Filter(inclusive=True, filename_pattern=str(prefix_index.__file__))
         return sum(each.count for each in tracemalloc.take_snapshot().filter_traces([own]).statistics("filename"))
@@ -188,7 +193,9 @@ def test_removed_blocks_leave_nothing_in_memory():
 
 @dataclass
 class Known:
-    """A block of a worker: its parent, its content, the prompt up to its end as far as it is known, and its media."""
+    """A block of a worker: its parent, its content, its media, and the prompt up to its end if all its ancestors
+    are known.
+    """
 
     parent: bytes | None
     content: int
@@ -198,7 +205,7 @@ class Known:
 
 @dataclass
 class Naive:
-    """The blocks of each worker, by hash."""
+    """A simple and slow index to compare with: the blocks of each worker, by hash."""
 
     workers: dict = field(default_factory=dict)
 
@@ -254,7 +261,10 @@ def name_of(variant, chain):
 
 
 def content_of(worker, variant, chain):
-    """Return the content of such a chain; for one worker the last variant means other content."""
+    """Return the content of the last block of a chain.
+
+    For worker "b", variant 2 gives other content to the same hash.
+    """
     return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
 
 

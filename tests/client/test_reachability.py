@@ -1,4 +1,4 @@
-"""Why there is no connection, as updates of a subscriber."""
+"""Tests for the updates in which a subscriber reports why it has no connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON = Timing(unreachable_s=0.05, idle_s=0.2, confirm_s=60)
 
 @contextlib.asynccontextmanager
 async def listening(greeting: bytes = b""):
-    """A TCP server that says this; its endpoint."""
+    """Start a TCP server that sends these bytes to each client, and return its endpoint."""
     opened: list[asyncio.StreamWriter] = []
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

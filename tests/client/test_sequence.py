@@ -1,4 +1,4 @@
-"""What the caller of the library is told, one rule at a time."""
+"""Tests for the client's sequencing: one test for each rule about the updates that the application receives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASK_SNAPSHOT = "ask for a snapshot"
 
 
 class Stream:
-    """The machine with a clock, and short words for what happens to it."""
+    """The client's sequencing state machine with a simulated clock, and short methods for its inputs."""
 
     def __init__(self, *, epoch="a", timing=QUICK, **options):
         self.sequence = Sequence(timing=timing, **options)
@@ -35,7 +35,7 @@ class Stream:
         self.opened = self.follow(self.sequence.open(self.now))
 
     def follow(self, outputs: list[Output]) -> list[Any]:
-        """Send what is asked; return updates as they are, then requests as words. Their end goes without saying."""
+        """Record the requests as sent, and return first the updates, then the requests in a short form."""
         said: list[Any] = []
         asked: list[str] = []
         for output in outputs:
@@ -79,7 +79,7 @@ class Stream:
         return self.follow(self.sequence.interrupted(self.now))
 
     def due(self):
-        """Jump to the deadline."""
+        """Set the clock to the state machine's deadline, and return the resulting updates and requests."""
         self.now = self.sequence.deadline
         assert self.now < inf
         return self.follow(self.sequence.tick(self.now))
@@ -89,7 +89,7 @@ class Stream:
 
 
 def synced(upto=3, **options):
-    """A stream that has replayed batches 0 to upto-1 and is in step."""
+    """Return a stream that has replayed the batches 0 to upto-1 and is synced."""
     stream = Stream(**options)
     assert stream.connected() == [ask(0)]
     stream.replayed(*range(upto))
@@ -142,7 +142,11 @@ def test_a_trimmed_replay_is_a_loss_at_once():
 )
 @pytest.mark.parametrize("unanswered", [0, 1])
 def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
-    """As kvbus answers: what was before is over, and the state follows. That an earlier request had no answer is over."""
+    """kvbus answers like this: the clear voids all earlier batches, and the state follows.
+
+    Earlier requests without an answer
+    no longer matter then.
+    """
     stream = Stream()
     stream.connected()
     for _ in range(unanswered):
@@ -154,7 +158,10 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
 
 
 def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
-    """The state has later seqs than anything lost. Whoever took it for a trimmed answer stayed without its blocks."""
+    """The state's seqs are higher than all lost ones.
+
+    A client that reads the state as a trimmed replay would lack its blocks.
+    """
     stream = Stream()
     stream.connected()
     stream.live(7)

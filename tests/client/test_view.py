@@ -16,7 +16,7 @@ from kvbus.core.wire.tokens import decode_tokens, divide
 from tests.typed import there, well_formed
 
 DATA = Path(__file__).parent.parent / "wire" / "data"
-# re-blocked and filtered by the bus itself: no router reads these as they are
+# kvbus cuts these captures' blocks to another size and filters them, so routers never read them as they are here.
 NOT_FOR_ROUTERS = {"syn_sglang_variable", "syn_vllm_two_granularities"}
 CAPTURES = sorted(path.stem for path in DATA.glob("*.jsonl") if path.stem not in NOT_FOR_ROUTERS)
 
@@ -31,7 +31,7 @@ def key_of(block):
 
 
 def follow(followed, changes):
-    """Keep a dictionary of blocks by the changes of a view."""
+    """Apply the changes of a view to a dictionary of blocks."""
     for change in changes:
         if isinstance(change, Stored):
             followed[key_of(change.block)] = change.block
@@ -138,7 +138,7 @@ def test_tokens_of_masked_blocks_are_unknown_not_wrong():
 
 
 def test_the_tokens_of_a_long_store_are_read_in_time_that_grows_with_it(monkeypatch):
-    """Counted in bytes. Each block decoded the whole store."""
+    """The test counts decoded bytes. An earlier version decoded the complete store once for each of its blocks."""
     read = 0
 
     def counted(function):

@@ -1,4 +1,4 @@
-"""Many short random worlds: cheaper than drawn ones, so there are more of them."""
+"""Tests with many short random worlds. They cost less than worlds drawn by Hypothesis, so there are more of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.client.walk import World
 
 
 def failing(worlds: range) -> int:
-    """Return how many worlds fail."""
+    """Return how many of these worlds fail. Each number is the seed of a world."""
     failed = 0
     for seed in worlds:
         try:

@@ -1,7 +1,7 @@
-"""What is in the wheel of the client alone, and how both wheels do in fresh environments.
+"""Tests for the wheels of kvbus and of the client, installed in fresh environments.
 
-`make client-wheel` builds both wheels and names their directory in TEST_WHEELS. Environments are made without a network: of
-what is installed here.
+`make client-wheel` builds both wheels and names their directory in TEST_WHEELS. The environments are made without a
+network, from the packages of this environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ built = pytest.mark.skipif(not WHEELS, reason="TEST_WHEELS names no directory of
 
 
 def run(python, *words, path=None, ok=True):
-    """What a process says; it knows of this tree only what `path` has."""
+    """Run Python and return its output. The process can import from this source tree only the directories of `path`."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     if path:
         env["PYTHONPATH"] = os.pathsep.join(map(str, path))
@@ -41,7 +41,7 @@ def run(python, *words, path=None, ok=True):
 
 @pytest.fixture
 def requirements(tmp_path):
-    """A directory with what the client requires, and nothing else."""
+    """Return a directory with the client's dependencies and no other package."""
     folder = tmp_path / "requirements"
     folder.mkdir()
     for pattern in ("msgspec*", "zmq", "pyzmq*"):
@@ -80,7 +80,7 @@ def test_its_files_and_what_it_requires_are_enough(tmp_path, requirements):
 
 
 class Environment:
-    """A fresh environment, to which wheels are installed."""
+    """A fresh virtual environment in which a test installs wheels."""
 
     def __init__(self, folder: Path, packages: Path) -> None:
         venv.create(folder, symlinks=True)

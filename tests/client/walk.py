@@ -1,7 +1,8 @@
-"""Random worlds of the client's sequence: whatever happens to the live stream and to the answers, the view is the publisher's state.
+"""Random worlds for the client's sequencing: whatever the network does, the view must equal the publisher's state.
 
-``python -m tests.client.walk --steps 1000000`` runs them for a long time. Each world is drawn from a seed of its own.
-Those that fail are printed with their seeds; the exit code is 1 then.
+``python -m tests.client.walk --steps 1000000`` runs them for a long time. Each world has its own seed. The program
+prints
+the seeds of the worlds that fail, and then exits with code 1.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ def stored(*hashes: int) -> BlockStored:
 
 
 class Subscription:
-    """A publisher with a whole history, a bad network, and the sequence machine.
+    """A publisher that keeps its complete history, a bad network, and the client's sequencing state machine.
 
-    What the network cannot do is what TCP cannot do: a frame of the publisher's next life does not come before the
-    connection broke and stood again. Requests are retried for ever, so nothing may be reported lost.
+    The network cannot do what TCP cannot do: frames of a restarted publisher arrive only after the old connection broke
+    and a
+    new one is open. The client retries requests for ever, so it may report no loss.
     """
 
     def begin(self, mode: str, compacting: bool, ids: bool, held: int, journal: int, before: int) -> None:
@@ -138,7 +140,7 @@ class Subscription:
         start = max(start, trimmed) if self.mode == "fresh" else start
         answer = [(seq, payload) for seq, payload in enumerate(self.log) if payload is not None and seq >= start]
         if self.compacting and start < len(self.log) - self.journal:
-            # the whole state first, in slices, and empty batches up to the newest
+            # The answer has the complete state first, in slices, and then empty batches up to the newest seq.
             state: list[AnyEvent] = [AllBlocksCleared(), *map(stored, self.truth)]
             numbers = range(start, len(self.log))
             cuts = [state[at : at + 2] for at in range(0, len(state), 2)]
@@ -215,12 +217,14 @@ class Subscription:
 
     @property
     def exact(self) -> bool:
-        """In step with the publisher, and with nothing left to take in."""
+        """Whether the client has the publisher's newest batch, and holds no batch back."""
         newest = max((seq for seq, payload in enumerate(self.log) if payload is not None), default=-1)
         return (self.sequence.next_seq or 0) > newest and not self.sequence.held
 
     def in_step(self) -> None:
-        """Whoever has everything that the publisher has, and waits for nothing, has its state."""
+        """Check that a client which has all batches of the publisher and waits for no answer also has the
+        publisher's blocks.
+        """
         if self.up and self.synced and self.asked is None and not self.answer and self.exact:
             assert {block.hash for block in self.view} == self.truth
 
@@ -237,7 +241,7 @@ class Subscription:
         self.settle()
         assert self.synced
         self.check()
-        # and it goes on as it should
+        # After the end of the walk, the client must still follow the live stream.
         self.publish(("store", 42), lost=False)
         self.settle()
         self.check()
@@ -259,7 +263,7 @@ RULES = {
 
 
 class World(Subscription):
-    """A world that is led from outside."""
+    """A world whose steps are chosen by a random generator."""
 
     def __init__(self, seed: int) -> None:
         self.chance = chance = random.Random(seed)
@@ -274,7 +278,7 @@ class World(Subscription):
         )
 
     def step(self, rule: str) -> None:
-        """Follow a rule, if it can be followed now."""
+        """Apply a rule, if it is possible in the world's state."""
         chance = self.chance
         if rule == "publish":
             kind = chance.choice(["store", "store", "store", "remove", "clear", "nothing"])
@@ -300,7 +304,7 @@ class World(Subscription):
         self.steps += 1
 
     def run(self) -> None:
-        """Live to the end."""
+        """Apply random rules, and check the view after each rule and at the end."""
         rules = self.chance.choices([*RULES], [*RULES.values()], k=self.chance.randint(5, LENGTH))
         for rule in rules:
             self.step(rule)
