@@ -1,4 +1,4 @@
-"""Two distributions with one package, in one place."""
+"""Tests for two installed distributions that contain the same package in one directory."""
 
 from __future__ import annotations
 

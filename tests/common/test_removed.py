@@ -1,4 +1,6 @@
-"""A removed key, command or option answers with what to use instead, together with all other mistakes."""
+"""Tests that the error for a removed key, command or option names the replacement, and appears with all other
+errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks end: those that clean up, that fail, and that lose their cancellation."""
+"""Tests for ending asyncio tasks that clean up, that fail, or that lose their cancellation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ async def test_who_cleans_up_is_waited_for(monkeypatch):
 
 
 async def test_a_cancellation_that_was_lost_is_not_the_last_one():
-    """As `asyncio.wait_for` of Python 3.11 loses it, when what it waits for comes in the turn of the cancellation."""
+    """`asyncio.wait_for` of Python 3.11 loses a cancellation if the awaited result arrives in the same loop
+    iteration.
+    """
     lost = 0
 
     async def asks_for_ever():
@@ -76,7 +78,11 @@ async def test_a_cancellation_that_was_lost_is_not_the_last_one():
 
 
 async def test_who_is_told_again_while_it_ends_tasks_ends_them_first(monkeypatch):
-    """Whoever ends it is as patient as it is itself, and tells it again while it would tell what it has begun."""
+    """Two nested tasks call `end_tasks` with the same patience.
+
+    The outer call cancels its task again while that task still
+    waits for the tasks that it started itself.
+    """
     monkeypatch.setattr(tasks, "AGAIN", 0.5)
     done = []
 
@@ -136,7 +142,7 @@ async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_tol
 
 
 async def test_the_answer_comes_in_the_turn_of_the_cancellation():
-    """The wait of dnspython and nats-py itself, on whatever Python this is."""
+    """dnspython and nats-py wait with `asyncio.wait_for`. The test uses the real one of the running Python version."""
     answer = asyncio.get_running_loop().create_future()
 
     async def asks_again_and_again():
