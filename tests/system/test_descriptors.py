@@ -193,7 +193,7 @@ async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_t
     finally:
         context.destroy(0)
         process.kill()
-    assert f"only {FEW} file descriptors" in process.log.read_text()
+    assert f"may open only {FEW} files and sockets" in process.log.read_text()
 
 
 async def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
@@ -204,4 +204,4 @@ async def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
         await eventually(lambda: limit.search(process.get("/metrics")) is not None, "the limit")
     finally:
         process.kill()
-    assert "file descriptors" not in process.log.read_text()
+    assert "files and sockets" not in process.log.read_text()
