@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Config]:
-    """Load a configuration from text, variables and overrides; one source and one output are added by default."""
+    """Load a configuration from YAML text, environment variables and overrides.
+
+    By default, add one source and one output.
+    """
 
     def _read(text: str | None = None, *, env: dict[str, str] | None = None, **overrides: Any) -> Config:
         path = None
@@ -28,7 +31,7 @@ def read(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def problems(read: Callable[..., Config]) -> Callable[..., dict[str, str]]:
-    """Load a bad configuration and return its problems: key to the whole line."""
+    """Load an invalid configuration and return its problems: for each key, the complete line of the error."""
 
     def _problems(text: str | None = None, **kwargs: Any) -> dict[str, str]:
         with pytest.raises(ConfigError) as caught:

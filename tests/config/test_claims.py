@@ -1,4 +1,4 @@
-"""Addresses that contradict no other address."""
+"""Tests for configurations whose addresses do not contradict each other."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.config.texts import text_of
     [
         ("[{data_parallel_size: 2, endpoint: 'tcp://127.0.0.1:5557', replay_endpoint: 'tcp://127.0.0.1:5559'}]",
          "[{endpoint: 'tcp://*:5657', replay_endpoint: 'tcp://*:5659'}]"),
-        # the same port at different hosts
+        # The engines use the same port at different hosts.
         ("[{name: a, endpoint: 'tcp://10.0.0.1:5557'}, {name: b, endpoint: 'tcp://10.0.0.2:5557'}]",
          "[{layout: merged}]"),
-        # kvbus takes the port that the engine has on another machine
+        # kvbus listens at a port number that the engine uses on another machine.
         ("[{endpoint: 'tcp://10.0.0.1:5557'}]", "[{endpoint: 'tcp://*:5557'}]"),
-        # different interfaces
+        # The source and the output use different interfaces.
         ("[{}]", "[{endpoint: 'tcp://127.0.0.2:5557'}]"),
-        # dialling out claims nothing here
+        # The output dials its router, so it does not listen at kvbus's own HTTP port.
         ("[{}]", "[{endpoint: 'tcp://127.0.0.1:9477', bind: false}]"),
         ("[{endpoint: 'ipc:///kv-{rank}', data_parallel_size: 2}]", "[{layout: merged}]"),
     ],

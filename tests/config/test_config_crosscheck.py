@@ -1,4 +1,4 @@
-"""Keys that are good on their own and contradict each other."""
+"""Tests for keys that are valid on their own and contradict each other."""
 
 from __future__ import annotations
 

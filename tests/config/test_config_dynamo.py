@@ -1,4 +1,4 @@
-"""Outputs of `type: dynamo`: what follows from the type, and what cannot be with it."""
+"""Tests for outputs of `type: dynamo`: the defaults that the type sets, and the keys that it excludes."""
 
 from __future__ import annotations
 

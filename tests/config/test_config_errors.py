@@ -1,4 +1,4 @@
-"""What an error says of a bad key and a bad value. The golden configurations have whole errors."""
+"""Tests for the errors about an invalid key or value. The golden configurations contain complete errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are a log: what follows from the type, and what cannot be with it."""
+"""Tests for outputs that write to a log: the defaults that the type sets, and the keys that it excludes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags over variables over the file over the defaults."""
+"""Tests for the priority of settings: command line, then environment variables, then the file, then the defaults."""
 
 from __future__ import annotations
 

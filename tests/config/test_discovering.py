@@ -1,4 +1,4 @@
-"""``sources[].discover``: its kinds, their settings, and what cannot stand beside it."""
+"""Tests for ``sources[].discover``: its kinds, their settings, and the keys that it excludes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``kvbus check`` says is open to whom."""
+"""Tests for the part of ``kvbus check`` that says who can reach which port."""
 
 from __future__ import annotations
 

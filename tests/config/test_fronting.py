@@ -1,4 +1,4 @@
-"""``front``: what it takes, and what cannot be."""
+"""Tests for ``front``: its valid values, and the combinations that are refused."""
 
 from __future__ import annotations
 

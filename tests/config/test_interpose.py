@@ -1,4 +1,4 @@
-"""``interpose``, in short and at length: what follows from it."""
+"""Tests for ``interpose`` in its short and its long form, and for the settings that follow from it."""
 
 from __future__ import annotations
 

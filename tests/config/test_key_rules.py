@@ -1,4 +1,4 @@
-"""CURVE keys and keys of the state that are incomplete or of no use."""
+"""Tests for CURVE keys, and keys of the state, that are incomplete or have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sources that are read from a log: whose numbers routers get, and what is refused because it would be other ones."""
+"""Tests for sources that read a log.
+
+Routers get either the seqs of the log's writer or seqs of kvbus's own. Settings that would mix them are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``kvbus check`` says of a good configuration."""
+"""Tests for the notes of ``kvbus check`` about a valid configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``check`` says of ``layout: per_topic``."""
+"""Tests for the errors and notes of ``kvbus check`` about ``layout: per_topic``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GOOD: dict[str, Any] = {"layout": "per_topic", "topic": "kv@{source}@{model}", "
 
 
 def problems(*sources: dict[str, Any], **output: Any) -> str:
-    """What is wrong; nothing where it is good."""
+    """Return the error for a configuration; an empty string if it is valid."""
     engines = [{"endpoint": f"ipc:///run/{n}", "name": f"e{n}", **source} for n, source in enumerate(sources or ({},))]
     try:
         load(None, env={}, overrides={"model": "m", "sources": engines, "outputs": [{**GOOD, **output}]})
@@ -56,6 +56,6 @@ def test_bad_ones(output: dict[str, Any], said: str) -> None:
 
 
 def test_by_default_there_is_no_replay() -> None:
-    """Of the default endpoints there is the live one alone."""
+    """With ``layout: per_topic``, an output has only the default endpoint for the live stream."""
     made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
     assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)

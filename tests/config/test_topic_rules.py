@@ -1,4 +1,4 @@
-"""Topics that routers of a profile cannot read."""
+"""Tests for topics that the routers of a profile cannot read."""
 
 from __future__ import annotations
 

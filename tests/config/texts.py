@@ -1,4 +1,4 @@
-"""A configuration as text."""
+"""Write a configuration as YAML text, for tests."""
 
 from __future__ import annotations
 
