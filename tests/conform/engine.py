@@ -1,4 +1,4 @@
-"""An engine with an API of its own, that keeps what it is asked to keep and breaks the rest."""
+"""A simulated engine with an HTTP API, which keeps only the requested clauses of the specification."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BLOCKS = 4
 
 
 class Engine:
-    """Stores a few blocks for each prompt, unless they are live.
+    """An engine that stores a few blocks for each prompt, unless these blocks are live.
 
     Args:
-        good: say where the events are, store a live block once, and clear at once.
-        limit: the longest prompt, in tokens; None: it does not say.
+        good: report the events' endpoints, store a live block only once, and clear the blocks at once.
+        limit: maximum length of a prompt, in tokens. None: the engine does not report its limit.
     """
 
     def __init__(self, publisher: EnginePublisher, *, good: bool = True, limit: int | None = None) -> None:
@@ -32,7 +32,7 @@ class Engine:
 
     @property
     def prompts(self) -> list[str]:
-        """Each prompt that it was sent."""
+        """All prompts that the engine has received."""
         return list(self._prompts)
 
     def publish(self, *events: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[str]:
-    """Its API, at a URL."""
+    """Serve the engine's HTTP API, and return its URL."""
     runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
     try:

@@ -1,4 +1,7 @@
-"""vLLM's and SGLang's own publishers, judged, and their decoders at the vectors: ``python -m tests.conform.judged`` files it."""
+"""Judge the real publishers of vLLM and SGLang, and give the test vectors to their decoders.
+
+``python -m tests.conform.judged`` writes the results to docs/spec/results.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,18 @@ CAPTURES: Final = {
     "vllm-0.33.0": ("vLLM 0.33.0", "vllm033_map_int"),
     "sglang-0.5.23": ("SGLang 0.5.23", "sglang0523_map"),
 }
-"""By the directory that ``.ci/engines.sh`` makes: the release, and what its caches once sent."""
+"""The release of each engine, and the capture that its publisher sends.
+
+The key is a directory of ``.ci/engines.sh``.
+"""
 DECODERS: Final = RESULTS / "decoders.json"
 
 
 def home_of(engine: str) -> Path | None:
-    """Where an engine's modules are, or in place of the newest that is pinned the newest of all; None without them."""
+    """Return the directory of an engine's modules; None if it is not installed.
+
+    The directory ``NAME-newest`` replaces the newest pinned release of an engine.
+    """
     name = engine.partition("-")[0]
     newest = [f"{name}-newest"] if engine == max(each for each in CAPTURES if each.startswith(name)) else []
     places = [Path(os.environ.get(HOME_ENV, ""), each) for each in [engine, *newest]]
@@ -39,12 +48,15 @@ def home_of(engine: str) -> Path | None:
 
 
 def lacking(engine: str) -> str:
-    """Why an engine cannot be run here."""
+    """Return the reason why an engine's tests are skipped on this machine."""
     return f"{HOME_ENV} names no {engine}, as .ci/engines.sh DIR makes it; .ci/run does that"
 
 
 async def judged(engine: str) -> Report:
-    """Watch its publisher, for longer where a busy machine did not receive all of the capture within 4 s."""
+    """Watch an engine's publisher and return the report.
+
+    If a busy machine did not receive the complete capture within 4 s, watch again for longer.
+    """
     capture = DATA / f"{CAPTURES[engine][1]}.jsonl"
     batches = len(capture.read_bytes().splitlines())
     live = batches - batches // 2
@@ -56,7 +68,7 @@ async def judged(engine: str) -> Report:
 
 
 async def _watched(engine: str, capture: Path, seconds: float) -> Watch:
-    """Watch its publisher, which has sent half of a capture, and sends the rest."""
+    """Watch an engine's publisher, which has sent half of a capture before and sends the rest now."""
     live, replay = free_ports(2)
     arguments = [there(home_of(engine)), live, replay, capture]
     program = [sys.executable, "-m", "tests.conform.publishers", *map(str, arguments)]
@@ -79,7 +91,7 @@ async def _watched(engine: str, capture: Path, seconds: float) -> Watch:
 
 
 def decoded(engine: str) -> dict[str, str]:
-    """What its decoder says of each vector; nothing where it decodes it."""
+    """Return the error of an engine's decoder for each test vector; an empty string if it decodes the vector."""
     program = [sys.executable, "-m", "tests.spec.decoders", str(there(home_of(engine))), str(SPEC / "vectors")]
     done = subprocess.run(program, cwd=ROOT, stdout=subprocess.PIPE, timeout=600, check=True)
     said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,7 @@
-"""docs/spec/matrix.md, made of the files below docs/spec/results and of the captures: ``python -m tests.conform.matrix``."""
+"""Generate docs/spec/matrix.md from the files in docs/spec/results and from the captures.
+
+Run it with ``python -m tests.conform.matrix``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ PUBLISHERS: Final = {
     "llm-d-inference-sim-0.10.2": ("llm-d-inference-sim 0.10.2", "llm-d-inference-sim.md", ""),
     "kvbus": ("kvbus", "", ""),
 }
-"""By the beginning of the names of their results: the head of the column, the page of findings, the release's captures."""
+"""The columns of publishers: title, page of findings, and name of the release's captures.
+
+The key is the beginning of the names of the publisher's result files.
+"""
 
 ROUTERS: Final = {
     "dynamo-1.6.1-indexer": ("Dynamo 1.6.1, indexer", "dynamo-indexer.md"),
@@ -122,7 +128,7 @@ def _captures(prefix: str) -> dict[str, dict[str, list[str]]]:
 
 
 def publisher(peer: str, clause: str) -> tuple[str, str]:
-    """What became of a clause at a publisher, and how that is known."""
+    """Return the outcome of a clause at a publisher, and the run or capture that shows it."""
     verdicts = [result.of_clause(clause) for name, result in load("engines").items() if name.startswith(peer)]
     captures = _captures(PUBLISHERS[peer][2])
     for outcome, levels in (("broken", ("MUST", "SHOULD")), ("kept", ("kept",))):
@@ -137,7 +143,7 @@ def publisher(peer: str, clause: str) -> tuple[str, str]:
 
 
 def reader(peer: str, clause: str) -> tuple[str, str]:
-    """What became of a clause at a router, and the cases that show it."""
+    """Return the outcome of a clause at a router, and the cases that show it."""
     verdicts = [each for each in load("routers")[peer].verdicts if each["clause"] == clause]
     broken = [each for each in verdicts if each["outcome"] == "broken"]
     known = sorted({f"`{each['case']}`" for each in broken}) + _read(peer, clause, "broken")
@@ -148,7 +154,7 @@ def reader(peer: str, clause: str) -> tuple[str, str]:
 
 
 def played(result: Result, case: str) -> str:
-    """A cell of the cases."""
+    """Return the cell of a case in the table of routers."""
     verdict = result.of_case(case)
     if verdict is None or verdict["outcome"] == "not seen":
         return "not seen"

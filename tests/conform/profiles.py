@@ -1,6 +1,6 @@
-"""kvbus itself as the engine of its routers, judged through every profile: docs/spec/profiles.md is what is found.
+"""Judge kvbus as the publisher of its routers, with each profile, and write the results to docs/spec/profiles.md.
 
-``python -m tests.conform.profiles`` writes it.
+Run it with ``python -m tests.conform.profiles``.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tests.wire.captures import load
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "profiles.md"
 SPOKEN: Final = [name for name in PROFILES if name != "dynamo-plane"]
-"""Profiles of ZeroMQ outputs; dynamo-plane is of another transport."""
+"""The profiles of ZeroMQ outputs. The profile dynamo-plane uses another transport."""
 
 CAPTURE: Final = "vllm033_map_bytes"
 BLOCKS: Final = 5_000
-"""More than a batch of a state holds."""
+"""Number of blocks, more than one batch of a state holds."""
 
 _HEAD: Final = """# What each profile breaks on purpose
 
@@ -58,7 +58,10 @@ def output(name: str, ports: Sequence[int]) -> dict[str, Any]:
 
 
 async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
-    """A bus with an output for each profile; half of a capture is there when it is watched, the rest comes then."""
+    """Judge a bus that has an output for each profile, and return the reports by profile.
+
+    The engine publishes half of a capture before the watch begins, and the other half during the watch.
+    """
     ports = free_ports(2 * len(SPOKEN))
     outputs = [output(name, ports[2 * at : 2 * at + 2]) for at, name in enumerate(SPOKEN)]
     messages: list[Message] = load(capture)
@@ -84,7 +87,9 @@ async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
 
 
 async def of_states(directory: Path) -> Report:
-    """What no profile's stream shows: a state of several batches, snapshots, CURVE."""
+    """Judge a bus on subjects that the streams of the profiles do not show: states of several batches, snapshots
+    and CURVE.
+    """
     (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     (directory / "server").write_bytes(server_secret + b"\n")
     (directory / "server").chmod(0o600)
@@ -110,14 +115,14 @@ async def of_states(directory: Path) -> Report:
 
 
 def filed(vllm: Report, states: Report) -> Report:
-    """The report of the profile that changes nothing, with what the other one alone has seen."""
+    """Return the report of the profile `vllm`, completed by the clauses that only the report `states` has seen."""
     more = {each.clause: each for each in states.verdicts}
     verdicts = [more[each.clause] if each.outcome is Outcome.NOT_SEEN else each for each in vllm.verdicts]
     return replace(vllm, verdicts=verdicts)
 
 
 def page(reports: dict[str, Report]) -> str:
-    """The page that these reports make."""
+    """Return the text of docs/spec/profiles.md for these reports."""
 
     def broken(report: Report, level: Level) -> str:
         found = [each for each in report.ordered if each.outcome is Outcome.BROKEN and each.level is level]

@@ -1,6 +1,9 @@
-"""The modules of published engines that ``.ci/engines.sh`` has taken out of their wheels; no module of kvbus is needed.
+"""Import modules of published engines that ``.ci/engines.sh`` has extracted from their wheels.
 
-They import others of their engine, which are not there: a stand-in has whatever is imported from it, and nothing that works.
+This module needs no kvbus.
+
+The modules import other modules of their engine, which are absent. A stand-in replaces each absent module: it provides
+every name, but nothing that works.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ class _StandIn(ModuleType):
 
 
 class _StandIns(MetaPathFinder, Loader):
-    """Asked last, for what no wheel's module is there for."""
+    """An import finder that provides stand-ins.
+
+    Python asks it last, so it only replaces modules that are not installed.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname.partition(".")[0] not in {*MODULES, "psutil"}:
@@ -43,11 +49,11 @@ class _StandIns(MetaPathFinder, Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing: a stand-in has no code."""
 
 
 def load(directory: str) -> Any:
-    """Import the events' module of an engine, from a directory such as ``vllm-0.33.0``."""
+    """Import an engine's module of KV events from a directory such as ``vllm-0.33.0``."""
     sys.path.insert(0, directory)
     sys.meta_path.append(_StandIns())
     return importlib.import_module(MODULES[Path(directory).name.partition("-")[0]])

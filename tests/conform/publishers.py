@@ -1,8 +1,8 @@
-"""The publishers of vLLM and SGLang themselves, fed with what their own caches once sent; no module of kvbus is needed.
+"""Run the real publishers of vLLM and SGLang, and let them send a capture of their engine. This program needs no kvbus.
 
-``python -m tests.conform.publishers DIRECTORY PORT REPLAY_PORT CAPTURE [TIMES]`` has the engine that ``.ci/engines.sh``
-has put there. It publishes half of the capture, or the whole of it so many times; a line of standard input publishes
-the rest, and the end of standard input ends it.
+``python -m tests.conform.publishers DIRECTORY PORT REPLAY_PORT CAPTURE [TIMES]`` uses the engine in DIRECTORY, where
+``.ci/engines.sh`` has put it. It publishes half of the capture, or the complete capture TIMES times. After a line on
+standard input it publishes the rest. It ends at the end of standard input.
 """
 
 from __future__ import annotations

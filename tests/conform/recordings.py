@@ -1,4 +1,6 @@
-"""What the judge finds in each recorded stream, as docs/spec/recordings.md: ``python -m tests.conform.recordings``."""
+"""Judge each recorded stream and write the results to docs/spec/recordings.md: ``python -m
+tests.conform.recordings``.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def row(name: str, found: dict[str, list[str]]) -> str:
 
 
 def summary(report: Report) -> dict[str, list[str]]:
-    """The clauses that are kept, and those of which a MUST or a SHOULD is broken."""
+    """Return the clauses that a stream keeps, and the clauses of which it breaks a MUST or a SHOULD."""
     broken = {
         str(level): [str(each.clause) for each in report.verdicts if each.fails(strict=True) and each.level is level]
         for level in Level

@@ -1,6 +1,9 @@
-"""What was found at real engines and routers, as files below docs/spec/results: the matrix is made of them.
+"""Read and write the results of real engines and routers in docs/spec/results.
 
-``python -m tests.conform.results KIND/NAME SUBJECT HOW < REPORT`` files a report that ``kvbus conform … --json`` has printed.
+The matrix is generated from these files.
+
+``python -m tests.conform.results KIND/NAME SUBJECT HOW < REPORT`` stores a report that ``kvbus conform … --json`` has
+printed.
 """
 
 from __future__ import annotations
@@ -16,13 +19,13 @@ _KEPT: Final = ("clause", "case", "outcome", "level", "message", "counts")
 
 
 class Result(NamedTuple):
-    """One of these files.
+    """One file of results.
 
     Attributes:
-        name: of the file.
-        subject: what was judged, with its version.
-        how: with what options.
-        verdicts: as in the report, without their evidence.
+        name: name of the file, without its extension.
+        subject: the judged program, with its version.
+        how: the options of the run.
+        verdicts: the verdicts of the report, without their evidence.
     """
 
     name: str
@@ -31,16 +34,18 @@ class Result(NamedTuple):
     verdicts: list[dict[str, Any]]
 
     def of_clause(self, clause: str) -> dict[str, Any]:
-        """Its verdict about a clause; of an engine there is one."""
+        """Return the verdict about a clause. An engine's result has exactly one for each clause."""
         return next(each for each in self.verdicts if each["clause"] == clause)
 
     def of_case(self, case: str) -> dict[str, Any] | None:
-        """Its verdict about a case, which is the same for all its clauses."""
+        """Return the verdict about a case, which is the same for all clauses of the case; None if the case was not
+        played.
+        """
         return next((each for each in self.verdicts if each["case"] == case), None)
 
 
 def store(name: str, subject: str, how: str, report: dict[str, Any]) -> None:
-    """Write a report, a verdict a line."""
+    """Write a report to its file, with one verdict on each line."""
     lines = [json.dumps({key: each[key] for key in _KEPT if each[key]}) for each in report["verdicts"]]
     head = json.dumps({"subject": subject, "how": how, "seen": report["seen"]})[:-1]
     body = ",\n".join(lines)
@@ -48,7 +53,7 @@ def store(name: str, subject: str, how: str, report: dict[str, Any]) -> None:
 
 
 def load(kind: str) -> dict[str, Result]:
-    """All of a kind, by their names."""
+    """Return all results of a kind (`engines` or `routers`), by file name."""
     found = {}
     for path in sorted((RESULTS / kind).glob("*.json")):
         said = json.loads(path.read_text())

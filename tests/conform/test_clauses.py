@@ -1,4 +1,4 @@
-"""The list of checks is the list of the text's clauses: each one that binds publishers is judged, or says why not."""
+"""Tests that each clause of the specification that binds publishers is judged, or has a reason why it is not."""
 
 from __future__ import annotations
 

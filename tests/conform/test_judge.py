@@ -1,4 +1,4 @@
-"""Each clause that a stream alone shows: one stream that keeps it and one that breaks it."""
+"""Tests for each clause that one stream can show, with a stream that keeps the clause and a stream that breaks it."""
 
 from __future__ import annotations
 

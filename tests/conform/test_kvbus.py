@@ -1,4 +1,4 @@
-"""kvbus as a publisher of what no profile's stream shows: a state of several batches, snapshots, CURVE."""
+"""Judge kvbus as a publisher on subjects that the profiles' streams do not show: large states, snapshots and CURVE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 
 @pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
 async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
-    """11.3: after a reboot nothing says that an output was there before. Its routers' subscriptions show the epoch."""
+    """Clause 11.3. After a reboot, kvbus does not know whether the output existed before.
+
+    Its routers' subscriptions show the
+    epoch.
+    """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,

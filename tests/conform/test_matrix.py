@@ -1,4 +1,6 @@
-"""The matrix is what the filed results say, and each defect in it has a page under docs/spec/findings."""
+"""Tests that the matrix agrees with the files of results, and that each defect in it has a page in
+docs/spec/findings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kvbus keeps its own contract as an engine: its outputs are judged, and what a profile breaks is on a page."""
+"""Tests that kvbus's outputs keep the specification for publishers, and that a page names what each profile breaks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from kvbus.tools.conform.report import Outcome, Report
 from tests.conform.profiles import CAPTURE, PAGE, judged, page
 
 SEEN = {"1.1", "3.1", "3.6", "4.1", "4.3", "4.4", "5.1", "5.2", "5.4", "6.4", "6.7", "6.12", "7.1"}
-"""What has to be seen of every profile, lest the page should say nothing because nothing was tried."""
+"""Clauses that the run must have observed for every profile.
+
+Without them, a page without defects would prove nothing.
+"""
 
 
 @pytest.mark.slow
@@ -21,7 +24,7 @@ async def test_the_page_says_what_each_profile_breaks():
 
 
 def unseen(reports: dict[str, Report]) -> list[tuple[str, str]]:
-    """The profiles, and the clauses that have to be seen of them and were not."""
+    """Return each profile with a clause of ``SEEN`` that the run did not observe."""
     return [
         (name, str(each.clause))
         for name, report in reports.items()

@@ -1,4 +1,4 @@
-"""vLLM's and SGLang's own publishers, judged: what docs/spec/results says of them, and through it the matrix."""
+"""Tests that the real publishers of vLLM and SGLang still have the verdicts of docs/spec/results and of the matrix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.conform import results
 from tests.conform.judged import CAPTURES, home_of, judged, lacking
 
 ALWAYS = {"4.1", "4.2", "4.3", "5.1", "6.2", "6.4", "7.1"}
-"""Seen in each run, however busy the machine is."""
+"""Clauses that each run observes, even on a busy machine."""
 
 
 @pytest.mark.parametrize("engine", CAPTURES)

@@ -1,4 +1,4 @@
-"""Recordings of real engines, judged: the page says what is found, and the command says it too."""
+"""Tests that the page and the command have the same verdicts about recordings of real engines."""
 
 from __future__ import annotations
 

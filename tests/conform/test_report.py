@@ -1,4 +1,4 @@
-"""Verdicts in each form, and the exit code that follows."""
+"""Tests for the formats of a conformance report, and for the exit code that follows from its verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishers on real sockets, good and bad, watched and asked."""
+"""Tests that watch and query correct and defective publishers on real sockets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCAL = "tcp://127.0.0.1:0"
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For engines that break what is waited for: nothing is gained by waiting long."""
+    """Shorten the time limits, for engines that never send the awaited answer."""
     monkeypatch.setattr(probes, "TIMEOUT", 1.0)
     monkeypatch.setattr(probes, "SHORT_S", 0.5)
     monkeypatch.setattr(probes, "AT_ONCE_S", 0.6)
@@ -59,7 +59,10 @@ async def finished(running: asyncio.Task[None]) -> None:
 
 
 async def watched(wanted: Target, during: Any = None) -> dict[str, Outcome]:
-    """Watch, and do something once it is connected and has the history."""
+    """Watch a publisher, and call ``during`` once the watch is connected and has the history.
+
+    Return the outcome by clause.
+    """
     found = Watch(wanted)
     running = asyncio.ensure_future(found.run())
     if during is not None:
@@ -143,7 +146,7 @@ async def test_long_answers_reach_slow_requesters_and_those_beside_them(publishe
 
 
 class Dropping:
-    """A replay as engines had it: a ROUTER that drops at its high-water mark, served between two looks."""
+    """A replay server like that of older engines: a ROUTER socket that drops answers at its high-water mark."""
 
     def __init__(self, count: int) -> None:
         self._context: zmq.Context[Any] = zmq.Context()
@@ -182,7 +185,7 @@ async def test_a_router_that_drops_at_a_slow_requester_is_seen(publisher):
         found = await watched(Target(publisher.endpoint, dropping.endpoint, seconds=0.5))
     finally:
         await dropping.close()
-    # on a busy machine it drops at those that read at once, too: that is a hole in their answer
+    # On a busy machine, the socket also drops answers to fast requesters, which see a gap in their answer then.
     assert BROKEN in {found["4.3"], found["4.4"]}
 
 

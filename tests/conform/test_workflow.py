@@ -1,4 +1,4 @@
-"""The workflow for other repositories: its steps, run here against an engine that it starts itself."""
+"""Test the conformance workflow for other repositories: run its steps against an engine that they start."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_each_input_reaches_the_shell_as_a_variable():
 
 
 def run(directory: Path, **given: str) -> tuple[int, list[dict[str, str]]]:
-    """Run its last command, and return its exit code and the verdicts that it wrote."""
+    """Run the last command of the workflow, and return its exit code and the verdicts that it wrote."""
     (directory / "kvbus" / "bin").mkdir(parents=True)
     program = directory / "kvbus" / "bin" / "kvbus"
     program.write_text(f"#!{sys.executable}\nfrom kvbus.cli import main\nmain()\n")

@@ -1,6 +1,6 @@
-"""The routers of ``tests.interop`` as routers that the kit tries.
+"""Let the conformance kit play its cases to the routers of ``tests.interop``.
 
-``python -m tests.conform.router.routers NAME…`` plays all cases to them, and files what comes of it.
+``python -m tests.conform.router.routers NAME…`` plays all cases to these routers, and writes the results to files.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ TIERS: Final = {"device": "GPU", "host_pinned": "CPU", "disk": "DISK"}
 
 
 class OfKind(Adapter):
-    """A router of the table of docs/INTEROP.md, started for each case.
+    """A router of the table in docs/INTEROP.md, started anew for each case.
 
     Args:
-        kind: the router.
-        directory: of its logs.
+        kind: the kind of router.
+        directory: directory of the router's logs.
     """
 
     fresh = True
@@ -85,10 +85,10 @@ class OfKind(Adapter):
 
 
 class OfIndexer(Adapter):
-    """Dynamo's indexer, a new one for each case, with a rank of one worker for each stream.
+    """Dynamo's indexer, started anew for each case. Each stream is one rank of the same worker.
 
     Args:
-        directory: of its logs.
+        directory: directory of the indexer's logs.
     """
 
     fresh = True
@@ -136,7 +136,7 @@ def kind_named(name: str) -> Kind:
 
 
 def slug(kind: Kind) -> str:
-    """The name of its file of results."""
+    """Return the name of a router's file of results."""
     return re.sub(r"[^a-z0-9.-]+", "-", kind.name.lower())
 
 
@@ -154,7 +154,7 @@ def cases_for(kind: Kind, cases: Sequence[Case]) -> list[Case]:
 
 
 async def tried(kind: Kind, directory: Path) -> Report:
-    """Play all cases to a router."""
+    """Play all cases to a router, and return the report."""
     report = Report("router", kind.name)
     player = player_of(kind, directory, SETTLE_S)
     await judge(player, cases_for(kind, CASES), report, lambda text: sys.stderr.write(f"{text}\n"))

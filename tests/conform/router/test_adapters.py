@@ -1,4 +1,4 @@
-"""Routers that are asked as programs, commands and URLs."""
+"""Tests for the adapters by which the kit queries a router: as a program, by a command, or at a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table of cases: each clause for readers is tried or says why not, and each cache is what the steps leave."""
+"""Tests for the table of cases.
+
+Each clause for readers has a case, or a reason why it has none. The expected cache of each case follows from its steps.
+"""
 
 from __future__ import annotations
 

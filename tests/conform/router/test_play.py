@@ -1,4 +1,7 @@
-"""The kit at routers of which is known what they do wrong, at the library of kvbus, and at a bus in between."""
+"""Tests for the conformance kit for routers.
+
+The kit judges doubles with known defects, kvbus's client library, and a kvbus between the kit and a router.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PATIENT: Final = Settings(settle=60.0)
-"""For what is kept: nobody waits longer than it takes."""
+"""Settings for cases that the router keeps.
+
+The kit stops waiting once the view is right, so a long limit costs nothing.
+"""
 
 
 class Double(Adapter):
-    """A double in this process, which is read from all the time: a SUB that nobody reads does not subscribe again."""
+    """A simulated router in this process, whose socket is read all the time.
+
+    An unread SUB socket would not send its subscription again after a reconnection.
+    """
 
     fresh = True
 
@@ -64,7 +73,7 @@ async def play(adapter: Adapter, cases: Sequence[Case], settings: Settings = PAT
 
 
 def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
-    """What is not kept, by case."""
+    """Return the outcomes and counts of the cases that the router does not keep, by case."""
     bad = [each for each in report.verdicts if each.outcome is not Outcome.KEPT]
     return {each.case: (str(each.outcome), dict(each.counts)) for each in bad}
 
@@ -89,7 +98,9 @@ MISTAKES: Final[dict[type[NeverAsks], dict[str, dict[str, int]]]] = {
     },
     ClearsByPod: {"two-ranks-clear": {"missing": 2}, "clear": {}},
 }
-"""Missing and dead blocks of routers that look at no number, and that know no ranks; nothing where they are right."""
+"""Expected missing and dead blocks of routers that ignore seqs or do not distinguish ranks; empty for cases they
+keep.
+"""
 
 
 @pytest.mark.parametrize("double", MISTAKES)
@@ -102,7 +113,9 @@ async def test_a_router_that_is_wrong_is_found_out(double):
 
 
 class OneByOne(Double):
-    """Asked for one block after the other: it has those of the last view still when it has new ones already."""
+    """A router that is asked for one block after another: its answer mixes the blocks of the last view with new
+    ones.
+    """
 
     _before: frozenset[Held] = frozenset()
 
@@ -117,11 +130,15 @@ async def test_a_view_in_which_the_end_is_seen_first_is_not_the_one_that_counts(
 
 
 OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "two-ranks-clear", "two-ranks-restart"}
-"""What cannot be tried at one stream that goes on."""
+"""Cases that need a stream of their own, and cannot be played to a router that follows one continuous stream."""
 
 
 async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
-    """One that never asks, and the library, at the same streams: a bus has them right, whatever the engine does."""
+    """A router that never requests a replay and the client library read the same streams.
+
+    With kvbus before them, both keep
+    the cases, whatever the engine does.
+    """
     never = [case for case in CASES if case.name in {"loss", "tail-loss", "reordered", "restart", "late-join"}]
     async with running_bus(source={"clears": "all"}, output={"heartbeat": 1.0, "profile": "vllm"}) as bus:
         settings = Settings(
@@ -133,7 +150,7 @@ async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
 
 
 class Fixed(Adapter):
-    """A running router that is not started anew, with a bug of its own: it forgets nothing."""
+    """A running router that the kit cannot restart. It has a defect: it never removes a block."""
 
     def __init__(self, live: str) -> None:
         self._reader = NeverAsks([live])
@@ -170,7 +187,7 @@ async def test_a_driver_that_ends_at_once_is_not_waited_for():
 
 
 class Deaf(Adapter):
-    """It subscribes to nothing."""
+    """A router that subscribes to no topic."""
 
     fresh = True
 

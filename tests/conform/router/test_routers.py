@@ -1,4 +1,6 @@
-"""Real routers at some of the cases: what comes of each is filed, and its cell in docs/spec/matrix.md."""
+"""Tests that play some of the cases to real routers, and compare each outcome with its file and with
+docs/spec/matrix.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What routers say, in whichever form, and the difference to what the engine has."""
+"""Tests for reading the blocks that a router reports, in each format, and for comparing them with the engine's
+blocks.
+"""
 
 from __future__ import annotations
 
