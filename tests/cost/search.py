@@ -1,9 +1,12 @@
-"""A search for inputs that cost much for their size: ``python -m tests.cost.search --seed 1 --inputs 100000``.
+"""Search inputs that cost much for their size: ``python -m tests.cost.search --seed 1 --inputs 100000``.
 
-Each input is a stream of batches of one engine, legal and not, given to the real core. What it costs is counted and not
-timed. The dearest inputs are changed a little, over and over, so that the search climbs towards what costs most. It
-climbs by lines of code for each byte, every turn of a loop a line; of what comes near the dearest so far the bytecode
-instructions are counted, which takes six times as long.
+Each input is a stream of valid and invalid batches of one engine, given to the real core. The cost is counted, not
+timed.
+The search changes the most expensive inputs a little, again and again, and so finds still more expensive ones. It
+compares
+inputs by the executed lines of code for each byte; every iteration of a loop counts its lines again. For inputs near
+the
+maximum so far, it also counts bytecode instructions, which takes six times as long.
 """
 
 from __future__ import annotations
@@ -24,30 +27,33 @@ from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import payload
 
 INSTRUCTIONS: Final = {"engine live": 200.0, "engine replay": 200.0, "router replay": 40.0}
-"""Most instructions for each byte of an input, by where it comes in."""
+"""Maximum of bytecode instructions for each byte of an input, by the endpoint that receives the input."""
 
 BYTES: Final = {"engine live": 200.0, "engine replay": 200.0, "router replay": 1.0}
-"""Most bytes kept for each byte of an input. A block of one token takes 2 bytes of a batch and some 130 in the index."""
+"""Maximum of bytes of memory that stay allocated for each byte of an input, by the endpoint that receives the input.
+
+A block of one token takes 2 bytes of a batch and about 130 bytes in the index.
+"""
 
 SMALLEST: Final = 400
-"""Bytes an input counts as at least: what a batch costs, however small, is not what is looked for."""
+"""Minimum size of an input in the calculation, in bytes. It hides the fixed cost of a batch in very small inputs."""
 
 MEDIA: Final = ("GPU", "CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "gpu", None, "nowhere")
 KINDS: Final = (None, None, None, "full_attention", "mamba")
 
 NEAR: Final = 0.7
-"""What share of the most lines for a byte so far makes an input worth counting its instructions."""
+"""Share of the maximum of lines for each byte so far, from which the instructions of an input are counted."""
 
 LARGEST: Final = 8_000
-"""Bytes of the largest input that is tried: many small ones find more in the same time."""
+"""Maximum size of an input in bytes. Many small inputs find more in the same time than large ones."""
 
 Event = dict[str, Any]
 Input = list[list[Event]]
-"""Batches of events."""
+"""The batches of a stream, each a list of events."""
 
 
 def make_event(rng: random.Random) -> Event:
-    """One event, well-formed or nearly so."""
+    """Return a random event, valid or with a small error."""
     kind = rng.random()
     if kind < 0.08:
         return {"type": "AllBlocksCleared"}
@@ -72,12 +78,12 @@ def make_event(rng: random.Random) -> Event:
 
 
 def make_input(rng: random.Random) -> Input:
-    """A stream from nothing."""
+    """Return a random input."""
     return [[make_event(rng) for _ in range(rng.choice((1, 1, 4, 20)))] for _ in range(rng.choice((1, 2, 4, 8)))]
 
 
 def changed(rng: random.Random, given: Input) -> Input:
-    """The same stream with one thing different."""
+    """Return a copy of the input with one random change."""
     batches = [list(batch) for batch in given]
     at = rng.randrange(len(batches))
     action = rng.random()
@@ -95,20 +101,22 @@ def changed(rng: random.Random, given: Input) -> Input:
 
 
 def make_relay() -> Relay:
-    """A bus of one source and one output, with the usual limits but for a small journal."""
+    """Return a relay with one source and one output, with the usual limits except for a small journal."""
     source = SourceSpec("engine", 0, replay=True, probe_interval=0.0)
     output = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, journal_batches=100)
     return Relay([source], [output])
 
 
 def live(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Each batch on the live stream."""
+    """Return the messages as batches of the live stream."""
     del bus
     return [BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]) for seq, message in enumerate(messages)]
 
 
 def replay(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Each batch in an answer to the first request, which follows a late live batch."""
+    """Return the messages as the answer to the relay's first replay request, which the relay sends after a late
+    live batch.
+    """
     late = len(messages)
     commands = bus.handle(SourceUp(0), 1.0)
     commands += bus.handle(BatchReceived(0, [b"", late.to_bytes(8, "big"), payload()]), 1.0)
@@ -117,7 +125,7 @@ def replay(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
 
 
 def asked(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """A router's requests, in whatever form, of a stream that has some state."""
+    """Return replay requests of a router with these bytes as their content, after the stream has some state."""
     for seq, message in enumerate(messages[:2]):
         bus.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]), 1.0)
     return [ReplayAsked(0, 0, [b"router", b"", message[:8]]) for message in messages for _ in range(4)]
@@ -131,12 +139,12 @@ ENDPOINTS: Final[dict[str, Callable[[Relay, list[bytes]], list[RelayEvent]]]] = 
 
 
 def instructions_for(endpoint: str, given: Input) -> float:
-    """Bytecode instructions for each byte of an input."""
+    """Return the bytecode instructions that the core executes for each byte of an input."""
     return _counted(endpoint, given, "opcode")
 
 
 def lines_for(endpoint: str, given: Input) -> float:
-    """Lines of code for each byte of an input."""
+    """Return the lines of code that the core executes for each byte of an input."""
     return _counted(endpoint, given, "line")
 
 
@@ -164,7 +172,7 @@ def _counted(endpoint: str, given: Input, what: str) -> float:
 
 
 def bytes_for(endpoint: str, given: Input) -> float:
-    """Bytes kept for each byte of an input."""
+    """Return the bytes of memory that stay allocated for each byte of an input."""
     messages = [payload(*batch) for batch in given]
     bus = make_relay()
     events = ENDPOINTS[endpoint](bus, messages)
@@ -176,7 +184,7 @@ def bytes_for(endpoint: str, given: Input) -> float:
 
 
 def size_of(events: list[RelayEvent]) -> int:
-    """Bytes of the frames that came in."""
+    """Return the size of the received frames in bytes, at least ``SMALLEST``."""
     return max(SMALLEST, sum(len(frame) for event in events for frame in getattr(event, "frames", ())))
 
 
@@ -188,7 +196,7 @@ def _handle(bus: Relay, events: list[RelayEvent]) -> None:
 
 
 def search(endpoint: str, seed: int, inputs: int) -> tuple[float, Input]:
-    """The dearest of so many inputs, and its instructions for each byte."""
+    """Try this number of inputs, and return the most expensive one with its instructions for each byte."""
     rng = random.Random(f"{endpoint} {seed}")
     best: list[tuple[float, Input]] = []
     most, cost, dearest = 0.0, 0.0, make_input(rng)
@@ -208,7 +216,7 @@ def search(endpoint: str, seed: int, inputs: int) -> tuple[float, Input]:
 
 
 def main() -> None:
-    """Search all endpoints, and say what was dearest."""
+    """Search all endpoints, and print the most expensive input of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--inputs", type=int, default=3000)

@@ -1,4 +1,4 @@
-"""No input costs more than its budget for each of its bytes, as far as a short search finds."""
+"""Tests that no input costs more for each of its bytes than its budget allows, as far as a short search finds."""
 
 import pytest
 
@@ -14,7 +14,11 @@ def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
 
 
 def test_hundreds_of_tables_and_clears_that_leave_them():
-    """The search finds no such thing by itself soon enough. A look at each table for each event costs 100."""
+    """A short search does not find this input.
+
+    A core that looks at each table for each event would execute 100 instructions
+    for each byte.
+    """
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     tables = [
         [store([10 * group + n], group=group, medium=medium, block_size=1) for group in range(64)]
@@ -26,6 +30,9 @@ def test_hundreds_of_tables_and_clears_that_leave_them():
 
 
 def test_stores_of_ever_another_number_of_tokens():
-    """What is kept of a number must not be dear to make."""
+    """kvbus caches values for each number of tokens in a store.
+
+    Computing them must be cheap if each store has another number.
+    """
     given = [[store([n * 100 + k for k in range(count)], block_size=1)] for n, count in enumerate(range(201, 261))]
     assert instructions_for("engine live", given) <= 20
