@@ -1,4 +1,7 @@
-"""The show on real sockets with a real `kvbus run`: exact with kvbus, wrong without it, and able to fail."""
+"""Tests for the demo on real sockets with a real `kvbus run`.
+
+The routers are exact with kvbus and wrong without it, and the demo reports a failure if they are not.
+"""
 
 import asyncio
 import io
@@ -25,7 +28,7 @@ def showing(directory, seconds=1.0, story=None):
 
 
 async def played(show):
-    """Whether it was exact, and the routers at its end."""
+    """Play the demo. Return whether kvbus's routers were exact, and the final counts of all routers."""
     async with asyncio.TaskGroup() as group:
         try:
             return await show.play(group), show.rows()
@@ -50,7 +53,7 @@ async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp
 
 
 async def test_without_faults_the_router_without_kvbus_is_right_too(tmp_path, monkeypatch):
-    """Only the faults make it wrong, and not how the demo reads for it."""
+    """Only the demo's faults make this router wrong, and not the way in which the demo reads the stream for it."""
 
     async def nothing(*_):
         pass
