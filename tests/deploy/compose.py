@@ -1,4 +1,7 @@
-"""What ``deploy/compose.yaml`` runs, read once: by processes where there is no container engine, by podman where there is."""
+"""The services of ``deploy/compose.yaml``, for two tests.
+
+One test runs them as processes. The other runs them with podman, if podman is installed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ PORTS: Final = (5557, 5558, 5657, 5658, 9477)
 
 
 class Elsewhere:
-    """Commands and files of the services, with each service on loopback and other ports."""
+    """Commands and files of the services, changed so that each service uses loopback and free ports."""
 
     def __init__(self, ports: dict[int, int]) -> None:
         self._ports = ports
@@ -35,7 +38,7 @@ class Elsewhere:
 
 
 def mounts(service: str) -> dict[str, Path]:
-    """Path in the container to file here."""
+    """Return the files of this repository that a service mounts, by their path in the container."""
     found = {}
     for volume in SERVICES[service].get("volumes", []):
         here, there, *_ = volume.split(":")
@@ -45,6 +48,6 @@ def mounts(service: str) -> dict[str, Path]:
 
 
 def kept(service: str) -> list[str]:
-    """Paths in the container that are volumes."""
+    """Return the paths in the container that are named volumes."""
     pairs = (volume.split(":")[:2] for volume in SERVICES[service].get("volumes", []))
     return [there for name, there in pairs if name in COMPOSE["volumes"]]

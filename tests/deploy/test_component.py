@@ -1,4 +1,8 @@
-"""The kustomize component: its sidecar, run with the environment a pod would give it, is heard by llm-d's filter."""
+"""Test the kustomize component for llm-d.
+
+Its sidecar runs with the environment variables of a pod, and a subscriber with llm-d's topic filter receives its
+batches.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +38,12 @@ def read(path: str) -> Any:
 
 
 def pod_annotations() -> dict[str, str]:
-    """What the example's pods say of themselves."""
+    """Return the annotations of the example's pods."""
     return dict(read("example/engine.yaml")["spec"]["template"]["metadata"]["annotations"])
 
 
 def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
-    """The sidecar's variables as the kubelet fills them in, on ports and in a directory of this machine."""
+    """Return the sidecar's environment as the kubelet would fill it in, with ports and a directory of this machine."""
     (sidecar,) = read("component/llm-d/sidecar.yaml")["template"]["spec"]["initContainers"]
     assert sidecar["args"] == ["run"]
     fields = {"status.podIP": POD_IP} | {f"metadata.annotations['{key}']": value for key, value in said.items()}
@@ -73,7 +77,7 @@ def sidecar(env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 @contextlib.contextmanager
 def connected(kind: int, port: int, *options: tuple[int, bytes]) -> Iterator[Callable[[], list[list[bytes]]]]:
-    """A socket of a router; calling it takes in what has come, and gives everything so far."""
+    """Connect a router's socket. Calling the result receives all waiting messages and returns all messages so far."""
     context = zmq.Context()
     socket = context.socket(kind)
     for option, value in options:
@@ -96,7 +100,7 @@ def connected(kind: int, port: int, *options: tuple[int, bytes]) -> Iterator[Cal
 
 
 def hashes(messages: list[list[bytes]]) -> list[int]:
-    """The blocks in order; a heartbeat has none."""
+    """Return the block hashes of the messages, in order. A heartbeat has no block."""
     return [
         block
         for frames in messages
@@ -136,7 +140,9 @@ def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> No
 
 
 def test_without_its_annotation_the_sidecar_says_what_is_missing(tmp_path: Path) -> None:
-    """A pod whose model nobody named would be indexed under no model, and the router would look there in vain."""
+    """Without a model's name, llm-d would index the pod's blocks under an empty name, and would not find them by
+    the real one.
+    """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     log = tmp_path / "kvbus.log"
     with sidecar(told({}, ports, tmp_path), log) as process:

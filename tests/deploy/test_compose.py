@@ -1,4 +1,6 @@
-"""The Compose file: each service's own command, run as a process on other ports, and the circuit they make."""
+"""Tests for the Compose file: each service's command runs as a process on free ports, and together they relay
+batches.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,11 @@ def test_every_file_that_is_mounted_is_there() -> None:
 
 
 def test_what_kvbus_knows_is_kept_in_a_volume() -> None:
-    """Where the image says that state goes: its root is read-only, and its /dev/shm small and gone with it."""
+    """The volume is where the image sets the state directory.
+
+    The container's root is read-only, and its /dev/shm is small and
+    does not outlive it.
+    """
     dockerfile = (DEPLOY.parent / "Dockerfile").read_text()
     (told,) = re.findall(r"STATE_DIRECTORY=(\S+)", dockerfile)
     assert kept("kvbus") == [told]
@@ -97,7 +103,7 @@ class Circuit:
         return (self._directory / f"{service}.out").read_text()
 
     def healthy(self) -> bool:
-        """As Compose finds out: by the health check's own command."""
+        """Return whether kvbus is healthy, by the same command that Compose uses as its health check."""
         assert self.processes["kvbus"].poll() is None, self.said("kvbus")
         kind, program, *args = SERVICES["kvbus"]["healthcheck"]["test"]
         assert (kind, program) == ("CMD", "python")
@@ -112,7 +118,7 @@ class Circuit:
 
 
 def batches(printed: str) -> list[dict[str, Any]]:
-    """The whole lines of `tail --json` that are batches."""
+    """Return the batches in the output of `tail --json`. An incomplete last line is ignored."""
     lines = [json.loads(line) for line in printed.splitlines(keepends=True) if line.endswith("\n")]
     assert not [line for line in lines if line["kind"] in {"gap", "lost"}]
     return [line for line in lines if line["kind"] == "batch"]

@@ -1,4 +1,4 @@
-"""The systemd unit, as systemd itself reads it; the commands it runs, run."""
+"""Tests for the systemd unit: systemd's own tools check it, and the commands of the unit run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 UNIT: Final = DEPLOY / "systemd" / "kvbus.service"
 KVBUS: Final = "/opt/kvbus/bin/kvbus"
 EXPOSURE: Final = 15
-"""Tenths, as `systemd-analyze security` counts from 0 (safe) to 100."""
+"""Maximum exposure by `systemd-analyze security`, in tenths: 0 is safe, 100 is fully exposed."""
 
 
 def service() -> configparser.SectionProxy:
@@ -38,7 +38,7 @@ def analyze() -> str:
 
 
 def test_systemd_accepts_it(analyze: str, tmp_path: Path) -> None:
-    """With a kvbus that is there: what is not is reported as an error."""
+    """The test puts a program at kvbus's path, because systemd reports a missing program as an error."""
     kvbus = tmp_path / "kvbus"
     kvbus.symlink_to(shutil.which("true") or "/bin/true")
     unit = tmp_path / "kvbus.service"
@@ -81,7 +81,10 @@ def test_state_and_configuration_are_where_the_docs_say() -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """Run install.sh with a Python that makes an environment without the network; return its root."""
+    """Run install.sh with a Python that creates an environment without the network.
+
+    Return the root of the installation.
+    """
     python = tmp_path / "python"
     python.write_text(
         textwrap.dedent(f"""\
