@@ -1,6 +1,6 @@
-"""What follows from the configuration's keys: ``python -m tests.docs.configuration`` writes it.
+"""Generate the tables of docs/CONFIGURATION.md, and deploy/kvbus.yaml, from the configuration's keys.
 
-That is the tables of docs/CONFIGURATION.md, and deploy/kvbus.yaml.
+Run it with ``python -m tests.docs.configuration``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXAMPLE: Final = ROOT / "deploy" / "kvbus.yaml"
 
 
 def rendered(text: str) -> str:
-    """Return the page with the current tables. A table is found by its head and its first key."""
+    """Return the page with the current tables. A table is found by its header and its first key."""
     for new in (table(), table(kinds())):
         head, line, first, *_ = new.splitlines()
         start = re.escape(f"{head}\n{line}\n{first.split(' |')[0]} |")

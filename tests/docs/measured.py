@@ -1,4 +1,4 @@
-"""What README.md shows of docs/INTEROP.md and docs/REAL-ENGINE.md: ``python -m tests.docs.measured`` writes it."""
+"""Copy results from docs/INTEROP.md and docs/REAL-ENGINE.md to README.md: run ``python -m tests.docs.measured``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ SHOWN: Final = (
     "the router loses its connection and misses five batches",
     "the engine restarts",
 )
-"""Cases with columns of their own."""
+"""Cases that have a column of their own in README.md."""
 
 OURS: Final = ("(double)", "go-zeromq", "no replay")
-"""Columns that are no router of another project, or one a second time."""
+"""Columns of docs/INTEROP.md that README.md leaves out: readers of kvbus's own, and repeated routers of other
+projects.
+"""
 
 ROUTERS: Final = """\
 **Real routers, a synthetic engine**: each router ran directly at an engine, and behind kvbus at the same engine. In each
@@ -27,18 +29,18 @@ three columns are missing / dead blocks without kvbus.
 """
 
 Figures = dict[str, dict[str, tuple[int, int]]]
-"""Missing and dead blocks by router and case."""
+"""Numbers of missing and dead blocks, by router and case."""
 
 
 def tables(text: str) -> tuple[Figures, Figures]:
-    """The tables of every router in every case: behind kvbus, and directly at the engine."""
+    """Return the results of all routers in all cases: first those behind kvbus, then those directly at the engine."""
     part = text.split("<!-- the tables below are written by", 1)[1].split("<!-- written by", 1)[0]
     behind, direct = (read(each) for each in re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE))
     return behind, direct
 
 
 def read(table: str) -> Figures:
-    """One table's figures, without the columns of readers of ours."""
+    """Return the results of one Markdown table, without the columns of ``OURS``."""
     head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
     found: Figures = {name: {} for name in head[1:] if not any(each in name for each in OURS)}
     for case, *cells in rows:
@@ -50,7 +52,7 @@ def read(table: str) -> Figures:
 
 
 def short_table(text: str) -> str:
-    """The table of README.md."""
+    """Return the table of routers for README.md."""
     behind, direct = tables(text)
     cases = len(next(iter(direct.values())))
     lines = [
@@ -65,7 +67,7 @@ def short_table(text: str) -> str:
 
 
 def real_engine(text: str) -> str:
-    """Return the sentence and the table of README.md about the real engine."""
+    """Return the sentence and the table for README.md about the real engine."""
     (run,) = re.findall(r"^(\S+), kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE)
     (equal,) = re.findall(r"^(\d+ of \d+) cases are equal at each quiet point", text, re.MULTILINE)
     lines = [
@@ -85,13 +87,13 @@ def real_engine(text: str) -> str:
 
 
 def rendered(readme: str) -> str:
-    """Return README.md with what the other pages have now."""
+    """Return README.md with the current results of the other pages."""
     shown = f"{real_engine(REAL_ENGINE.read_text())}\n{ROUTERS}\n{short_table(INTEROP.read_text())}"
     return with_table(readme, shown)
 
 
 def with_table(text: str, table: str) -> str:
-    """README.md with this table in its place."""
+    """Return README.md with this table between the markers of its place."""
     start, end = (
         "<!-- rendered from docs/INTEROP.md: python -m tests.docs.measured -->\n",
         "<!-- end of what is rendered",

@@ -1,4 +1,4 @@
-"""The tables of docs/METRICS.md, made of the rows of the code: ``python -m tests.docs.metrics`` writes them."""
+"""Generate the tables of docs/METRICS.md from the tables of metrics in the code: ``python -m tests.docs.metrics``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTP
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "METRICS.md"
 EVENTS: Final = ("events_rejected_total", "events_filtered_total", "blocks")
-"""Metrics of sources with a table of their own."""
+"""Metrics of sources that the page shows in a separate table."""
 
 _PLACE: Final = re.compile(r"(<!-- rendered by tests\.docs\.metrics: (\w+) -->\n\n)(?:\|.*\n)*")
 

@@ -1,4 +1,6 @@
-"""The sequencer's phases as docs/ARCHITECTURE.md shows them: ``python -m tests.docs.phases`` prints it."""
+"""Print the table and the diagram of the sequencer's phases for docs/ARCHITECTURE.md: ``python -m
+tests.docs.phases``.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -7,14 +9,14 @@ from kvbus.core.sequencing.phases import CONNECTED, PHASES, ROWS, TABLE, Guard, 
 
 
 def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
-    """Every transition there is."""
+    """Return all transitions of the sequencer: phase, input, guard and next phase."""
     for (phase, cause), targets in TABLE.items():
         for guard, target in targets:
             yield phase, cause, guard, target
 
 
 def phase_table() -> str:
-    """The phases as a Markdown table."""
+    """Return the phases as a Markdown table."""
     rows = [
         "| phase | shown as | asks | meaning | a batch of the answer | its end, or none |",
         "|---|---|---|---|---|---|",
@@ -26,7 +28,7 @@ def phase_table() -> str:
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram. What holds for every connected phase is drawn once."""
+    """Return the transitions as a Mermaid state diagram. A transition of every connected phase is drawn only once."""
     edges: dict[tuple[str, str], list[str]] = {("[*]", Phase.AWAY): []}
     for phases, causes, targets in ROWS:
         common = len(phases) > len(CONNECTED) // 2
@@ -44,7 +46,7 @@ def diagram() -> str:
 
 
 def page() -> str:
-    """The table and the diagram."""
+    """Return the table and the diagram for docs/ARCHITECTURE.md."""
     return f"{phase_table()}\n```mermaid\n{diagram()}```\n"
 
 

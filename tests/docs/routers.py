@@ -1,4 +1,4 @@
-"""The states of a router as docs/ARCHITECTURE.md shows them: ``python -m tests.docs.routers`` prints the tables."""
+"""Print the tables of a router's states for docs/ARCHITECTURE.md: ``python -m tests.docs.routers``."""
 
 import sys
 

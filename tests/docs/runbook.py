@@ -1,4 +1,4 @@
-"""The findings of docs/RUNBOOK.md, made from the catalogue. Run it to write them: ``python -m tests.docs.runbook``."""
+"""Write the findings of docs/RUNBOOK.md from the catalogue of findings: ``python -m tests.docs.runbook``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ means, its text, the configuration key that it concerns, and what to do. `python
 
 
 def section(kind: Kind) -> str:
-    """Return the section of one finding; facts are shown as ``…``."""
+    """Return the section of one finding. The facts that kvbus fills in are shown as ``…``."""
     plain = (each.replace("{detail}", "").replace("{name}", "endpoint") for each in (kind.text, kind.key, kind.remedy))
     text, key, do = (re.sub(r"\{[^}]*\}", "…", each) for each in plain)
     remedy = f"\n* **Do:** {do}." if do != "…" else ""
@@ -28,7 +28,7 @@ def section(kind: Kind) -> str:
 
 
 def rows() -> list[Kind]:
-    """Return all rows of the catalogue."""
+    """Return all kinds of findings in the catalogue."""
     return [each for module in (engine, bus) for each in vars(module).values() if isinstance(each, Kind)]
 
 
@@ -38,7 +38,7 @@ def findings() -> str:
 
 
 def page(text: str) -> str:
-    """Return the page with its findings made anew."""
+    """Return the text of docs/RUNBOOK.md with newly generated findings."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + findings() + END + after

@@ -1,4 +1,4 @@
-"""The front door and the reference say what the code says."""
+"""Tests that README.md and the pages of reference agree with the code."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RECORDINGS = (ROOT / "tests" / "wire" / "data" / "README.md").read_text()
 
 
 def first_cells(text: str) -> dict[str, list[str]]:
-    """Table rows by the name in code in their first cell."""
+    """Return the table rows of a page by the name in code format in their first cell."""
     rows = {}
     for line in text.splitlines():
         found = re.match(r"\| `([^`]+)`(?:, `[^`]+`)* \|", line)
@@ -68,13 +68,13 @@ def number(text: str) -> int:
 
 
 def section(text: str, title: str) -> str:
-    """What stands under a heading, up to the next one of its level or a higher one."""
+    """Return the text below a heading, up to the next heading of the same or a higher level."""
     level = title.index(" ")
     return re.split(rf"^#{{1,{level}}} ", text.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
 def definitions(path: Path) -> set[str]:
-    """What a module defines: functions, classes, constants, and `Class.method`."""
+    """Return the names that a module defines: functions, classes, constants, and `Class.method`."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     names = set()
     for node in ast.parse(path.read_text()).body:
@@ -89,7 +89,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -198,7 +198,7 @@ class TestArchitecture:
         assert told == packages
 
     def test_what_is_named_as_the_place_of_a_decision_is_there(self):
-        """In code there are files, and what they define."""
+        """Words in code format are file names, and names that these files define."""
         missing, found = [], 0
         for row in section(ARCHITECTURE, "## Where it is decided").splitlines():
             defined: set[str] = set()
@@ -324,13 +324,16 @@ class TestReadme:
         assert table.count("\n| ") == 7, "a router is missing"
 
     def test_the_benchmarks_tables_are_those_of_their_results(self):
-        """README.md's too. The program compares them itself: tests import no benchmark."""
+        """The program also checks the table of README.md. The test runs it, because tests do not import benchmarks."""
         command = [sys.executable, "-m", "bench", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
-        """Its figures are of one real run; layout, words and sums are the code's."""
+        """The numbers in README.md are from one real run.
+
+        The test draws them again with the code's layout, words and sums.
+        """
         (shown,) = re.findall(r"(╭─  verdict: .+?╯\n)", README, re.DOTALL)
         found = re.findall(r"│ (router-\w|no kvbus) +([\d,]+) +([\d,]+) +([\d,]+) +[✓✗] +│", shown)
         rows = tuple(Row(name, name == "no kvbus", *map(number, counts)) for name, *counts in found)

@@ -1,4 +1,4 @@
-"""What a forge runs of this repository follows from the repository: make targets, Pythons, the least rights, fixed actions."""
+"""Tests for the files that a code forge runs: make targets, Python versions, minimal permissions, pinned actions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ GITHUB: Final = ROOT / ".github"
 WORKFLOWS: Final = sorted((GITHUB / "workflows").glob("*.yml"))
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PREREQUISITES: Final = {"setup", "tools"}
-"""Targets that others make by themselves."""
+"""Make targets that other targets run as prerequisites."""
 
 FOR_OTHERS: Final = GITHUB / "workflows" / "conform.yml"
-"""Called by other repositories, alone: they have no make target of ours, and one run does not wait for another."""
+"""The workflow that only other repositories call.
+
+It uses no make target of kvbus, and its runs do not wait for each other.
+"""
 
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 
@@ -41,7 +44,7 @@ def commands(path: Path) -> Iterator[str]:
 
 
 def made(text: str) -> set[str]:
-    """The targets of each `make` in shell text."""
+    """Return the targets of all `make` commands in a shell text."""
     calls = re.findall(
         r"""(?:^|[\s(])make((?: +(?:--silent|[A-Z]+=(?:"[^"]*"|\S+)|[a-z][a-z-]*))+)""", text, re.MULTILINE
     )
@@ -136,7 +139,8 @@ def test_rights_are_read_only_except_where_something_is_published(path: Path) ->
 def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -> None:
     for name, job in jobs(path).items():
         assert "uses" in job or 0 < job["timeout-minutes"] <= 60, name
-    # in a workflow that is called github.workflow is the caller's name: groups named by it would wait for each other
+    # In a called workflow, github.workflow is the caller's name. A concurrency group of that name would make runs wait for
+    # each other.
     if path == FOR_OTHERS:
         assert list(read(path)["on"]) == ["workflow_call"]
         return
@@ -175,7 +179,11 @@ def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() ->
 
 @each_workflow
 def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
-    """A branch's name, say, would be run as text of the script; variables are only values."""
+    """The forge would insert an expression's value, such as a branch's name, into the script and run it as code.
+
+    The value of an
+    environment variable is not run.
+    """
     assert not [text for text in commands(path) if "${{" in text]
 
 

@@ -1,4 +1,6 @@
-"""The pages of platforms: what they show is what is in deploy/, and what they tell to type works as far as it can here."""
+"""Tests for the pages of platforms: they show the files of deploy/, and their commands work as far as tests can run
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 PLATFORMS: Final = sorted((ROOT / "docs" / "platforms").glob("*.md"))
 PAGES: Final = [*PLATFORMS, *sorted((ROOT / "docs" / "routers").glob("[a-z]*.md"))]
 ENGINE: Final = ("tcp://127.0.0.1:15557", "tcp://127.0.0.1:15657")
-"""Where every sidecar hears its engine, and asks it."""
+"""The addresses at which every sidecar receives its engine's events and requests replays."""
 _FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -65,7 +67,11 @@ def typed(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_is_typed_has_what_it_reads(page: Path) -> None:
-    """A `sed` is run; a folder has a kustomization; a file of values is shown, or one that a command before wrote."""
+    """The test runs each `sed` command. A folder must have a kustomization.
+
+    A file of values must be shown on the page, or be
+    written by an earlier command.
+    """
     known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
     for line in typed(page):
         if line.startswith("sed "):
@@ -84,13 +90,13 @@ def test_what_is_typed_has_what_it_reads(page: Path) -> None:
 
 
 def shown(name: str, first: str) -> Any:
-    """What a page shows below this first line."""
+    """Return the YAML of the page's code block that begins with this first line."""
     (text,) = (each for each in fences(ROOT / "docs" / name, "yaml") if each.startswith(f"# {first}\n"))
     return YAML(typ="safe", pure=True).load(text)
 
 
 def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
-    """As llm-d-modelservice puts a role's pod together: annotations, both lists and the containers."""
+    """The test merges the annotations, both lists and the containers of a role's pod as llm-d-modelservice does."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     own = shown("routers/llm-d.md", "my-values.yaml")
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "llm-d" / "modelservice-values.yaml"

@@ -1,4 +1,6 @@
-"""What a release must be before it is made, and that a commit gives the same files: tools/release.py, Makefile."""
+"""Tests for releases: the conditions before a release, and equal files from equal commits (tools/release.py,
+Makefile).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ NAMED: Final = (
     "docs/KUBERNETES.md",
     "tests/chart/data",
 )
-"""What a version is written in."""
+"""Files that contain the project's version."""
 
 RELEASE: Final = os.environ.get("TEST_RELEASE")
 
@@ -72,7 +74,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tree(committed: Path) -> Path:
-    """A tree that can be released; what a test does to it is gone after it."""
+    """A committed tree that can be released. The fixture undoes the changes of the previous test."""
     git(committed, "reset", "--quiet", "--hard", git(committed, "rev-list", "--max-parents=0", "HEAD").strip())
     git(committed, "clean", "--quiet", "--force", "-d", "-x")
     git(committed, "tag", "--delete", *git(committed, "tag").split())

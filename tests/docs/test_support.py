@@ -1,4 +1,6 @@
-"""docs/SUPPORT.md promises what is tested: its versions are those of the classifiers, charts, lock files and modules."""
+"""Tests that the versions in docs/SUPPORT.md are tested: they are those of classifiers, charts, lock files and
+modules.
+"""
 
 from __future__ import annotations
 

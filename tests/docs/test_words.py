@@ -1,4 +1,4 @@
-"""Retired words stay out of names, and phrases that misled readers stay out of code and docs.
+"""Tests that retired words are not used in names, and that phrases which misled readers are not used in code or docs.
 
 docs/GLOSSARY.md has the words that replace the retired ones.
 """
@@ -70,7 +70,7 @@ TEXTS = {".html", ".js", ".md", ".py", ".toml", ".tpl", ".yaml", ".yml"}
 
 
 def names(source: str) -> Iterator[str]:
-    """Every name that a module defines or uses."""
+    """Return every name that a module defines or uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -83,7 +83,7 @@ def names(source: str) -> Iterator[str]:
 
 
 def retired(name: str) -> set[str]:
-    """The retired words in a name, in the singular or the plural, however it is spelled."""
+    """Return the retired words in a name, in the singular or the plural, in camel case or with underscores."""
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
     return {word for word in RETIRED if {word, word.removesuffix("s")} & words}
 
@@ -106,7 +106,7 @@ def test_a_retired_word_is_found_however_it_is_spelled(name: str) -> None:
 
 
 def misleading(text: str) -> Iterator[str]:
-    """The phrases in a text that misled readers. A phrase may be broken over lines, also in a comment."""
+    """Return the phrases in a text that misled readers. A phrase may continue on the next line, also in a comment."""
     words = re.sub(r"[\s#*]+", " ", text.lower())
     return (phrase for phrase in PHRASES if re.search(rf"\b{phrase}\b", words))
 
