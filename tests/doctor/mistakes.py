@@ -1,4 +1,4 @@
-"""Mistakes as people make them, over real sockets: each with the key and the words that the first line has to have."""
+"""Mistakes that operators make, on real sockets, each with the key and the words that doctor's first line must have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOST = "tcp://127.0.0.1"
 
 @dataclass
 class Scene:
-    """What is made wrong, on sockets of its own. ``over`` is the configuration, as :func:`kvbus.config.load` takes it."""
+    """The sockets and the configuration of one mistake. ``over`` is the configuration for :func:`kvbus.config.load`."""
 
     stack: AsyncExitStack
     tmp: Path
@@ -59,12 +59,12 @@ class Scene:
     async def publishes(
         self, engine: EnginePublisher, what: Callable[[int], list[Any]] | None = None, **more: Any
     ) -> None:
-        """Publish from now on, a batch every 20 ms."""
+        """Let an engine publish a batch every 20 ms from now on."""
         task = asyncio.ensure_future(_publish(engine, what or (lambda n: [store([n + 1])]), **more))
         self.stack.callback(task.cancel)
 
     async def engine(self, live: Any = None, replay: Any = None, **more: Any) -> EnginePublisher:
-        """An engine at the source's own endpoints, or at others; it publishes."""
+        """Start an engine that publishes, at the endpoints of the configured source or at other endpoints."""
         what, rank, ts = more.pop("what", None), more.pop("rank", 0), more.pop("ts", None)
         silent = more.pop("silent", False)
         publisher = EnginePublisher(
@@ -87,7 +87,7 @@ class Scene:
         return made
 
     async def server(self, endpoint: str, greeting: bytes = b"", context: ssl.SSLContext | None = None) -> None:
-        """Something on TCP that says this at once, and nothing else."""
+        """Start a TCP server that sends these bytes to each client at once, and then nothing more."""
 
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(greeting)
@@ -101,7 +101,7 @@ class Scene:
         self.stack.callback(server.close)
 
     def curve_files(self, mode: int = 0o600) -> tuple[dict[str, str], tuple[bytes, bytes], bytes]:
-        """Our keys as files, the peer's pair, and our public key."""
+        """Return the settings of kvbus's CURVE files, the engine's key pair, and kvbus's public key."""
         theirs, ours = generate(), generate()
         secret, server = self.tmp / "kvbus.key_secret", self.tmp / "engine.key"
         secret.write_text(certificate(*ours))
@@ -111,7 +111,7 @@ class Scene:
 
 
 def tls_context(directory: Path) -> ssl.SSLContext:
-    """A TLS server's, with a certificate of its own."""
+    """Return the TLS context of a server with a self-signed certificate."""
     made, key = directory / "cert.pem", directory / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=engine", "-days", "1"]
     subprocess.run([*command, "-keyout", key, "-out", made], check=True, capture_output=True, timeout=60)
@@ -130,13 +130,13 @@ async def _publish(
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake, in the words of the documentation.
+    """One mistake, described in the words of the documentation.
 
     Attributes:
-        key: the configuration key in the first line.
-        says: words in doctor's first line; empty if only a running bus sees the mistake.
-        running: the first finding of a running bus; empty if it does not start, or does not see the mistake.
-        number: its number in the score; 0 if it does not count.
+        key: the configuration key in doctor's first line.
+        says: words in doctor's first line; empty if only a running bus notices the mistake.
+        running: the first finding of a running bus; empty if the bus does not start, or does not notice the mistake.
+        number: the mistake's number in the score; 0 if it does not count for the score.
     """
 
     what: str
@@ -182,7 +182,7 @@ async def name(scene):
 @mistake("a firewall drops what goes to the port", key="sources[0].endpoint", says="a firewall drops")
 async def dropped(scene):
     await scene.engine(f"{HOST}:{free_port()}")
-    # nobody accepts, and the kernel's queue is full: it drops further SYNs, as a firewall does
+    # No process accepts connections and the kernel's queue is full, so the kernel drops SYNs, as a firewall does.
     full = scene.stack.enter_context(socket.socket())
     full.bind(("127.0.0.1", 0))
     full.listen(0)
@@ -625,7 +625,7 @@ async def other_topic(scene):
     scene.output |= {"bind": False, "topic": "events"}
     router = scene.socket(zmq.SUB, scene.output["endpoint"])
     router.subscribe("kv@")
-    # libzmq's own subscriptions leave when its application looks at the socket
+    # libzmq sends the socket's subscriptions only when the application uses the socket.
     scene.stack.callback(asyncio.ensure_future(_send(lambda _: router.poll(0))).cancel)
 
 

@@ -1,4 +1,4 @@
-"""What a running bus says over HTTP, and what answers there without being one."""
+"""Tests for doctor at a running bus's HTTP port, and at HTTP servers that are not a kvbus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROUTER: dict[str, Any] = {
 
 
 class Http:
-    """An HTTP server that answers the paths that doctor asks for."""
+    """An HTTP server that answers the paths that doctor requests."""
 
     def __init__(self, sources: object, routers: object = (), *findings: Finding) -> None:
         self._answers = {"/sources": sources, "/routers": routers, "/findings": msgspec.to_builtins(findings)}

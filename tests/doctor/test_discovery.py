@@ -1,4 +1,4 @@
-"""What the doctor says of entries that discover: whom they find, whom not, and why nobody can be asked."""
+"""Tests for doctor about sources with discovery: found engines, engines that are not found, and failed requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ async def said(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[
 
 
 async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
-    """The keys are those of the file, whatever stands between them."""
+    """The keys in the findings use the positions in the configuration file, also after an entry that discovers
+    engines.
+    """
     one = Worker("pod-1", 1)
     await one.start()
     nobody, other = free_ports(2)

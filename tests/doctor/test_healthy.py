@@ -1,4 +1,4 @@
-"""A healthy bus has no finding: engines of every dialect publish, and nothing is said to be wrong."""
+"""Test that a healthy bus has no finding while engines of every dialect publish."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports
 
 SECONDS = float(os.environ.get("TEST_HEALTHY_SECONDS", "60"))
-"""An hour is run by hand."""
+"""Seconds for which the test runs. For releases it is run by hand for an hour."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Each reason for which a log refuses kvbus has a key and a remedy."""
+"""Tests that each reason for which a log's server refuses kvbus has a configuration key and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvbus doctor --router``: what a router's decoder needs, and what an output lacks of it."""
+"""Tests for ``kvbus doctor --router``, which compares an output with the requirements of a router's decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbus.tools.starting import ROUTERS, configuration
 
 
 def lacks(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
-    """What each output lacks; nothing if any output has all of it."""
+    """Return the unmet requirements of each output; an empty list if any output meets all of them."""
     first = [{"name": f"out{n}", "endpoint": f"tcp://127.0.0.1:{7000 + n}", **each} for n, each in enumerate(outputs)]
     over = {"sources": [{"endpoint": "tcp://127.0.0.1:6999"}], "outputs": first, "worker": "w:1", "model": "m"}
     report = understood(load(None, env={}, overrides=over), router)

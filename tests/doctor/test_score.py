@@ -1,7 +1,7 @@
-"""Each mistake is seen: the first thing that kvbus says names the cause and the configuration key.
+"""Tests that kvbus's first message about each mistake names the cause and the configuration key.
 
-``NUMBERED`` is the score. Mistakes 1 to 25 were made by somebody who had not seen kvbus before, and ten are our own.
-Some refuse to start, so that no bus runs with them.
+``NUMBERED`` is the score. Mistakes 1 to 25 were made by a person who had not seen kvbus before; ten more are the
+developers' own. With some mistakes kvbus refuses to start, so no running bus has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.ports import free_port, free_ports
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
 TIMEOUT = 5.0
 SLACK = 20.0
-"""Seconds beyond the timeouts, on a loaded machine."""
+"""Seconds that a loaded machine may take beyond the timeouts."""
 
 OFFLINE = [each for each in MISTAKES if each.says]
 RUNNING = [each for each in MISTAKES if each.running]
@@ -209,9 +209,11 @@ def test_a_file_or_a_variable_that_cannot_be_read_is_named(
 # -- the score
 
 STARTS = {3, 16, 17, 19, 20, 36, *(number for number, *_ in REFUSED)}
-"""Mistakes with which kvbus does not start, by the tests above. 36 is the port of a front."""
+"""Numbers of the mistakes with which kvbus does not start. Number 36 is about the port of the API proxy (`front`)."""
 INDEX = {10}
-"""Only `kvbus index` holds the tokens of all workers: tests/index."""
+"""Numbers of the mistakes that only `kvbus index` can notice, because it has the tokens of all workers: see
+tests/index.
+"""
 
 
 def test_the_score() -> None:
