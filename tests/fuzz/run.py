@@ -1,7 +1,7 @@
-"""Coverage-guided fuzzing with atheris: ``python -m tests.fuzz.run codec --seconds 60`` (``make fuzz``).
+"""Fuzz with atheris, guided by code coverage: ``python -m tests.fuzz.run codec --seconds 60`` (``make fuzz``).
 
-What reaches something new is added to a directory of its own, to be picked from for the committed corpus. A crash is
-written to the same directory and ends the run with exit code 77.
+Inputs that reach new code are added to a separate directory, from which a developer may pick some for the committed
+corpus. An input that crashes the target is written to the same directory and ends the run with exit code 77.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main() -> None:
-    """Fuzz one target until the time is up."""
+    """Fuzz one target for the given number of seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)

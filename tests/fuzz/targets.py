@@ -1,4 +1,7 @@
-"""What is fuzzed: bytes in, and what must hold whatever they are. Plain functions, with or without a fuzzer."""
+"""The targets of fuzzing: functions that take any bytes and check what must hold for all of them.
+
+They need no fuzzer.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ from tests.doubles.router import PlainSetRouter
 
 
 def codec(data: bytes, max_events: int = 4096) -> None:
-    """One payload: a batch or a reason, never an exception; a batch is well-typed, and encoding it changes nothing."""
+    """Decode one payload: the result is a batch or a reason, never an exception.
+
+    Each field of a batch has the right type, and encoding the batch changes nothing.
+    """
     sniff(data)
     batch = decode_batch(data, max_events)
     if isinstance(batch, Reason):
@@ -75,12 +81,12 @@ def _well_typed(event: object) -> None:
 
 
 def frames(data: bytes) -> None:
-    """One multipart message, cut at a length byte before each frame."""
+    """Parse one multipart message. Before each frame, ``data`` has a byte with the frame's length."""
     message(list(_cut(data)), 512)
 
 
 def message(parts: list[bytes], max_frame_bytes: int) -> None:
-    """One multipart message: each parser reads it, or names what is wrong."""
+    """Check that each parser reads a multipart message, or returns the reason why it cannot."""
     limits = FrameLimits(max_frame_bytes=max_frame_bytes)
     live = parse_live(parts, limits)
     assert isinstance(live, Reason) or 0 <= live.seq < 2**63
@@ -107,9 +113,11 @@ STEPS = 64
 
 
 def relay(data: bytes) -> None:
-    """A source told anything in any order; its output is what routers may rely on, and nothing is uncounted.
+    """Give a relay arbitrary events in any order.
 
-    A step is ``kind, seq, length / 4``, and the payload of a live or a replayed batch.
+    Check that routers can rely on its output and that all batches are counted.
+
+    A step is ``kind, seq, length / 4``, followed by the payload of a live or a replayed batch.
     """
     source = SourceSpec("engine", 0, max_blocks=64, source_timeout=5.0)
     outputs = [
@@ -155,7 +163,10 @@ def _counted(bus: Relay) -> None:
 
 
 class Follower:
-    """Two routers on plain sets, one for each output; the streams are dense, and a late one comes to the same."""
+    """Two simulated routers, one for each output, which keep plain sets of blocks.
+
+    They check that each stream is dense, and that a router that joins late gets the same blocks.
+    """
 
     def __init__(self, bus: Relay) -> None:
         self.bus = bus

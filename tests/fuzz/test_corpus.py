@@ -1,4 +1,4 @@
-"""The committed corpus, and everything that once broke a target, without a fuzzer."""
+"""Tests that run the committed corpus, and every input that once broke a target, without a fuzzer."""
 
 from __future__ import annotations
 
