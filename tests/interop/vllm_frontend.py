@@ -58,7 +58,10 @@ def write_model(directory: Path) -> str:
 
 
 def _program() -> Path:
-    return Path(os.environ.get(ENGINES_ENV, "/nonexistent")) / RELEASE / "vllm" / "vllm-rs"
+    """vLLM's front end. `make newest-others` installs the newest release under a name without a version."""
+    home = Path(os.environ.get(ENGINES_ENV, "/nonexistent"))
+    newest = home / "vllm-newest" / "vllm" / "vllm-rs"
+    return newest if newest.exists() else home / RELEASE / "vllm" / "vllm-rs"
 
 
 class VllmFrontend:
