@@ -1,7 +1,6 @@
 """An engine's blocks and those that LMCache keeps for it are one view of one worker.
 
-Both come through vLLM's stream. LMCache 0.5.7rc2 (`lmcache_mp_connector.py`) announces chunks of 256 tokens on the CPU
-under its own hashes, and removes them one by one.
+Both come through vLLM's stream. LMCache announces chunks of 256 tokens on the CPU under its own hashes.
 """
 
 from __future__ import annotations

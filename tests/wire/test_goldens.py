@@ -22,8 +22,8 @@ from tests.typed import there, well_formed
 from tests.wire.captures import BY_PREFIX, CAPTURES, digest, lives, load, matches_truth, points, truth
 
 FILTERED = {
+    "lmcache056_vllm032": {Filtered.COPY},
     "sglang055_collisions": {Filtered.COPY},
-    "syn_lmcache_cpu": {Filtered.COPY},
     "syn_vllm_two_granularities": {Filtered.COARSE},
     "vllm0110_positional_bytes": {Filtered.COPY},
     "vllm033_bytes": {Filtered.COPY},
@@ -47,6 +47,9 @@ FILTERED = {
     "vllm033_window": {Filtered.COPY, Filtered.GROUP},
 }
 """Reasons for which kvbus leaves out events of a capture. kvbus relays all events of captures that are not listed."""
+
+LMCACHE = "lmcache056_vllm032"
+"""Its chunks on the CPU have 64 tokens, and the engine's blocks 32."""
 
 
 class Played:
@@ -97,10 +100,10 @@ class TestEveryCapture:
         assert matches_truth(name, played.router) is None
         assert played.held == points(name)
 
-    def test_the_stream_keeps_every_rule(self, played):
+    def test_the_stream_keeps_every_rule(self, name, played):
         assert played.router.violations == []
         assert played.router.orphans == 0
-        assert len(set(played.router.block_sizes.values())) == 1
+        assert len(set(played.router.block_sizes.values())) == (2 if name == LMCACHE else 1)
         assert played.router.events > 0
 
     def test_nothing_a_real_engine_says_is_rejected(self, name, played):
@@ -257,6 +260,23 @@ def test_all_groups_on_request(capture, masked):
 def test_counting_copies_is_what_makes_the_mamba_capture_exact():
     """This is the counter-check: without counted copies, the router lacks blocks."""
     assert matches_truth("vllm033_mamba_64_16", Played("vllm033_mamba_64_16", duplicates="ignore").router) is not None
+
+
+def test_chunks_on_an_expiring_medium_expire():
+    """For an LMCache that announces no evictions."""
+    script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
+    for message in load(LMCACHE):
+        script >> raw(message.topic, message.seq.to_bytes(8, "big"), message.payload)
+        script.whatever()
+    held = truth(LMCACHE)
+    assert set(script.router.blocks) == held
+    on_cpu = {key for key in held if key[1] == "CPU"}
+    assert len(on_cpu) > 40
+    script >> tick(61.0)
+    script.whatever()
+    assert set(script.router.blocks) == held - on_cpu
+    assert script.stats.filtered[Filtered.OUTLIVED] == len(on_cpu)
+    assert script.router.violations == []
 
 
 class OnlyTheLast(Played):

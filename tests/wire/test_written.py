@@ -6,11 +6,10 @@ import msgspec
 import pytest
 
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, Tick
-from kvbus.core.types import Filtered
+from kvbus.core.events import BatchReceived
 from tests.core.dsl import Script
 from tests.doubles.router import events_of as maps_of
-from tests.wire.captures import DATA, load, truth
+from tests.wire.captures import DATA, load
 from tests.wire.recording.written import WRITTEN, written
 
 Hashes = list[int]
@@ -36,29 +35,6 @@ class TrtllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid
 
     block_hashes: Hashes
     medium: Literal["GPU"]
-
-
-class VllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
-    """The BlockStored of vLLM 0.33. LMCache sets its required fields."""
-
-    block_hashes: Hashes
-    parent_block_hash: int | None
-    token_ids: list[int]
-    block_size: int
-    lora_id: int | None
-    medium: Literal["GPU", "CPU"]
-    lora_name: str | None
-    extra_keys: list[list[Any] | None] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class VllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """The BlockRemoved of vLLM 0.33, for blocks on the device."""
-
-    block_hashes: Hashes
-    medium: Literal["GPU"]
-    group_idx: int
 
 
 class SglangStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
@@ -114,7 +90,6 @@ class Rfc1527Event(msgspec.Struct, forbid_unknown_fields=True):
 
 
 FORMS: dict[str, Any] = {
-    "syn_lmcache_cpu": tuple[float, list[VllmStored | VllmRemoved], int],
     "syn_mooncake_rfc1527": tuple[int, list[Rfc1527Event], None],
     "syn_sglang_39991": tuple[float, list[SglangStored | SglangRemoved | Cleared], int],
     "syn_trtllm_native": tuple[float, list[TrtllmStored | TrtllmRemoved], int],
@@ -168,18 +143,3 @@ def test_a_pools_block_leaves_with_the_salt_of_the_engines() -> None:
     told = list(salts.values())
     assert {("GPU", "adapter-1"), ("CPU", "adapter-1")} in told
     assert all(len({salt for _, salt in found}) == 1 for found in told)
-
-
-def test_what_lmcache_never_removes_goes_when_it_is_not_heard_of_any_more() -> None:
-    script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
-    for message in load("syn_lmcache_cpu"):
-        script.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload]))
-    held = truth("syn_lmcache_cpu")
-    assert set(script.router.blocks) == held
-    on_cpu = {key for key in held if key[1] == "CPU"}
-    assert len(on_cpu) > 100
-    script.now += 61
-    script.handle(Tick(0.0))
-    assert set(script.router.blocks) == held - on_cpu
-    assert script.stats.filtered[Filtered.OUTLIVED] == len(on_cpu)
-    assert script.router.violations == []

@@ -11,6 +11,7 @@ OLD_ARRAY = "vllm-0.9.1..0.10.0 | sglang-0.4.7..0.5.8"
 MEDIUM_ARRAY = "vllm-0.10.2..0.13 | sglang-0.5.9..0.5.17"
 BARE_MAP = "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 CAPTURED = {
+    "lmcache056_vllm032": {"vllm-0.24..0.33", BARE_MAP},
     "sglang0510_positional": {MEDIUM_ARRAY},
     "sglang0523_eagle_bigram": {BARE_MAP},
     "sglang0523_hicache": {BARE_MAP},
@@ -23,7 +24,6 @@ CAPTURED = {
     "sglang055_collisions": {OLD_ARRAY},
     "sglang055_eagle": {OLD_ARRAY},
     "sglang055_positional": {OLD_ARRAY},
-    "syn_lmcache_cpu": {"vllm-0.24..0.33"},
     "syn_mooncake_rfc1527": {"rfc1527 (mooncake)"},
     "syn_sglang0523_tiers_disk": {BARE_MAP},
     "syn_sglang_39991": {"sglang (sglang#39991)", "sglang-0.5.20..0.5.23", BARE_MAP},

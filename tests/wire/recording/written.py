@@ -3,14 +3,13 @@
 python -m tests.wire.recording.written
 
 The cache and the workload are the simulator's. The form of the events follows these sources: TensorRT-LLM's publisher
-(TensorRT-LLM#17023), the publisher of Mooncake's master and its RFC 1527 (Mooncake#2214), LMCache's description of the
-events that it gives to vLLM (LMCache#5076), and SGLang's proposal (sglang#39991). Each run writes the same bytes.
+(TensorRT-LLM#17023), the publisher of Mooncake's master and its RFC 1527 (Mooncake#2214), and SGLang's proposal
+(sglang#39991). Each run writes the same bytes.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -111,64 +110,9 @@ def rfc1527() -> Callable[[list[Any]], list[Any]]:
     return batch
 
 
-# -- LMCache -----------------------------------------------------------------------------------------------------------
-
-
-def of_lmcache(block: int | None) -> int | None:
-    """Return LMCache's own hash of a chunk, which differs from the engine's hash of the same tokens."""
-    if block is None:
-        return None
-    return int.from_bytes(hashlib.blake2b(block.to_bytes(8, "big"), digest_size=8).digest(), "big")
-
-
-def lmcache(batch: list[Any]) -> list[Any]:
-    """Convert the CPU events of a batch to LMCache's form: one chunk per event, without a group and other fields of
-    vLLM.
-    """
-    events = []
-    for event in batch[1]:
-        if event["medium"] != "CPU":
-            events.append(event)
-            continue
-        assert event["type"] == "BlockStored"
-        parent = event["parent_block_hash"]
-        hashes, all_tokens = event["block_hashes"], event["token_ids"]
-        for at, block in enumerate(hashes):
-            tokens = all_tokens[16 * at : 16 * (at + 1)]
-            said = {
-                "type": "BlockStored",
-                "block_hashes": [of_lmcache(block)],
-                "parent_block_hash": of_lmcache(parent),
-                "token_ids": tokens,
-                "block_size": 16,
-                "lora_id": None,
-                "medium": "CPU",
-                "lora_name": None,
-            }
-            events.append(said)
-            parent = block
-    return [batch[0], events, *batch[2:]]
-
-
-def block_of_lmcache(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a live block under the hash with which it was announced."""
-    if block["medium"] != "CPU":
-        return block
-    names = {"hash": of_lmcache(block["hash"]), "parent": of_lmcache(block["parent"])}
-    return block | names | {"group_idx": None, "kind": None}
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 
 WRITTEN: Final = {
-    "syn_lmcache_cpu": Written(
-        dialect=DIALECTS["vllm-0.33"],
-        said="LMCache#5076: what is written of its events; vLLM 0.33's structs",
-        batches=60,
-        options={"tiers": {"CPU": 100_000}},
-        batch=lambda: lmcache,
-        block=block_of_lmcache,
-    ),
     "syn_mooncake_rfc1527": Written(
         dialect=replace(
             DIALECTS["trtllm-native"], adapters=True, hashes="unsigned", media={GPU: "gpu", "CPU": "cpu"}
