@@ -235,15 +235,15 @@ class Config(Section):
     )
     without_media: Media = key(
         (),
-        "Media whose blocks kvbus filters out. LMCache announces the blocks that it stores on the CPU but never "
-        "their eviction (LMCache#5076), so these blocks would stay for ever. `expiring_media` keeps them for a "
-        "limited time instead.",
+        "Media whose blocks kvbus filters out. LMCache without its server's log of events announces the blocks "
+        "that it stores on the CPU but never their eviction, so these blocks would stay for ever. `expiring_media` "
+        "keeps them for a limited time instead.",
         example=["CPU"],
     )
     expiring_media: Media = key(
         (),
         "Media on which a block expires if the engine has announced neither the block nor one of its descendants "
-        "for `expire_after`. Use it for LMCache instead of `without_media`.",
+        "for `expire_after`. Use it instead of `without_media`.",
         example=["CPU"],
     )
     expire_after: Seconds = key(

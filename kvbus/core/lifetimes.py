@@ -1,8 +1,8 @@
 """Expire blocks on media whose removals an engine never announces.
 
-LMCache announces the blocks that it stores on the CPU, but not the blocks that it evicts there (LMCache#5076). kvbus
-removes such a block if the engine has not stored it again for the configured time. A store of a block also proves that
-the block's ancestors still exist: otherwise the engine would have stored them again, too.
+Without its server's log of events, LMCache announces the blocks that it stores on the CPU, but not the blocks that it
+evicts there. kvbus removes such a block if the engine has not stored it again for the configured time. A store of a
+block also proves that the block's ancestors still exist: otherwise the engine would have stored them again, too.
 """
 
 from __future__ import annotations
