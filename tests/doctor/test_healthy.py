@@ -20,7 +20,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports
 
 SECONDS = float(os.environ.get("TEST_HEALTHY_SECONDS", "60"))
-"""Seconds for which the test runs. For releases it is run by hand for an hour."""
+"""Seconds for which the test runs. A developer starts longer runs, such as an hour, by hand."""
 
 
 @pytest.mark.slow
