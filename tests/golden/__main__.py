@@ -1,7 +1,7 @@
-"""Golden streams and texts: ``python -m tests.golden`` shows the differences from the recorded ones.
+"""Compare the golden streams and texts, recorded outputs of kvbus, with the outputs of this source tree.
 
 python -m tests.golden                      compare every case with the recorded hash
-python -m tests.golden --diff COMMIT        and show the lines that differ from COMMIT's
+python -m tests.golden --diff COMMIT        and show the lines that differ from the outputs of COMMIT
 python -m tests.golden --write              record the hashes of this tree
 python -m tests.golden --print CASE         print the lines of a case
 """
@@ -23,7 +23,7 @@ from tests.golden.texts import DATA, texts
 ROOT: Final = Path(__file__).parents[2]
 
 MOST_LINES: Final = 60
-"""Maximum number of lines shown of each difference."""
+"""Maximum number of lines shown of the difference of each case."""
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _show(commit: str, name: str) -> None:
-    """Print the difference between a commit's lines of a case and this tree's."""
+    """Print how a commit's lines of a case differ from this tree's."""
     with tempfile.TemporaryDirectory() as directory:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x"], cwd=directory, input=archive.stdout, check=True)

@@ -1,6 +1,6 @@
-"""A relay without sockets, made from a configuration: engines' frames in, batches of every output stream out.
+"""A relay without sockets, built from a configuration: it gets engines' frames and returns the batches of all streams.
 
-Only this module knows how kvbus is put together. The other modules of this package use frames, seqs and events.
+Only this module knows how kvbus's parts are connected. The other modules of this package use frames, seqs and events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Stream = tuple[int, int]
 
 
 class Published(NamedTuple):
-    """A published batch. ``identity`` is a number for the publisher's id, which is random."""
+    """A published batch. ``identity`` is a small number for the publisher's id, which is random."""
 
     stream: Stream
     topic: bytes
@@ -54,7 +54,7 @@ class GoldenBus:
         config: the content of the configuration file.
 
     Attributes:
-        asked: unanswered replay requests to engines, as source, request and start.
+        asked: replay requests to engines without an answer yet, each with its source, request number and first seq.
         published: every published batch, in order.
     """
 
@@ -71,29 +71,31 @@ class GoldenBus:
 
     @property
     def streams(self) -> list[Stream]:
-        """Every output stream."""
+        """Return every output stream."""
         return [(at, each) for at, output in enumerate(self._relay.outputs) for each in range(len(output.streams))]
 
     def up(self, source: int) -> None:
-        """Connect an engine."""
+        """Tell the relay that an engine's connection is open."""
         self._handle(SourceUp(source))
 
     def down(self, source: int) -> None:
-        """Disconnect an engine."""
+        """Tell the relay that an engine's connection is closed."""
         self._handle(SourceDown(source))
 
     def live(self, source: int, frames: list[bytes]) -> None:
-        """Receive a live message of an engine."""
+        """Give the relay a live message of an engine."""
         self._handle(BatchReceived(source, frames))
 
     def replayed(self, source: int, request: int, frames: list[list[bytes]]) -> None:
-        """Receive an engine's answer to a replay request: these messages, ``[seq, payload]`` each, and END."""
+        """Give the relay an engine's answer to a replay request: these messages, ``[seq, payload]`` each, and then
+        END.
+        """
         for message in frames:
             self._handle(ReplayReceived(source, request, [b"", *message]))
         self._handle(ReplayReceived(source, request, [b"", END_SEQ, b""]))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, with a tick every 0.1 s."""
+        """Advance the simulated clock, with a tick every 0.1 s."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
             self._handle(Tick(self.now))
@@ -129,7 +131,7 @@ class GoldenBus:
         entries: list[dict[str, Any]] = msgspec.to_builtins(
             [source_entry(read_source(source), "", None) for source in self._relay.sources]
         )
-        # clock_off compares the wall clock with the batches' ts, which do not fit this simulated time
+        # The finding clock_off compares the wall clock with the batches' ts, which do not fit the simulated time.
         for entry in entries:
             entry["findings"] = [each for each in entry["findings"] if each["id"] != "clock_off"]
         return entries

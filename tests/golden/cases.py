@@ -28,10 +28,10 @@ SEEDS: Final = 60
 """Number of simulated worlds."""
 
 SECOND: Final = 60
-"""Number of a capture's messages that the second rank sends."""
+"""Number of messages of a capture that the second rank sends."""
 
 FORMS: Final[list[dict[str, Any]]] = [{"token_ids": "drop"}, {"layout": "merged"}, {"layout": "per_topic"}]
-"""Outputs in addition to one for each profile."""
+"""Outputs of other forms, in addition to one output for each profile."""
 
 
 def cases() -> dict[str, Case]:
@@ -73,7 +73,7 @@ def _profile(name: str) -> dict[str, Any]:
 
 
 def _capture(name: str) -> Iterator[str]:
-    """Play a recorded engine as rank 0, and its first messages as rank 1, to an output of every profile."""
+    """Play a recorded engine as rank 0, and its first messages as rank 1. The relay has an output of every profile."""
     outputs = [_profile(profile) for profile in PROFILES if profile != "dynamo-plane"]
     outputs += [
         {"topic": "kv@{source}@{rank}", **form} if form.get("layout") == "per_topic" else form for form in FORMS
@@ -102,7 +102,7 @@ def frames(message: Message) -> list[bytes]:
 
 
 def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
-    """Answer every replay request with the batches of the engine's current epoch among those that it keeps."""
+    """Answer every replay request of the relay with the engine's kept batches of its current epoch."""
     while bus.asked:
         source, request, start = bus.asked.pop(0)
         life: dict[int, bytes] = {}
@@ -120,7 +120,10 @@ def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
 
 
 def _world(seed: int) -> Iterator[str]:
-    """Play two ranks with lost, doubled and swapped batches, broken connections and restarts of the engine."""
+    """Play two ranks of an engine.
+
+    Some batches are lost, sent twice or swapped. Connections break, and the engine restarts.
+    """
     chance = random.Random(seed)
     profile = chance.choice([name for name in PROFILES if name != "dynamo-plane"])
     outputs = [_profile(profile), {"layout": "merged"}]

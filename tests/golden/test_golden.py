@@ -1,4 +1,7 @@
-"""kvbus sends what is recorded for captured engines and simulated worlds. `make golden` shows a difference."""
+"""Tests that kvbus sends what is recorded for captured engines and simulated worlds.
+
+`make golden` shows differences.
+"""
 
 import pytest
 
