@@ -1,4 +1,8 @@
-"""Who may read token ids: loopback under a local name, asked by no other site's page; everything else is for all."""
+"""Tests for who may read token ids over HTTP.
+
+Clients on loopback that use a local host name may read them, unless a page of another site sends the request. All
+clients may read the paths without token ids.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ OPEN = {
     "/history",
     "/events",
 }
-"""What shows no token ids, and is for everyone who reaches it."""
+"""Paths whose answers contain no token ids. Every client may read them."""
 
 
 class Answer(NamedTuple):
@@ -56,14 +60,14 @@ class Answer(NamedTuple):
 
 
 class Asking:
-    """A bus with one block and one refused event, and raw requests to it."""
+    """A bus with one block and one refused event, and a client that sends raw HTTP requests to it."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.address = there(bus.daemon.http_address)
 
     async def ask(self, request: str, *, local_address: str | None = None) -> Answer:
-        """Send the text as it is, lines ending with ``|``; PORT is the server's."""
+        """Send the text as a request. In the text, ``|`` ends a line, and PORT stands for the server's port."""
         text = request.replace("PORT", str(self.address[1])).replace("|", "\r\n") + "\r\n"
         return await asyncio.to_thread(self._ask, text.encode("latin-1"), local_address)
 
@@ -81,7 +85,7 @@ class Asking:
         return await self.ask(f"GET {path} HTTP/1.1|Host: {host}|")
 
     async def refused(self) -> dict[str, float]:
-        """The counter's children, as they are scraped."""
+        """Return the scraped numbers of refused requests, by reason."""
         lines = (await self.get("/metrics")).body.splitlines()
         found = [line for line in lines if line.startswith("kvbus_http_refused_total{")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in found}
@@ -240,7 +244,7 @@ def test_both_ends_of_the_connection_have_to_be_loopback(
     headers = [("Host", "localhost:9477")]
     request = asked_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is refusal
-    # and what a peer says of itself changes nothing
+    # The addresses that a peer claims in headers open nothing: such a request counts as forwarded.
     headers += [("x-forwarded-for", "127.0.0.1"), ("x-real-ip", "127.0.0.1")]
     request = asked_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is (refusal or HttpRefusal.FORWARDED)
@@ -278,7 +282,7 @@ async def test_loopback_of_ipv6(address: str) -> None:
 
 
 async def test_every_path_is_open_or_closed_on_purpose() -> None:
-    """A new path has to be put on one side or the other."""
+    """The test fails for a new path until a developer adds it to ``OPEN`` or protects it."""
     async with asking() as here:
         paths = {name: path.methods[0] for name, path in here.bus.daemon.admin.paths.items()}
         assert paths.keys() > OPEN
@@ -308,7 +312,7 @@ async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog
             await here.get("/blocks?source=what-users-wrote", "evil.example")
         lines = [record for record in caplog.records if record.name == "kvbus.http"]
         assert [line.getMessage() for line in lines] == ["/blocks refused to 127.0.0.1: host"]
-        # the rate limit goes by the template, so that is where nothing of the request may be
+        # The rate limit distinguishes log lines by their template, so the template may contain no part of the request.
         assert {str(line.msg) for line in lines} == {"%s refused to %s: %s"}
         assert "what-users-wrote" not in caplog.text
         assert "evil.example" not in caplog.text

@@ -1,4 +1,6 @@
-"""Answers: the event loop makes long ones in parts and does other work between; refusals are counted."""
+"""Tests for HTTP answers: the event loop does other work between the parts of a long answer, and refusals are
+counted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.http.test_http import web
 
 
 def names(text):
-    """Of an exposition, what each line is about; what a process has changes."""
+    """Return the metric name of each line of `/metrics`. Metrics of the process are left out, because they change."""
     return [line.partition(" ")[0] for line in text.splitlines() if not line.startswith("process_")]
 
 

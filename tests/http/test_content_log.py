@@ -1,4 +1,4 @@
-"""Who has read how much: everything is added up, and nothing is left out."""
+"""Tests for the log of clients that read token ids: it adds up the amounts and leaves out no read."""
 
 from __future__ import annotations
 

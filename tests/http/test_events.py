@@ -1,4 +1,6 @@
-"""``/events``: what comes, in which order, from where on, for whom, and what an ill-mannered client costs."""
+"""Tests for ``/events``: its events, their order, its start positions, its access rules, and the cost of bad
+clients.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ from tests.typed import there
 
 
 class Following:
-    """One client's answer, event by event."""
+    """The answer of ``/events`` to one client, read event by event."""
 
     def __init__(self, answer):
         self._answer = answer
 
     async def next(self, *names):
-        """The next event of these names (of any, without one): name, data, id."""
+        """Return the next event with one of these names, or the next of any name: its name, data and id."""
         async with asyncio.timeout(60):
             while True:
                 fields = {}
@@ -91,7 +93,7 @@ async def test_transitions_come_with_their_causes_and_are_resumed():
                 assert [each["number"] for each in seen] == list(range(seen[0]["number"], seen[-1]["number"] + 1))
                 assert {each["name"] for each in seen} == {"engine"}
                 assert "in sync at seq -1 of epoch 0" in seen[-1]["text"]
-            # the header that a browser sends when it connects again is newer than the address
+            # The header Last-Event-ID, which a browser sends when it reconnects, is newer than the id in the address.
             async with following(client, f"?after={begun}", last_id) as here:
                 assert (await here.next())[1]["resumed"] is True
                 name, _, _ = await here.next("rates", "transition")
@@ -163,7 +165,7 @@ async def test_a_large_batch_comes_in_parts_and_its_id_with_the_last_one():
             seen += [event["block_hashes"][0] for event in data["events"]]
             assert data["more"] is (len(seen) < count)
             assert data["seq"] == (len(seen) > count)
-            # whoever is cut off in the middle gets the batch again, whole
+            # Only the last part of a batch has an id, so a client whose connection breaks before gets the complete batch again.
             assert (last_id is None) is data["more"]
             assert last_id is None or last_id.endswith(f"-0:{data['seq'] + 1}")
         assert seen == [str(n) for n in range(count + 1)]

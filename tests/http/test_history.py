@@ -1,4 +1,6 @@
-"""Five minutes of samples: rates from counters, levels as they stand, bounded, and gone with their source."""
+"""Tests for the history of the last five minutes: rates, levels, a bounded size, and removal together with the
+source.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def sampling(history, daemon, now, wall):
 
 
 def pieces(history, daemon, now, wall):
-    """Take a whole sample; in how many pieces."""
+    """Take a complete sample, and return in how many slices it was taken."""
     return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
 
@@ -93,7 +95,8 @@ async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_w
         assert list(second) == [None, None]
         daemon.relay.sources[1].gone = daemon.relay.sources[5].gone = False
         assert list(history.sources) == ["engine", *(f"e{n}" for n in range(4))]
-        # each was read eight looks at the clock behind its last: six sources, all together, one output
+        # Between two samples of a source, the clock was read eight times, one second each: for six sources, their sum, and one
+        # output. So 80 batches are 10 per second.
         assert {name: latest["batches"] for name, latest in history.newest["sources"].items()} == dict.fromkeys(
             history.sources, 10.0
         )

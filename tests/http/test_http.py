@@ -1,4 +1,6 @@
-"""The HTTP endpoints of a running bus: what they show, under faults, and what they do not disturb."""
+"""Tests for the HTTP endpoints of a running bus, also while engines fail, and that requests do not disturb the
+stream.
+"""
 
 import asyncio
 import contextlib
@@ -29,11 +31,11 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.typed import there
 
 LARGE = 6280583736533942967
-"""A hash that readers of doubles change."""
+"""A hash that JSON readers with double-precision numbers would change."""
 
 
 class Web:
-    """A bus and an HTTP client in front of it."""
+    """A bus and an HTTP client connected to it."""
 
     def __init__(self, bus, session):
         self.bus = bus
@@ -53,7 +55,7 @@ class Web:
         return [json.loads(line) for line in (await self.text(f"/blocks{query}")).splitlines()]
 
     async def metrics(self):
-        """Every sample of ours by name and labels."""
+        """Return every sample of kvbus's own metrics by name and labels."""
         found = {}
         for family in text_string_to_metric_families(await self.text("/metrics")):
             for sample in family.samples:
@@ -271,7 +273,9 @@ async def test_bytes_hashes_are_hex_and_groups_are_told():
 
 
 async def test_reblocked_blocks_are_those_that_routers_know():
-    """Each node of 32 tokens leaves as two blocks of 16; two nodes over one page are one block with one name."""
+    """kvbus sends each block of 32 tokens as two blocks of 16. Two blocks of the engine with the same tokens and parent
+    become one block with one hash.
+    """
     async with web_and_engine(block_size=16) as (client, engine):
         tokens = list(range(64))
         engine.publish(batch(store([1], tokens=tokens[:32], block_size=32)))
@@ -326,7 +330,7 @@ async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():
-    """The stream goes on beside a dump under way, and does not show in it."""
+    """The stream continues during a dump, and its batches do not change the dump."""
     async with web_and_engine() as (client, engine):
         count = 40_000
         for first in range(0, count, 1000):
@@ -338,7 +342,7 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
         assert b"chunked" in head.lower()  # the answer is not put together before it begins
         begin = await reader.readline()
         assert begin
-        # nobody reads on: the answer stands still in the middle, and everything else goes on
+        # The client stops reading, so the answer waits in the middle. The stream and other requests continue.
         engine.publish(batch(cleared()))
         await relayed(client, count // 1000 + 1)
         assert (await client.json("/sources"))[0]["blocks"] == {}
@@ -351,14 +355,14 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
 
 
 async def more_than_sockets_hold(client, engine):
-    """60,000 blocks."""
+    """Publish 60,000 blocks. Their dump is larger than the socket buffers, so it waits for its reader."""
     for first in range(0, 60_000, 1000):
         engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
     await relayed(client, 60)
 
 
 async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
-    """It does not look whole, and leaves its place to another one."""
+    """The incomplete answer does not look complete, and its slot is free for another dump."""
     async with web_and_engine() as (client, engine):
         await more_than_sockets_hold(client, engine)
         monkeypatch.setattr(connections, "TIMEOUT", 0.1)
@@ -374,7 +378,7 @@ async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
 
 
 async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch):
-    """The event loop does other work after each part."""
+    """The event loop does other work after each part of a dump."""
     async with web_and_engine() as (client, engine):
         count = 20_000
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))

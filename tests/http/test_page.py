@@ -1,4 +1,6 @@
-"""The status page's files and what they may do, and what the overview shows of configuration and access."""
+"""Tests for the status page's files and their restrictions, and for the configuration and access rights in the
+overview.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ async def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
         assert re.findall(r"<script[^>]*>", page) == ['<script src="/page.js" defer>']
         assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
         script = await client.text("/page.js")
-        # what peers say is put in as text
+        # The page inserts the texts of peers as text, never as HTML.
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", script)
         for path in ("/sources", "/routers", "/events", "/overview", "/blocks", "/metrics", "/livez", "/readyz"):
             assert f'href="{path}"' in page
@@ -47,7 +49,7 @@ async def test_the_overview_says_what_this_client_may_not_read() -> None:
         foreign = json.loads((await here.get("/overview", "evil.example")).body)
         assert own["content"] is None
         assert foreign["content"] == (await here.get("/blocks", "evil.example")).error
-        # looking at it is no refusal
+        # The overview says what the client may not read, which does not count as a refused request.
         assert sum((await here.refused()).values()) == 1
         assert own["now"] >= own["started"] > 0
         assert (await here.get("/", "evil.example")).status == 200

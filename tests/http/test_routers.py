@@ -1,4 +1,4 @@
-"""``/routers`` and the metrics of routers: who is connected, what waits for them, who has left and why."""
+"""Tests for ``/routers`` and the metrics of routers: connections, waiting batches, and reasons for disconnections."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from tests.transport.loops import read_all
 
 
 class Subscribers:
-    """SUB sockets on one output, that read when they are told to."""
+    """SUB sockets of one output, which read only when the test calls them."""
 
     def __init__(self, endpoint):
         self._endpoint = endpoint
@@ -37,7 +37,7 @@ class Subscribers:
 
 
 async def waited(client, condition, what):
-    """Entries of ``/routers`` once they fulfil a condition."""
+    """Wait until the entries of ``/routers`` fulfil a condition, and return them."""
     for _ in range(3000):
         found = await client.json("/routers")
         if condition(found):

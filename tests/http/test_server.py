@@ -1,4 +1,7 @@
-"""The admin port as an HTTP server: order, heads, errors, other protocols, removed paths, and its end."""
+"""Tests for the admin port as an HTTP server: order of answers, headers, errors, other protocols and the shutdown.
+
+They also cover the removed paths.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.typed import there
 
 
 async def say(client, text):
-    """Everything that comes for a text until the server closes the connection."""
+    """Send a text, and return everything that the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
     writer.write(text)
     try:

@@ -1,4 +1,4 @@
-"""Transitions: numbered without a hole, bounded, and routers among them."""
+"""Tests for the timeline of transitions: its numbers have no gap, its size is bounded, and it includes routers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_newest_are_kept_and_their_numbers_are_dense() -> None:
 
 
 class Routers:
-    """A driver that is looked at."""
+    """A simulated output driver, which returns the given routers and counts how often it is read."""
 
     queue_max, behind_seconds = 0, 0.0
 
@@ -64,7 +64,7 @@ def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
     stats.routers = 0
     stats.router_disconnects["broken"] += 1
     assert looked() == [("left", "router 10.0.0.1:5 disconnected (broken); 1,200 batches did not reach it")]
-    # came and went between two looks
+    # This router connected and disconnected between two looks at the driver.
     driver.known = [*driver.known, view("10.0.0.2:6", left="left", left_at=7.0)]
     stats.router_disconnects["left"] += 1
     assert [after for after, _ in looked()] == ["connected", "left"]

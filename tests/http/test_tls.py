@@ -1,4 +1,4 @@
-"""The files of TLS: every mistake in them."""
+"""Tests for errors in the TLS files of the HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bearer tokens: the file, every mistake in it, and ``kvbus token``."""
+"""Tests for bearer tokens: the file of tokens, each error in it, and ``kvbus token``."""
 
 from __future__ import annotations
 
