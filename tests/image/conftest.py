@@ -1,4 +1,7 @@
-"""The image as .ci/image.sh builds it, and a podman to run it; without them these tests are skipped."""
+"""The container image built by .ci/image.sh, and a podman to run it.
+
+Without them the tests of the image are skipped.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ SECURE: Final = ("--pull=never", "--read-only", "--cap-drop", "ALL", "--security
 
 
 class Podman:
-    """The podman that .ci/image.sh leaves behind."""
+    """The podman that .ci/image.sh has installed."""
 
     def __init__(self, wrapper: str) -> None:
         self.wrapper = wrapper
@@ -27,7 +30,7 @@ class Podman:
         return done
 
     def shell(self, script: str, *options: str) -> str:
-        """What a shell in a container of the image prints."""
+        """Run a shell script in a container of the image, and return its output."""
         isolated = ("run", "--rm", *SECURE, "--network", "none", "--entrypoint", "sh", *options)
         return self(*isolated, IMAGE, "-c", script).stdout
 
@@ -42,7 +45,7 @@ def podman() -> Podman:
 
 @pytest.fixture
 def name(podman: Podman) -> Iterator[str]:
-    """The name of a container or pod that is gone after the test, whatever happens."""
+    """A name for a container or a pod, which is removed after the test in any case."""
     chosen = f"kvbus-{uuid4().hex[:12]}"
     yield chosen
     podman("rm", "--force", "--ignore", "--time", "0", chosen)

@@ -1,4 +1,6 @@
-"""The Compose file's circuit in containers: each service's command, user, mounts and protections as they are written."""
+"""Tests that run the services of the Compose file in containers, with the commands, users, mounts and protections
+in it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from tests.image.conftest import IMAGE, Podman
 
 
 def options(service: str) -> list[str]:
-    """What Compose makes of a service, as `podman run` takes it."""
+    """Return the options of `podman run` that correspond to a service of the Compose file."""
     described = SERVICES[service]
     found = ["--init"] if described["init"] else []
     found += ["--read-only"] if described["read_only"] else []
@@ -29,7 +31,10 @@ def options(service: str) -> list[str]:
 
 
 class Circuit:
-    """All in one pod, whose network is loopback alone: the services' names lead there."""
+    """All services of the Compose file in one pod.
+
+    Its only network is loopback, to which the services' names resolve.
+    """
 
     def __init__(self, podman: Podman, name: str, directory: Path) -> None:
         self._podman = podman

@@ -1,4 +1,4 @@
-"""The container image: what is in it, what it needs, how it ends, and a capture through it that comes out exact."""
+"""Tests for the container image: its content, its needs, its shutdown, and an exact relay of a capture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USER: Final = "65532"
 VERSION: Final = version("kvbus")
 OPERATIONS: Final = " ".join((ROOT / "docs" / "OPERATIONS.md").read_text().split())
 START_SECONDS: Final = 20.0
-"""From `podman run` to ready, on a machine that does other things, too. OPERATIONS.md says what was measured."""
+"""Maximum of seconds from `podman run` until kvbus is ready, on a busy machine. OPERATIONS.md has measured times."""
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def test_its_labels(config: dict[str, Any]) -> None:
 
 
 def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) -> None:
-    """Not what the base has of its own, but what is there of kvbus and of what built it."""
+    """The test ignores the base image's own files. It looks for leftovers of kvbus's build."""
     assert podman.shell("for tool in gcc cc g++ clang ld make; do command -v $tool; done; true") == ""
     names = r"-name .cache -o -name 'hatchling*' -o -name 'ziglang*' -o -path '/src/*' -o -path '/opt/build*'"
     found = podman.shell(rf"find / -xdev -path /proc -prune -o \( {names} \) -print", "--user", "0")
@@ -76,14 +76,17 @@ def test_nothing_of_kvbus_can_be_written_by_its_user(podman: Podman) -> None:
 
 
 def test_byte_code_is_there(podman: Podman) -> None:
-    """A read-only root cannot keep it later: without it each start compiles everything."""
+    """With a read-only root, Python cannot store byte code later, so each start would compile every module."""
     code = "import kvbus.daemon.daemon as d; print(d.__cached__)"
     (cached,) = podman.shell(f'python -c "{code}" | xargs ls').split()
     assert cached.endswith(".pyc")
 
 
 def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
-    """By date it would be stale where an image's files get the date of its commit, and another one in each build."""
+    """Byte code with dates would be stale if the image's files get the date of a commit.
+
+    It would also differ in each build.
+    """
     code = "import pathlib; print({path.read_bytes()[4] for path in pathlib.Path('/opt/kvbus').rglob('*.pyc')})"
     assert podman.shell(f'python -c "{code}"').strip() == "{1}", "PEP 552: hash-based, unchecked"
 
@@ -95,7 +98,7 @@ def test_what_it_adds_to_its_base(podman: Podman) -> None:
 
 
 def test_what_it_adds_over_the_wire(podman: Podman, tmp_path: Path) -> None:
-    """All layers but the base's, compressed."""
+    """The test adds up the compressed layers, without the layers of the base image."""
     podman("save", "--quiet", "--format", "oci-dir", "--output", str(tmp_path / "layout"), IMAGE)
     blobs = tmp_path / "layout" / "blobs" / "sha256"
     index = json.loads((tmp_path / "layout" / "index.json").read_text())
@@ -105,13 +108,13 @@ def test_what_it_adds_over_the_wire(podman: Podman, tmp_path: Path) -> None:
 
 
 def documented(pattern: str) -> float:
-    """A figure of OPERATIONS.md."""
+    """Return a number from OPERATIONS.md."""
     (figure,) = re.findall(pattern, OPERATIONS)
     return float(figure)
 
 
 class Contained(Place):
-    """A bus in a container on the host's network, with every protection the docs name."""
+    """A bus in a container on the host's network, with every protection that the documentation recommends."""
 
     def run(self, podman: Podman, name: str, *more: str) -> None:
         file = self.directory / "kvbus.yaml"
@@ -174,7 +177,7 @@ def test_a_capture_through_the_container_comes_out_exact(
 
 
 def sent(place: Place) -> int:
-    """The newest seq of the output."""
+    """Return the newest seq of the output."""
     (value,) = re.findall(
         r'^kvbus_output_sequence\{output="routers",stream="0"\} (\S+)', place.get("/metrics")[1], re.MULTILINE
     )
@@ -204,11 +207,13 @@ def early():
 
 main(["early"])
 """
-"""A subcommand that is told to end before it has handlers of its own."""
+"""A program that gets SIGTERM while kvbus starts, before a subcommand has installed its own signal handlers."""
 
 
 def test_it_ends_at_once_when_it_is_told_to_while_it_starts(podman: Podman, name: str) -> None:
-    """The first process of a container has no default actions: without a handler SIGTERM is lost."""
+    """The kernel's default actions do not apply to the first process of a container: without a handler it ignores
+    SIGTERM.
+    """
     began = time.monotonic()
     options = ("--name", name, *SECURE, "--network", "none", "--entrypoint", "python")
     done = podman("run", *options, IMAGE, "-c", EARLY, check=False, limit=60)
@@ -225,7 +230,10 @@ def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_pa
 
 @pytest.mark.parametrize("state_dir", ["/var/lib/kvbus", "auto"])
 def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path, state_dir: str) -> None:
-    """`state_dir` on a volume, which `auto` finds: the second container goes on where the first was."""
+    """`state_dir` is on a volume, which the value `auto` finds.
+
+    The second container continues with the state of the first.
+    """
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     place = Contained(tmp_path, state_dir=state_dir)

@@ -1,4 +1,4 @@
-"""A pod of kvbus and an engine, run by podman from the image: routers rebuild exactly what the engine published."""
+"""Tests for a pod of kvbus and an engine that podman runs from the image: routers rebuild the engine's exact blocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ SOURCE: Final = ("--endpoint=tcp://127.0.0.1:15557", "--replay-endpoint=tcp://12
 
 
 def pod_of(name: str, *engine: str) -> dict[str, Any]:
-    """Return a pod of kvbus and a container with these arguments of kvbus as its engine."""
+    """Return a pod with kvbus, and with a second container as its engine.
+
+    ``engine`` is the engine's kvbus command line.
+    """
     settings = ["sources[0].bind=true", "http=127.0.0.1:9477", "state_dir=/var/lib/kvbus"]
     listen = ["--source", "tcp://127.0.0.1:15557,tcp://127.0.0.1:15657", "--output", "tcp://*:5657,tcp://*:5658"]
     run = ["run", *listen, *(f"--set={setting}" for setting in settings)]
@@ -42,7 +45,7 @@ def pod_of(name: str, *engine: str) -> dict[str, Any]:
         {"name": "kvbus", "args": run, "volumeMounts": [state], **both},
         {"name": "engine", "args": list(engine), "volumeMounts": [captures], **both},
     ]
-    # podman keeps an emptyDir as a volume of that name, pod or no pod
+    # podman keeps an emptyDir as a volume of that name, even after the pod is removed, so each pod has its own name for it.
     volumes = [{"name": f"{name}-state", "emptyDir": {}}, {"name": "captures", "hostPath": {"path": str(DATA)}}]
     spec = {"containers": containers, "volumes": volumes, "terminationGracePeriodSeconds": 60}
     spec["securityContext"] = {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532}
@@ -50,7 +53,7 @@ def pod_of(name: str, *engine: str) -> dict[str, Any]:
 
 
 class Pod:
-    """A pod with a network of its own: nothing outside can reach it, so everything is asked from inside."""
+    """A pod with its own network. It is not reachable from outside, so the tests run their commands inside."""
 
     def __init__(self, podman: Podman, directory: Path, pod: dict[str, Any]) -> None:
         self._podman = podman
@@ -62,7 +65,7 @@ class Pod:
         self._podman("play", "kube", "--network", "none", str(self.file))
 
     def end(self) -> None:
-        """The exit codes of both containers are kept until they are removed."""
+        """Stop the pod. podman keeps the exit codes of both containers until they are removed."""
         self._podman("pod", "stop", "--time", "20", self.name)
 
     def exit_code(self, container: str) -> int:
@@ -74,7 +77,7 @@ class Pod:
         return done.stdout + done.stderr
 
     def kvbus(self, *args: str) -> str:
-        """What a `kvbus` in the pod prints."""
+        """Run a `kvbus` command in the pod, and return its output."""
         return self._podman("exec", f"{self.name}-kvbus", "kvbus", *args).stdout
 
     def source(self) -> dict[str, Any]:
@@ -83,7 +86,7 @@ class Pod:
         return dict(json.loads(done.stdout)[0]) if done.returncode == 0 else {}
 
     def blocks(self, endpoint: str, *options: str) -> set[Key]:
-        """What a router that begins now rebuilds by the standard replay."""
+        """Return the blocks that a newly started router rebuilds with a replay from 0."""
         lines = [
             json.loads(line)
             for line in self.kvbus("dump", "--replay-endpoint", endpoint, "--json", *options).splitlines()
@@ -105,7 +108,7 @@ def pod(podman: Podman, name: str, tmp_path: Path, request: pytest.FixtureReques
 
 
 def with_simulated_engine(name: str) -> dict[str, Any]:
-    """Return the pod with an engine that falls idle after some requests."""
+    """Return the pod with a simulated engine that stops publishing after some requests."""
     return pod_of(name, "sim", *SOURCE, "--requests=60", "--rate=200", "--subscribers=1")
 
 
@@ -113,7 +116,7 @@ CAPTURE: Final = "vllm033_map_int"
 
 
 def with_capture(name: str) -> dict[str, Any]:
-    """Return the pod with an engine that plays what a real one once sent."""
+    """Return the pod with an engine that plays the capture of a real engine."""
     return pod_of(name, "play", f"/captures/{CAPTURE}.jsonl", *SOURCE, "--subscribers=1", "--rate=2000")
 
 

@@ -1,4 +1,4 @@
-"""kvbus killed in a pod: the state is in the pod, not in the container, so routers notice a pause."""
+"""Test that kills kvbus in a pod: its state outlives the container, so routers notice only a pause."""
 
 from __future__ import annotations
 
