@@ -1,4 +1,4 @@
-"""The real programs: an engine (`kvbus sim`), a bus, an index, each a process on free ports of loopback."""
+"""Processes for tests of the index: an engine (`kvbus sim`), a bus and an index, on free ports of loopback."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.doubles.kvbus_process import Program
 from tests.ports import free_port, ports_in_a_row
 
 PATIENCE = 100.0
-"""Seconds after which a condition that should hold is a failure."""
+"""Seconds after which a test fails if a condition does not become true."""
 
 
 @contextlib.contextmanager
 def running(*programs: Program) -> Iterator[None]:
-    """Start programs, and end those that are alive when the block ends."""
+    """Start programs, and end those that still run at the end of the block."""
     with contextlib.ExitStack() as stack:
         for program in programs:
             stack.enter_context(program)
@@ -30,7 +30,7 @@ def running(*programs: Program) -> Iterator[None]:
 
 
 def http(url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
-    """Return a status and a body; status 0 while nothing listens."""
+    """Send an HTTP request and return the status and the body. The status is 0 while no server listens."""
     named = {name.replace("_", "-"): text for name, text in headers.items()}
     request = urllib.request.Request(url, body, named)  # noqa: S310 - http alone
     try:
@@ -44,7 +44,7 @@ def http(url: str, body: bytes | None = None, **headers: str) -> tuple[int, byte
 
 
 class Engine(Program):
-    """`kvbus sim` with a workload that ends, and the truth about it."""
+    """A simulated engine (`kvbus sim`) whose workload ends, and the true set of its blocks."""
 
     def __init__(self, directory: Path, name: str, *more: str, seed: int = 0, ranks: int = 1) -> None:
         self.ranks = ranks
@@ -56,7 +56,7 @@ class Engine(Program):
         self._truth = directory / f"{name}.truth"
 
     def truth(self) -> Truth:
-        """Run the same workload once more, where nobody listens, and read what is live at its end."""
+        """Run the same workload again without a subscriber, and return the live blocks at its end."""
         args = ["--endpoint", f"tcp://127.0.0.1:{ports_in_a_row(self.ranks)}", "--bind", *self._load]
         args += ["--exit-after", "0", "--truth-file", str(self._truth)]
         subprocess.run([sys.executable, "-m", "kvbus", "sim", *args], check=True, capture_output=True, timeout=PATIENCE)
@@ -64,7 +64,7 @@ class Engine(Program):
 
 
 class Truth:
-    """The live blocks of an engine, as its simulator knows them."""
+    """The live blocks of an engine, as its simulator reports them."""
 
     def __init__(self, blocks: list[dict[str, Any]]) -> None:
         self.blocks = blocks
@@ -75,7 +75,9 @@ class Truth:
             self._media[block["rank"], block["hash"]].add((block["medium"] or "GPU").upper())
 
     def chains(self) -> list[list[dict[str, Any]]]:
-        """Every whole chain of blocks from a prompt's beginning on, without its own beginnings."""
+        """Return every chain of blocks that begins at a prompt's beginning, except chains that are the beginning of
+        another.
+        """
         parents = {(block["rank"], block["parent"]) for block in self.blocks}
         found = []
         for (rank, name), block in self._by_hash.items():
@@ -89,7 +91,7 @@ class Truth:
         return found
 
     def expected(self, chain: list[dict[str, Any]]) -> dict[int, tuple[int, dict[str, int]]]:
-        """By rank, the blocks of a chain that it holds, and on which media."""
+        """Return for each rank how many blocks of a chain it holds, in total and on each medium."""
         found = {}
         prefixes = [block["prefix"] for block in chain]
         for rank in {block["rank"] for block in self.blocks}:
@@ -114,7 +116,7 @@ def tokens_of(chain: list[dict[str, Any]]) -> list[int]:
 
 
 class Bus(Program):
-    """`kvbus run` in front of engines."""
+    """A bus (`kvbus run`) that subscribes to engines."""
 
     def __init__(self, directory: Path, name: str, *engines: Engine, output: str = "", more: str = "") -> None:
         self.out, self.out_replay = (f"tcp://127.0.0.1:{ports_in_a_row(4)}" for _ in range(2))
@@ -138,13 +140,13 @@ class Bus(Program):
         return found
 
     def has(self, *truths: Truth) -> bool:
-        """Whether it knows every block of these engines."""
+        """Return whether the bus knows every block of these engines."""
         known = sum(sum(each["blocks"].values()) for each in self.sources())
         return known == sum(len({(b["rank"], b["hash"], b["medium"]) for b in truth.blocks}) for truth in truths)
 
 
 class Index(Program):
-    """`kvbus index`."""
+    """A process of `kvbus index`."""
 
     def __init__(self, directory: Path, *args: str, name: str = "index", host: str = "127.0.0.1") -> None:
         port = free_port()
@@ -155,7 +157,7 @@ class Index(Program):
         return http(f"{self.http}/readyz")[0] == 200
 
     def complete(self, *names: str) -> bool:
-        """Whether it knows these sources, and all of their blocks."""
+        """Return whether the index follows these sources and has all of their blocks."""
         if not self.ready() or self.ask(tokens=[1])["incomplete"]:
             return False
         text = http(f"{self.http}/metrics")[1].decode()
@@ -171,6 +173,6 @@ class Index(Program):
         return answer
 
     def matches(self, **question: Any) -> list[dict[str, Any]]:
-        """What each source holds of one prompt."""
+        """Return how much of one prompt each source holds."""
         found: list[dict[str, Any]] = self.ask(**question)["results"][0]["matches"]
         return found

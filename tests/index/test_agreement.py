@@ -1,4 +1,4 @@
-"""Workers of one model that have different hashes for the same prompts are found."""
+"""Tests that the index finds workers of one model with different hashes for the same prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """The names of workers that hold one prompt, whose blocks each has its own hashes for."""
+    """Build an index in which workers hold one prompt, each with its own hashes, and return the reported worker
+    names.
+    """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():
         batch = decode(payload(store(blocks, tokens=list(range(16 * len(blocks))))))

@@ -1,4 +1,4 @@
-"""A bus as an index sees it: which output it reads, and where that is."""
+"""Tests for how an index follows a bus: the output that it chooses, and that output's address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ URL = "http://bus:9477"
 
 
 def outputs(*sections: dict[str, Any]) -> list[Output]:
-    """The outputs of a configuration, as `/overview` shows them."""
+    """Return the outputs of a configuration, as an index reads them from `/overview`."""
     config = load(
         None,
         env={},

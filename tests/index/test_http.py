@@ -1,4 +1,4 @@
-"""The HTTP port of an index: its form, who may ask, and its limits."""
+"""Tests for the HTTP port of an index: its formats, its access rules, and its limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKEN, STATUS = new_token(), new_token()
 
 
 class Scene:
-    """An engine and an index of its own stream."""
+    """An engine, and an index that follows the engine's own stream."""
 
     def __init__(self, index: Index, truth: Truth) -> None:
         self.index = index
@@ -217,7 +217,7 @@ def test_a_client_that_goes_away_in_its_body_leaves_the_index_as_it_was(scene):
 
 
 def test_seventeen_at_once_are_too_many(scene):
-    """Sixteen clients that send no body yet are the ones being answered."""
+    """Sixteen clients occupy the index, although they have not sent a body yet."""
     address = urlsplit(scene.index.http)
     waiting = []
     try:

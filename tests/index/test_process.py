@@ -1,4 +1,4 @@
-"""`kvbus index` in front of real buses and engines: exact answers, and what it refuses."""
+"""Tests for `kvbus index` with real buses and engines: exact answers, and refused configurations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.security.keys import Pair
 
 
 def check(index: Index, truth: Truth, name: str) -> None:
-    """Every prompt of an engine is answered exactly."""
+    """Check that the index gives the exact answer for every prompt of an engine."""
     chains = truth.chains()
     assert len(chains) > 5
     results = index.ask(queries=[{"tokens": tokens_of(chain)} for chain in chains])["results"]

@@ -1,4 +1,4 @@
-"""The body of a question: hashes as they may be written."""
+"""Tests for the body of a query to an index, and for the forms in which it may contain hashes."""
 
 from __future__ import annotations
 
