@@ -1,4 +1,4 @@
-"""What a real Prometheus saw of real faults, once for all tests that ask it."""
+"""Run a real Prometheus against kvbus processes with real faults, once for all tests that read its results."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_pr
 
 @dataclass
 class Observed:
-    """A Prometheus that is still there, and the moment at which everything was wrong."""
+    """A Prometheus that still runs, and the time at which all faults were active."""
 
     server: Prometheus
     at: float = 0.0
     lag: float = 0.0
-    """The latest a timer of the test itself was, in seconds."""
+    """Maximum delay of a timer in the test's own process, in seconds."""
     lasted: float = 0.0
     """Seconds from the first fault to the last alert."""
     alerts: list[dict[str, Any]] = field(default_factory=list)
-    """As a receiver is told of them."""
+    """The alerts in the form in which a receiver of notifications gets them."""
     metrics: dict[str, str] = field(default_factory=dict)
-    """The text of /metrics of each kvbus that ran."""
+    """The text of /metrics of each kvbus process."""
 
 
 @pytest.fixture(scope="session")

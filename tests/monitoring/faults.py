@@ -1,7 +1,7 @@
-"""Several kvbus with one fault each, or several, and one without: what a Prometheus that watches them has to say.
+"""Several kvbus processes with one or more faults each, one without faults, and the expected alerts of Prometheus.
 
-Each source of the faulty kvbus has an engine of its own that does one thing wrong for as long as the scene lasts. So
-each alert has one cause, and an alert nobody expects has none.
+Each source of the faulty kvbus has its own engine, which does one thing wrong for the complete scene. Therefore each
+alert has one cause, and an unexpected alert is an error.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 
 SCRAPE: Final = 1.0
-"""Seconds between scrapes, and how long one may take."""
+"""Seconds between scrapes, and maximum duration of one scrape in seconds."""
 PATIENCE: Final = 180.0
-"""Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
+"""Seconds after which the test fails if an expected alert does not fire.
+
+On an idle machine all fire within a minute.
+"""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent", "untitled")
-"""Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
+"""Sources of the faulty kvbus whose engines do something wrong. ``steady`` has no fault, ``absent`` has no engine."""
 KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing", "reading")
 
 OTHER: Final = "other"
-"""Prefix of a log in Redis with one writer, which falls silent."""
+"""Prefix of a log in Redis with only one writer, which stops writing."""
 
 Alert = tuple[str, ...]
-"""Name, kvbus, and the source, output or queue it is about."""
+"""Name of the alert, name of the kvbus, and the source, output or queue that the alert is about."""
 
 EXPECTED: Final[frozenset[Alert]] = frozenset(
     {
@@ -97,7 +100,7 @@ _counter: Final = itertools.count(1)
 
 
 def batch(blocks: int = 1) -> bytes:
-    """A batch like no other."""
+    """Return a batch whose blocks no other batch has."""
     first = next(_counter) * 1000
     return payload(store(list(range(first, first + blocks))), ts=time.time())
 
@@ -107,7 +110,7 @@ def publish_one(engine: EnginePublisher) -> None:
 
 
 class Kvbus(KvbusProcess):
-    """A kvbus with an output of its own, and its process."""
+    """A kvbus process with its own output."""
 
     def __init__(
         self, directory: Path, name: str, outputs: list[dict[str, Any]] | None = None, **settings: Any
@@ -121,7 +124,7 @@ class Kvbus(KvbusProcess):
         super().__init__(directory / name, config)
 
     def follow(self, *engines: tuple[str, str, str]) -> None:
-        """Name, live endpoint and replay endpoint of each engine."""
+        """Configure the engines as sources, each by its name, live endpoint and replay endpoint."""
         self.config["sources"] = [
             {"name": name, "endpoint": endpoint, "replay_endpoint": replay} for name, endpoint, replay in engines
         ]
@@ -135,7 +138,7 @@ class Kvbus(KvbusProcess):
 
 
 def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
-    """Each kvbus under its name as `instance`."""
+    """Return the configuration of Prometheus, with the name of each kvbus as its `instance`."""
     return json.dumps(
         {
             "global": {
@@ -155,7 +158,7 @@ def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
 
 
 def damage(state: Path) -> list[Path]:
-    """Make every saved state unusable; which ones."""
+    """Make every saved state unusable, and return the files."""
     files = list(state.glob("state.db"))
     for file in files:
         file.write_bytes(b"damaged" + file.read_bytes())
@@ -163,7 +166,7 @@ def damage(state: Path) -> list[Path]:
 
 
 class Engines:
-    """Engines of this process; each publishes at its own pace until the scene is over."""
+    """Engines in this process. Each publishes at its own rate until the scene ends."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self._stack = stack
@@ -184,7 +187,7 @@ class Engines:
 
 
 async def every(seconds: float, act: Callable[[], object]) -> None:
-    """The pace of an engine, not a wait for something."""
+    """Call a function at a fixed interval, for an engine's rate of publishing."""
     while True:
         act()
         await asyncio.sleep(seconds)
@@ -196,7 +199,7 @@ def endpoints(engine: EnginePublisher) -> tuple[str, str]:
 
 
 class Scene:
-    """Everything that runs, and what is done to it."""
+    """All processes of the test, and the faults that it causes in them."""
 
     def __init__(self, directory: Path, stack: contextlib.AsyncExitStack, redis: str) -> None:
         self.directory = directory
@@ -215,16 +218,18 @@ class Scene:
         ]
         special: dict[str, dict[str, Any]] = {
             "faulty": {"outputs": faulty_outputs},
-            # its question stays open for as long as a question may: the gap outlasts the scene
+            # The replay request stays unanswered for as long as possible, so that the gap outlasts the scene.
             "stuck": {"replay_timeout": 600, "reorder_batches": 50},
             "stateful": {"state_dir": str(directory / "stateful" / "state")},
         }
         self.buses = {name: Kvbus(directory, name, **special.get(name, {})) for name in KVBUS}
         self.lag = 0.0
-        """The latest this process's own timer was, in seconds: how much the machine itself starves everybody."""
+        """Maximum delay of a timer in this process, in seconds: it shows how much the machine's load delays all
+        processes.
+        """
 
     def _locked(self, directory: Path) -> dict[str, Any]:
-        """An output for routers whose keys it knows; it knows none."""
+        """Return an output that accepts only routers on an allow-list, which is empty."""
         port = free_port()
         self.locked = f"tcp://127.0.0.1:{port}"
         public, secret = create_certificates(directory, "kvbus")
@@ -235,7 +240,7 @@ class Scene:
         return {"name": "locked", "endpoint": self.locked, **keys}
 
     async def start(self) -> None:
-        """Engines first, then the buses, then routers; nothing goes wrong yet but for a state that is damaged."""
+        """Start the engines, then the buses, then the routers. Only the damaged state is wrong so far."""
         self.steady = await self.engines.start()
         self.engines.keep(every(0.02, lambda: self.steady.publish(batch(16))))
         self.wrong = {name: await self.engines.start() for name in WRONG}
@@ -270,7 +275,10 @@ class Scene:
         return "\n".join(bus.said for bus in self.buses.values() if bus.log.exists())
 
     def _discover(self, bus: Kvbus) -> None:
-        """Fronts before an engine that is away. One entry that cannot be asked, and one that finds an engine that is configured already."""
+        """Add API proxies for an absent engine, and two discovery entries with a fault.
+
+        The first entry cannot be queried. The second finds an engine that is already configured.
+        """
         for key, scheme in (("front", "http://"), ("front_grpc", "")):
             here, away = (f"127.0.0.1:{port}" for port in free_ports(2))
             bus.config[key] = {"listen": here, "engine": f"{scheme}{away}", "source": "steady"}
@@ -280,7 +288,7 @@ class Scene:
             bus.config["sources"].append({"name": name, "discover": {"file": {"path": str(path)}}})
 
     async def _write_a_log(self, bus: Kvbus) -> None:
-        """To one that is there, and to one that is away."""
+        """Let the bus write to one log that is reachable and to one log that is not."""
         pair = {name: await self.engines.start() for name in ("calm", "quiet")}
         for engine in pair.values():
             self.engines.keep(every(1.0, functools.partial(publish_one, engine)))
@@ -293,7 +301,7 @@ class Scene:
         ]
 
     async def _take_a_stream(self, server: Prometheus) -> None:
-        """Another writer of the same name."""
+        """Claim a log stream that the bus writes, as another writer of the same name."""
         key = Stream("default", "m", "writing/quiet", 0).key
         taken = 'kvbus_output_streams_written{instance="writing", output="log"} == 2'
         await self._until(lambda: server.query(taken), "both streams in the log")
@@ -301,7 +309,7 @@ class Scene:
         await writer.close()
 
     async def _fall_silent_in_the_log(self) -> None:
-        """The only writer says that it is there, at last something in another schema, and then nothing more."""
+        """Write leases as the only writer of a stream, then a record of an unknown schema, and then nothing more."""
         writer = await self._other_log.claim(Stream("default", "m", "gone/engine", 0).key)
         for seq in itertools.count():
             await writer.append([lease(writer.epoch, seq)])
@@ -312,7 +320,7 @@ class Scene:
         await writer.close()
 
     def _read_a_log(self, bus: Kvbus, address: str, **keys: str) -> None:
-        """A log is all that there is."""
+        """Let the bus read its sources only from a log."""
         where = {"endpoint": f"tcp://{address}", **keys}
         bus.config["sources"] = [{"name": "streams", "discover": {"redis": where}}]
         bus.config["discovery_grace"] = 0
@@ -320,7 +328,7 @@ class Scene:
         bus.config["outputs"] = [output | each for output in bus.config["outputs"]]
 
     async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
-        """Two engines that dial one endpoint; the replay is that of the first."""
+        """Start two engines that dial one endpoint. The replay endpoint belongs to the first engine."""
         live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
         bus.config["sources"].append({"name": "twofold", "endpoint": live, "replay_endpoint": replay, "bind": True})
         return [
@@ -363,7 +371,7 @@ class Scene:
             self.lag = max(self.lag, loop.time() - due)
 
     def go_wrong(self, server: Prometheus) -> None:
-        """Each engine begins to do what it is named after."""
+        """Start the fault of each engine, after which the engine is named."""
         keep, wrong = self.engines.keep, self.wrong
         turn, other_turn = itertools.count(), itertools.count()
 
@@ -431,7 +439,7 @@ class Scene:
         await every(1.0, lambda: dealer.send_multipart([b"", b"not eight bytes"]))
 
     async def _starve(self, bus: Kvbus) -> None:
-        """Every other third of a second without any CPU."""
+        """Stop the process for every second interval of about 0.3 s, so that it gets no CPU."""
         try:
             while True:
                 bus.signal(signal.SIGSTOP)
@@ -442,7 +450,7 @@ class Scene:
             bus.signal(signal.SIGCONT)
 
     async def _restart(self, bus: Kvbus, server: Prometheus) -> None:
-        """Three times, each life seen by Prometheus, and at the end for good."""
+        """Restart the bus three times, each time after Prometheus has scraped it, and then end it for good."""
         query = f'process_start_time_seconds{{instance="{bus.name}"}} and up == 1'
         seen: set[float] = set()
 
@@ -459,20 +467,24 @@ class Scene:
         await bus.stop()
 
     async def _fill_disk(self, bus: Kvbus, server: Prometheus) -> None:
-        """No file may grow beyond 64 KiB: to the process it is a full disk."""
+        """Limit the bus's files to 64 KiB, which has the same effect as a full disk."""
         writing = f'kvbus_state_writing{{instance="{bus.name}"}} == 1'
         await self._until(lambda: server.query(writing), "a state that is written")
         resource.prlimit(bus.pid, resource.RLIMIT_FSIZE, (2**16, 2**16))
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
-        """Like `eventually`, without keeping the engines from publishing while Prometheus is asked."""
+        """Wait until a condition holds, as `eventually` does, but let the engines publish during each request to
+        Prometheus.
+        """
         end = asyncio.get_running_loop().time() + PATIENCE
         while not await asyncio.to_thread(condition):
             assert asyncio.get_running_loop().time() < end, f"not within {PATIENCE:g} s: {what}"
             await asyncio.sleep(0.2)
 
     async def until_watched(self, server: Prometheus) -> None:
-        """Prometheus has seen each of them: what a counter does before is no increase to it."""
+        """Wait until Prometheus has scraped every kvbus, because it does not see a counter's increases before its
+        first scrape.
+        """
 
         def everyone() -> bool:
             assert all(bus.running for bus in self.buses.values())
@@ -481,7 +493,7 @@ class Scene:
         await self._until(everyone, "every kvbus scraped")
 
     async def until_all_fire(self, server: Prometheus) -> None:
-        """Every alert that is expected has fired."""
+        """Wait until every expected alert has fired."""
 
         def missing() -> frozenset[Alert]:
             return EXPECTED - fired(server)
@@ -510,12 +522,12 @@ def _about(labels: dict[str, str]) -> Alert:
 
 
 def firing(server: Prometheus) -> frozenset[Alert]:
-    """What fires now."""
+    """Return the alerts that fire now."""
     return frozenset(_about(labels) for labels, _ in server.query('ALERTS{alertstate="firing"}'))
 
 
 def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
-    """What has fired since the beginning."""
+    """Return the alerts that have fired in the last ten minutes, which is longer than the scene."""
     return frozenset(
         _about(labels) for labels, _ in server.query('max_over_time(ALERTS{alertstate="firing"}[10m])', at)
     )
@@ -523,7 +535,7 @@ def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
 
 @contextlib.asynccontextmanager
 async def scene(directory: Path, redis: str) -> AsyncIterator[Scene]:
-    """Play it; ``redis`` is a server's address."""
+    """Start the scene. ``redis`` is the address of a Redis server."""
     async with contextlib.AsyncExitStack() as stack:
         played = Scene(directory, stack, redis)
         try:

@@ -1,4 +1,4 @@
-"""A real Prometheus on a free port of loopback, and kvbus's rules with their time running faster."""
+"""Run a real Prometheus on a free port of loopback, with kvbus's alert rules on a faster clock."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from tests.ports import free_port
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "kvbus.rules.yml"
 SCALE: Final = 40
-"""An hour of the rules is a minute and a half of the test."""
+"""Factor by which the rules' durations are shortened: an hour becomes one and a half minutes."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _yaml: Final = YAML(typ="safe", pure=True)
 
 Series = tuple[dict[str, str], float]
-"""Labels and value."""
+"""The labels and the value of a time series."""
 
 
 def rules(file: Path = RULES) -> list[dict[str, Any]]:
-    """Every rule of a file, alerts and recorded series."""
+    """Return every rule of a file: alerts and recorded series."""
     return [rule for group in _yaml.load(file.read_text())["groups"] for rule in group["rules"]]
 
 
 def alerts(file: Path = RULES) -> dict[str, dict[str, Any]]:
-    """The alerts of a file by name."""
+    """Return the alerts of a file by name."""
     return {rule["alert"]: rule for rule in rules(file) if "alert" in rule}
 
 
 def faster(duration: str) -> str:
-    """``5m`` as milliseconds of the test."""
+    """Return a duration of the rules, such as ``5m``, as milliseconds of the test."""
     return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // SCALE}ms"
 
 
 def rules_in_a_hurry() -> str:
-    """The rules with every window, offset and pending time shortened; thresholds are as they are."""
+    """Return the rules with shorter windows, offsets and pending times. The thresholds do not change."""
     loaded = _yaml.load(RULES.read_text())
     for rule in (rule for group in loaded["groups"] for rule in group["rules"]):
         rule["expr"] = re.sub(r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]", lambda m: faster(m[0]), rule["expr"])
@@ -57,7 +57,7 @@ def rules_in_a_hurry() -> str:
 
 
 class Prometheus:
-    """What the HTTP API of a running server says."""
+    """A client for the HTTP API of a running Prometheus."""
 
     def __init__(self, port: int) -> None:
         self.address = f"127.0.0.1:{port}"

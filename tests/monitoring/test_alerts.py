@@ -1,4 +1,4 @@
-"""A real Prometheus watches real faults: every alert that should fire does, and no other."""
+"""Tests with a real Prometheus and real faults: every expected alert fires, and no other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from tests.monitoring.prometheus import alerts
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 STARVED = {"KvbusLoopLag": 0.02, "KvbusDown": SCRAPE}
-"""Alerts that a machine without CPU to spare is enough for, and how long this process waited for its CPU there.
+"""Alerts that a lack of CPU can cause, each with the delay of this process's timers in seconds that explains the alert.
 
-KvbusLoopLag takes a tenth of a second: whoever shares this machine may wait several times as long as this process.
+KvbusLoopLag fires at a delay of 0.1 s. Its limit here is lower, because another process on the same machine may wait
+several times as long as this process.
 """
 
 
 QUESTION = SourceSpec().replay_total_timeout
-"""Seconds that a question may stay open. A scene that lasts longer, on a busy machine, sees the stuck one end."""
+"""Maximum duration of a replay request, in seconds.
+
+On a busy machine, the scene may last until the open request fails.
+"""
 
 
 def test_there_is_a_fault_for_every_alert() -> None:
@@ -30,7 +34,7 @@ def test_there_is_a_fault_for_every_alert() -> None:
 
 def test_every_alert_fires_and_no_other(observed: Observed) -> None:
     others = fired(observed.server, observed.at) - EXPECTED
-    # where this process, too, got no CPU for so long, such an alert is true of the others
+    # If this process also got no CPU for so long, such an alert is true for the other processes, and not an error.
     true = {name for name, seconds in STARVED.items() if observed.lag > seconds}
     late = {("KvbusReplayFailing", "stuck", "engine")} if observed.lasted > QUESTION - 1 else set()
     assert {alert for alert in others - late if alert[0] not in true} == set()

@@ -1,4 +1,4 @@
-"""The dashboards: made by their script, unchanged by Grafana's own types, and without a panel that stays empty."""
+"""Tests for the dashboards: their script generates them, Grafana's types accept them, and every panel shows data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ EVERY: Final[list[dict[str, Any]]] = [panel for each in DASHBOARDS.values() for 
 PANELS: Final[list[dict[str, Any]]] = [panel for panel in EVERY if panel["type"] != "row"]
 VARIABLES: Final[dict[str, dict[str, Any]]] = {each["name"]: each for each in DASHBOARDS["kvbus"]["templating"]["list"]}
 NOT_MADE: Final = {row.name for row in OUTPUTS if row.part in {"interpose", "dynamo"} or row.name.startswith("router_")}
-"""Metrics of parts that no bus of the scene has: they are absent there."""
+"""Metrics of optional parts that no bus of the scene uses. They are absent from its /metrics."""
 OF_GRAFANA: Final = {"$__rate_interval": "8s", "$__range": "60s"}
-"""What Grafana fills in."""
+"""Variables that Grafana itself fills in."""
 
 
 def filled_in(expression: str, chosen: dict[str, str]) -> str:
-    """The query as Grafana sends it: a variable is replaced by what is chosen, all being what matches everything."""
+    """Return a query as Grafana sends it: with the chosen value of each variable, or with the value that matches
+    everything.
+    """
     values = OF_GRAFANA | {f"${name}": chosen.get(name, each.get("allValue", "")) for name, each in VARIABLES.items()}
     for name in sorted(values, key=len, reverse=True):
         expression = expression.replace(name, values[name])
@@ -43,7 +45,7 @@ def test_it_is_what_its_script_makes(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_grafanas_own_types_give_it_back_unchanged(name: str) -> None:
-    """What they do not know they drop: a difference is a key that is misspelt or in the wrong place."""
+    """Grafana's types drop unknown keys. A difference is therefore a key that is misspelt or in the wrong place."""
     reason = "grafana-foundation-sdk is not installed (.ci/run installs it from .ci/tools.lock)"
     types = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=reason)
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason=reason)
@@ -85,7 +87,7 @@ def test_no_panel_covers_another(name: str) -> None:
 
 
 def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
-    """The dashboard is where somebody looks first: what it leaves out is left out on purpose, and named here."""
+    """Operators look at the dashboard first. The test names each metric that it leaves out on purpose."""
     elsewhere = {
         "kvbus_source_epoch",  # counted by restarts; the variable asks for it
         "kvbus_source_last_sequence",  # a number to compare by hand, in /sources

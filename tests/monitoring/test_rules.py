@@ -1,4 +1,6 @@
-"""The alert rules: valid, proven by promtool's own unit tests, and each with a runbook."""
+"""Tests for the alert rules: they are valid, promtool's unit tests pass, and each alert has a section in the
+runbook.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SEVERITIES: Final = {"critical", "warning", "info"}
 
 
 def runbooks() -> dict[str, str]:
-    """The sections of the runbook by alert."""
+    """Return the sections of the runbook by alert."""
     whole = RUNBOOK.read_text()
     text = section(whole, "## Alerts") + section(whole, "## Alerts on a fleet")
     names = re.findall(r"^### (\w+)$", text, re.MULTILINE)
@@ -88,7 +90,7 @@ def test_rules_and_runbooks_name_only_metrics_that_are_documented() -> None:
 
 
 def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> None:
-    """Every `kvbus COMMAND …` in code, each option looked up in that command's help."""
+    """The test finds every `kvbus COMMAND …` in code format, and looks up each of its options in the command's help."""
     text = RUNBOOK.read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
