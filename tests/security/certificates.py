@@ -1,4 +1,4 @@
-"""Authorities and certificates for TLS, made by openssl."""
+"""Create certificate authorities and TLS certificates with openssl."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def _openssl(*args: object) -> None:
 
 
 class Issued:
-    """A certificate and its key."""
+    """The files of a certificate and its private key."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate, self.key = certificate, key
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority that signs certificates for tests."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory
@@ -30,7 +30,7 @@ class Authority:
     def issue(
         self, name: str, *, days: int = 1, host: str = "127.0.0.1", usage: str = "clientAuth,serverAuth"
     ) -> Issued:
-        """Make a certificate; one of -1 day has expired."""
+        """Create a certificate and its key. A certificate of -1 day has already expired."""
         made = Issued(self._directory / f"{name}.crt", self._directory / f"{name}.key")
         request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
         extensions.write_text(f"subjectAltName=IP:{host},DNS:localhost\nextendedKeyUsage={usage}\n")

@@ -1,4 +1,4 @@
-"""Key pairs as an operator has them: files in a directory, and what a peer of kvbus puts on its sockets."""
+"""CURVE key pairs in the files of an operator, and the keys that a peer of kvbus sets on its sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbus.transport.curve import Curve, certificate, generate
 
 
 class Pair:
-    """One key pair, in the two files that ``kvbus keygen`` writes."""
+    """One CURVE key pair, in the two files that ``kvbus keygen`` writes."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.public, self.secret = generate()
@@ -21,12 +21,12 @@ class Pair:
         self.secret_file.write_text(certificate(self.public, self.secret))
 
     def towards(self, server: Pair) -> Curve:
-        """The keys of a client of ``server``."""
+        """Return the keys for a client of ``server``."""
         return Curve(self.public, self.secret, server.public)
 
 
 class Keyring:
-    """kvbus, an engine, a router that is allowed and one that is not."""
+    """The key pairs of kvbus, an engine, a router on the allow-list, and a router that is not on it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -37,19 +37,19 @@ class Keyring:
         self.allow(self.router)
 
     def allow(self, *pairs: Pair) -> None:
-        """Write the allow-list anew, in place, in one step."""
+        """Replace the allow-list atomically by a list of these keys."""
         new = self.directory / "routers.keys.new"
         new.write_text("".join(f"{pair.public.decode()} router\n" for pair in pairs))
         new.rename(self.allowed)
 
     @property
     def output(self) -> dict[str, str]:
-        """Keys of an output's configuration."""
+        """The CURVE settings of an output."""
         return {"curve_secret_key_file": str(self.bus.secret_file), "curve_client_keys": str(self.allowed)}
 
     @property
     def source(self) -> dict[str, str]:
-        """Keys of the configuration of a source that is connected to."""
+        """The CURVE settings of a source to which kvbus connects."""
         return {
             "curve_secret_key_file": str(self.bus.secret_file),
             "curve_server_key_file": str(self.engine.public_file),
@@ -57,7 +57,7 @@ class Keyring:
 
 
 def client_context(client: Pair, server: Pair) -> zmq.Context[zmq.Socket[bytes]]:
-    """A context whose sockets all are CURVE clients."""
+    """Return a context in which every socket is a CURVE client."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.setsockopt(zmq.CURVE_SERVERKEY, server.public)
     context.setsockopt(zmq.CURVE_PUBLICKEY, client.public)
@@ -66,7 +66,7 @@ def client_context(client: Pair, server: Pair) -> zmq.Context[zmq.Socket[bytes]]
 
 
 def server_context(server: Pair) -> zmq.Context[zmq.Socket[bytes]]:
-    """A context whose sockets all are CURVE servers that let everybody in, as an engine's would be."""
+    """Return a context in which every socket is a CURVE server that accepts all clients, as an engine's would."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.setsockopt(zmq.CURVE_SERVER, 1)
     context.setsockopt(zmq.CURVE_SECRETKEY, server.secret)

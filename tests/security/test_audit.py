@@ -1,4 +1,6 @@
-"""`.ci/audit.sh`: advisories fail, silence does not, and what was not looked up is not called good."""
+"""Tests for `.ci/audit.sh`: it fails if it finds an advisory, if it gets no answer, or if it could not check a
+package.
+"""
 
 from __future__ import annotations
 

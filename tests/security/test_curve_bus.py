@@ -1,4 +1,4 @@
-"""CURVE on a running bus: who is let in, who is not, what is counted, and what a key that is withdrawn means."""
+"""Tests for CURVE at a running bus: accepted and refused peers, the counts of refusals, and withdrawn keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def keys(tmp_path):
 
 @contextlib.asynccontextmanager
 async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[Bus, EnginePublisher]]:
-    """A bus whose output wants CURVE, in sync with an engine that has published three blocks."""
+    """A bus whose output requires CURVE, in sync with an engine that has published three blocks."""
     output = settings.pop("output", {}) | keys.output
     async with (
         running_bus(output=output, key_reload_interval=0, **settings) as bus,
@@ -49,7 +49,7 @@ async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[
 
 
 class Router(RouterOnASet):
-    """A router with keys, or without."""
+    """A router with or without CURVE keys."""
 
     def __init__(self, bus: Bus, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         super().__init__(bus.out, bus.out_replay, context)
@@ -64,7 +64,11 @@ class Router(RouterOnASet):
 
 
 def subscribed(bus: Bus, *routers: Router) -> int:
-    """Subscriptions there are; libzmq sends one again after a reconnection only when its socket is used."""
+    """Return the number of subscriptions at the output.
+
+    The function reads the routers' sockets, because after a reconnection libzmq sends a subscription again only if its
+    socket is used.
+    """
     for router in routers:
         router.read()
     return bus.daemon.outputs.stats[0].subscribers
@@ -86,9 +90,10 @@ async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
 
 
 async def asks_in_vain(router: Router, bus: Bus, reason: Refused, *also: Reason) -> None:
-    """A replay is asked too; refusals of both endpoints are counted, and nothing ever comes.
+    """Check that a router and its replay request get nothing, and that kvbus counts the refusals of both endpoints.
 
-    Of two sides that do not match, the one that looks first knows why; the other one sees the connection end.
+    If the two sides do not match, the side that checks first knows the reason. The other side only sees the connection
+    end.
     """
     dealer = router.context.socket(zmq.DEALER)
     dealer.connect(bus.out_replay)
@@ -142,7 +147,7 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
 
 
 async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
-    """The key of one output opens no other, though one handler answers for both."""
+    """A key on the list of one output does not open the other output, though one handler authenticates for both."""
     ports = free_ports(2)
     other = tmp_path / "others.keys"
     other.write_text(keys.stranger.public.decode())
@@ -203,7 +208,7 @@ async def test_the_client_library_with_keys(keys):
 
 
 async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
-    """No restart of anybody, and nobody else is disturbed."""
+    """No process restarts, and other routers are not disturbed."""
     async with bus_and_engine(keys) as (bus, engine):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
         with (
@@ -221,7 +226,9 @@ async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
 
 
 async def test_a_new_key_of_our_own(keys):
-    """Routers that know the new public key are let in after the reload, those with the old one are not."""
+    """After the reload, kvbus accepts routers that know its new public key and refuses routers that have the old
+    one.
+    """
     async with bus_and_engine(keys) as (bus, _):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
         stats = bus.daemon.outputs.stats[0]
@@ -318,7 +325,7 @@ async def test_an_engine_without_curve_is_not_believed(keys):
 
 
 async def test_an_engine_that_gets_its_keys_later_is_found(keys):
-    """libzmq gives an endpoint up for ever after some refusals; kvbus does not."""
+    """After some refusals, libzmq never connects to an endpoint again. kvbus does."""
     async with running_bus(source=keys.source) as bus:
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
             await eventually(lambda: bus.source.stats.refused[Refused.MECHANISM], "the mismatch")

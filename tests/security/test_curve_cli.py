@@ -1,4 +1,4 @@
-"""``tail``, ``dump`` and ``record`` at an output that wants CURVE."""
+"""Tests for ``tail``, ``dump`` and ``record`` at an output that requires CURVE."""
 
 from __future__ import annotations
 

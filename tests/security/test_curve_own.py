@@ -1,4 +1,7 @@
-"""Outputs with CURVE keys on kvbus's own ZMTP: they send the state, and a key that is withdrawn is one router's end."""
+"""Tests for outputs with CURVE keys that use kvbus's own implementation of ZMTP.
+
+They send the state. If a key is withdrawn, only the connection of that router ends.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def keys(tmp_path: Path) -> Keyring:
 
 
 class Blocks:
-    """A SUB that asks for nothing, and the blocks it has heard of."""
+    """A SUB socket that never requests a replay, and the blocks that it has received."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, bind: bool = False) -> None:
         self.context = context

@@ -1,4 +1,4 @@
-"""What may follow a key in an allow-list: every form, and that nothing written otherwise grants anything."""
+"""Tests for the rights that may follow a key in an allow-list: every form, and that no other text grants anything."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ LINES = st.one_of(
 
 @given(LINES)
 def test_nothing_is_granted_that_is_not_there(text: str) -> None:
-    """Each word with a = outside quotes is one limit, and each item is in the line as it is."""
+    """Each word with a ``=`` outside quotes is one right, and each item of a right is in the line in the same
+    spelling.
+    """
     try:
         client = parse(text)
     except GrantError:

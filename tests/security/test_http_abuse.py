@@ -1,4 +1,4 @@
-"""What an ill-mannered HTTP client can hold: little, and never the probes."""
+"""Tests that a bad HTTP client occupies few resources, and never blocks the probes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.typed import there
 
 
 class Peer:
-    """A raw connection."""
+    """A raw TCP connection to the HTTP server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -34,7 +34,7 @@ class Peer:
             return int((await self.reader.readline()).split()[1])
 
     async def gone(self) -> bool:
-        """Wait until the other side has closed."""
+        """Wait until the server has closed the connection."""
         async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
@@ -43,7 +43,7 @@ class Peer:
 
 
 class Crowd:
-    """A bus and any number of raw connections to it."""
+    """A bus and any number of raw TCP connections to its HTTP server."""
 
     def __init__(self, bus: Bus, stack: contextlib.AsyncExitStack) -> None:
         self.bus, self._stack = bus, stack
@@ -104,7 +104,7 @@ async def test_a_client_that_dawdles_is_closed(impatient, said):
 
 
 async def test_one_byte_after_the_other_wins_no_time(impatient):
-    """The clock is for the whole request, not for its next byte."""
+    """The time limit is for the complete request, not for its next byte."""
     async with crowd() as them:
         peer = await them.connect()
         head = chain(b"GET /livez HTTP/1.1\r\nHost: ", repeat(ord("x")))  # longer than anybody waits
@@ -132,7 +132,10 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
 
 
 async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
-    """Of two addresses the one with more connections gives one up; of its own, one that has not said anything yet."""
+    """At the limit, the server closes a connection of the address that has the most.
+
+    It chooses one without a request yet.
+    """
     async with crowd() as them:
         (alone,) = [await them.connect(local_addr=("127.0.0.2", 0))]
         crowded = [await them.connect() for _ in range(3 * connections.MAX_CONNECTIONS)]
@@ -143,7 +146,7 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
-    """Their dumps are given up, and others get theirs."""
+    """The server aborts the dumps of these clients, so that other clients get theirs."""
     monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
@@ -218,7 +221,7 @@ async def test_by_default_it_is_on_loopback():
     ids=["head", "body", "chunks", "requests ahead"],
 )
 async def test_a_client_that_sends_more_than_it_may_is_closed(said):
-    """What it has sent is in nobody's memory: the kernel holds the rest."""
+    """kvbus does not read the excess bytes into its memory; the kernel holds them."""
     async with crowd() as them:
         peer = await them.connect()
         peer.say(said)
@@ -228,7 +231,7 @@ async def test_a_client_that_sends_more_than_it_may_is_closed(said):
 
 
 async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
-    """The server closes those that came last for it; the others get their answers."""
+    """The server closes the newest waiting connections for the probe. The other clients get their answers."""
     go_on = threading.Event()
     render = Exposition.render
     monkeypatch.setattr(Exposition, "render", lambda self, readings: go_on.wait(60) and render(self, readings))

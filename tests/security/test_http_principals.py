@@ -1,4 +1,4 @@
-"""Who reads what over HTTP: every endpoint, every kind of caller and every method, over real connections."""
+"""Tests for who may read what over HTTP: every endpoint, kind of caller and method, over real connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.typed import there
 
 TOKEN_ID, BLOCK = 71_234_567, 8_812_345_678
 REMOTE = "127.0.0.66"
-"""An address that these tests count as another machine's."""
+"""An address that these tests treat as the address of another machine."""
 
 RIGHT, STATUS, REVOKED, WRONG = (new_token() for _ in range(4))
 STATIC = ("/", "/page.css", "/page.js", "/livez", "/readyz")
@@ -43,7 +43,7 @@ def another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pki:
-    """kvbus's certificate, and one that a client shows though nobody asks for it."""
+    """kvbus's certificate, and a certificate that a client presents although the server does not request one."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)
@@ -57,14 +57,14 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 
 class Answer(NamedTuple):
-    """0 is a connection that was closed without one."""
+    """An HTTP answer. Status 0 means that the server closed the connection without an answer."""
 
     status: int
     body: str
 
 
 class Callers:
-    """A bus with one block, and raw requests to it."""
+    """A bus with one block, and raw HTTP requests to it."""
 
     def __init__(self, bus: Bus, pki: Pki | None) -> None:
         self.bus, self._pki = bus, pki
@@ -133,7 +133,10 @@ async def callers(tmp_path: Path, pki: Pki | None = None, **settings: Any) -> As
 
 
 class Who(NamedTuple):
-    """A caller, and what it may read: content, status (what holds none), nothing, or it gets no connection."""
+    """A kind of caller, and what it may read.
+
+    It may read content (token ids), only the status without token ids, or nothing, or its connection is refused.
+    """
 
     name: str
     may: str

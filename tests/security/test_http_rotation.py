@@ -1,4 +1,4 @@
-"""Tokens and certificates that change while the bus runs, and what never leaves it."""
+"""Tests for tokens and certificates that change while the bus runs, and for secrets that never leave the bus."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = ["another_machine", "pki"]
 
 
 def put(path: Path, data: bytes | str) -> None:
-    """Put another file in its place, as a whole."""
+    """Replace a file atomically."""
     new = path.with_name("new")
     new.write_bytes(data if isinstance(data, bytes) else data.encode())
     new.chmod(0o600)
@@ -59,7 +59,7 @@ async def status(here: Callers, headers: str, **options: Any) -> int:
 
 @contextlib.asynccontextmanager
 async def following(here: Callers) -> AsyncIterator[socket.socket]:
-    """A connection on which batches are followed, once the answer has begun."""
+    """Open a connection that follows the batches of an output, and wait until its answer has begun."""
 
     def begin() -> tuple[socket.socket, int]:
         connection = here.connect(REMOTE)
@@ -76,7 +76,7 @@ async def following(here: Callers) -> AsyncIterator[socket.socket]:
 
 
 def ends(connection: socket.socket) -> bool:
-    """Whether the other side ends it."""
+    """Return whether the server ends the connection."""
     try:
         while connection.recv(65536):
             pass
@@ -126,7 +126,7 @@ async def test_a_bad_file_of_tokens_opens_nothing_and_throws_nobody_out(tmp_path
 
 
 async def serial(here: Callers, authority: Authority) -> str:
-    """The number of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection gets."""
 
     def look() -> str:
         context = ssl.create_default_context(cafile=authority.certificate)

@@ -1,4 +1,4 @@
-"""Key files: every form there is, and who else may read them."""
+"""Tests for key files: every valid form, and the permissions that let other users read them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def private(path, text):
 
 
 def key_with(char: str) -> str:
-    """Every third key or so has it."""
+    """Return a public key that contains a character. About every third key does."""
     return next(public for public in (generate()[0].decode() for _ in range(1000)) if char in public)
 
 
@@ -94,7 +94,9 @@ def test_an_allow_list_in_a_file_or_in_a_directory(tmp_path):
 
 
 def test_a_kubernetes_mount_is_links_to_links(tmp_path):
-    """A Secret with fsGroup and defaultMode 0440: readable by the group, reached by two links."""
+    """A Secret with fsGroup and defaultMode 0440 is readable by the group, and its files are reached by two
+    symbolic links.
+    """
     data = tmp_path / "..2026_11_21"
     data.mkdir()
     pair = Pair(data, "kvbus")
@@ -128,7 +130,7 @@ def test_owner_and_group_may(tmp_path, mode):
     assert read_secret(pair.secret_file)[0] == pair.public
 
 
-# the pair of libzmq's own examples: test ids must be the same in every process
+# The key pair of libzmq's examples. Random keys would give the tests other ids in each process.
 PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
 SECRET = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
 OTHER = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"

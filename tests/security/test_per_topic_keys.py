@@ -1,4 +1,4 @@
-"""CURVE on ``layout: per_topic``: one list for one endpoint, whatever streams a router reads."""
+"""Tests for CURVE with ``layout: per_topic``: one endpoint has one allow-list for all streams that a router reads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tenants on one output, as attackers: each asks for everything there is, and gets what its key may read.
+"""Tests for tenants on one output, as attackers: each requests all data, and gets only what its key may read.
 
-Peers are libzmq's, with CURVE. One engine serves both tenants, by salt. Every frame that a tenant ever gets is kept,
-and nothing in it is another's: no token, no hash, no number that another's traffic has moved.
+The peers use libzmq with CURVE. One engine serves both tenants, which are distinguished by cache salt. The tests keep
+every frame that a tenant receives. No frame may contain data of the other tenant: no token, no hash, and no number that
+the other tenant's traffic has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HASHES = {"a": range(10**9, 10**9 + 500), "b": range(2 * 10**9, 2 * 10**9 + 500)
 
 
 class Keys(Keyring):
-    """Tenants a and b, and a router that reads everything."""
+    """The keys of tenants a and b, and of a router that may read everything."""
 
     def __init__(self, directory: Any) -> None:
         super().__init__(directory)
@@ -44,7 +45,7 @@ class Keys(Keyring):
         self.write(a="salts=a", b="salts=b", all="")
 
     def write(self, **lines: str) -> None:
-        """Write the allow-list anew: by name what follows the key and the name."""
+        """Replace the allow-list. The keyword arguments are the rights of each router, by the router's name."""
         text = "".join(f"{self.pairs[name].public.decode()} {name} {rights}\n" for name, rights in lines.items())
         new = self.directory / "routers.keys.new"
         new.write_text(text)
@@ -57,7 +58,7 @@ def keys(tmp_path: Any) -> Keys:
 
 
 class Tenant(RouterOnASet):
-    """A router that keeps every frame it gets, and wants the state when it subscribes."""
+    """A router that keeps every frame it receives, and gets the state when it subscribes."""
 
     rebuilds = False
 
@@ -81,11 +82,11 @@ class Tenant(RouterOnASet):
 
     @property
     def waiting(self) -> bool:
-        """Something has arrived."""
+        """Return whether a message waits in the router's live socket."""
         return self._live is not None and self._live.poll(0) != 0
 
     def also(self, endpoint: str) -> None:
-        """Connect to another port, too."""
+        """Connect the live socket to a further endpoint."""
         assert self._live is not None
         self._live.connect(endpoint)
 
@@ -102,13 +103,13 @@ class Tenant(RouterOnASet):
 
 
 class Rebuilds(Tenant):
-    """One that asks the replay for all that it has."""
+    """A tenant that gets all its blocks from replays."""
 
     rebuilds = True
 
 
 class Engine:
-    """An engine that stores chains of both tenants, as vLLM names their salts."""
+    """An engine that stores chains of blocks of both tenants, with their cache salts in the form of vLLM."""
 
     def __init__(self, publisher: EnginePublisher) -> None:
         self.publisher = publisher
@@ -117,13 +118,13 @@ class Engine:
         self.seq = -1
 
     def store(self, name: str, count: int = 3) -> None:
-        """A chain of its own, in a batch."""
+        """Publish a new chain of blocks of a tenant, in one batch."""
         hashes = [next(self.next[name]) for _ in range(count)]
         self.publish(store(hashes, extra_keys=[[name], *[None] * (count - 1)]))
         self.live[name] += hashes
 
     def grow(self, name: str) -> None:
-        """One block more, behind the newest one: nothing in it says whose it is."""
+        """Publish one more block after a tenant's newest block. The event itself does not say whose block it is."""
         parent, block = self.live[name][-1], next(self.next[name])
         self.publish(store([block], parent))
         self.live[name].append(block)
@@ -144,7 +145,9 @@ class Engine:
 
 
 def others(name: str) -> list[bytes]:
-    """What bytes of another tenant look like: hashes, and the tokens of each block."""
+    """Return byte strings that would reveal the other tenant's data: its hashes, and the tokens of each of its
+    blocks.
+    """
     (other,) = {"a", "b"} - {name}
     found = []
     for block in HASHES[other]:
@@ -236,7 +239,7 @@ async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
 
 
 async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys) -> None:
-    """It joins late, from 0, where the journal has let go of nearly everything."""
+    """The router joins late and requests a replay from 0, of which the journal has only the newest batches."""
     async with tenants_bus(keys, output={"journal_batches": 2, "on_subscribe": "nothing"}) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -290,7 +293,7 @@ async def test_a_key_that_is_revoked_is_cut_at_once_and_alone(keys: Keys, caplog
 
 
 async def reloaded(daemon: Any) -> None:
-    """Look at the key files now."""
+    """Reload the key files now."""
     before = daemon.process.config_reloads.total()
     reloader = Reloader(daemon, lambda: daemon.config)
     reloader.reload()
@@ -363,7 +366,10 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
 
 
 async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
-    """The beginning of a chain has left before the restart: only the state knows whose the rest is."""
+    """The engine has removed the beginning of a chain before kvbus restarts, so only kvbus's state knows whose
+    blocks the rest
+    of the chain are.
+    """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state")}
     async with running_bus(output=keys.output, key_reload_interval=0, **settings) as bus:
         source = {"endpoint": bus.engine, "replay_endpoint": bus.engine_replay}
@@ -394,7 +400,11 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
 
 
 async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
-    """A pattern is about the sources there are: one that comes is seen, and one that takes its slot may not be."""
+    """A pattern in the allow-list applies to the present sources. A new source that matches becomes readable.
+
+    A source that
+    takes its slot later may not match.
+    """
     keys.write(a="sources=mine-*", all="")
     fleet = Fleet(["mine-1", "other-1"], output=keys.output, key_reload_interval=0)
     async with running(fleet):
@@ -421,7 +431,7 @@ async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) 
 
 
 def ports_open_to(fleet: Fleet, name: str, keys: Keys) -> set[int]:
-    """The slots whose ports let a key in, and of which its view has a stream."""
+    """Return the slots whose ports accept a key and of which the key's view has a stream."""
     (driver,) = fleet.daemon.drivers
     policy = peer_policy_of(fleet.daemon.config, 0, fleet.daemon.keys, fleet.daemon.views)
     key = z85.decode(keys.pairs[name].public)
@@ -450,7 +460,7 @@ def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, An
 
 
 async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
-    """On every rank's port, after it has connected again, and whatever other list it is on."""
+    """The rule holds on the port of every rank, after a reconnection, and if the key is also on another list."""
     one, two, rank = (Pair(tmp_path, name) for name in ("one", "two", "rank"))
     first_port = ports_in_a_row(5)
     ports = range(first_port, first_port + 5)
@@ -482,7 +492,10 @@ async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys
 
 
 async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_in: bool) -> None:
-    """Connect as an engine would: let in, a batch of it comes; refused, it is counted and nothing comes."""
+    """Connect as an engine would.
+
+    If kvbus accepts the key, check that it gets a batch; otherwise, that it counts a refusal.
+    """
     (source,) = (source for source in bus.daemon.relay.sources if source.spec.label == label)
     before, refusals = source.stats.batches, source.stats.refused.total()
     context = client_context(pair, keys.bus)
@@ -507,7 +520,9 @@ async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_
 async def test_rights_that_change_while_kvbus_is_down_begin_at_numbers_that_nobody_has_seen(
     keys: Keys, tmp_path: Any
 ) -> None:
-    """Also where both views are there before and after: the numbers of the other one may be lower."""
+    """This also holds if both views exist before and after the change, because the seqs of the other view may be
+    lower.
+    """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "key_reload_interval": 0}
     async with running_bus(output=keys.output, **settings) as bus:
         source = {"endpoint": bus.engine, "replay_endpoint": bus.engine_replay}
