@@ -26,15 +26,19 @@ pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint": None}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int) -> None:
-    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB."""
+@pytest.mark.parametrize(("ranks", "one_port"), [(1, False), (2, False), (1, True)])
+async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int, one_port: bool) -> None:
+    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB. With
+    one port, the agent connects to the address that the engine connects to, and kvbus listens there.
+    """
     live, replay = ports_in_a_row(ranks), ports_in_a_row(ranks)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(ranks)]
-    source = {"endpoint": places[0][0], "replay_endpoint": places[0][1], "data_parallel_size": ranks}
+    source = {"replay_endpoint": places[0][1], "data_parallel_size": ranks}
+    source |= {} if one_port else {"endpoint": places[0][0]}
     output = {"profile": "dynamo", **(TOPICS if ranks > 1 else {})}
-    async with running_bus(source=source, output=output) as bus, AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(EnginePublisher(*each, bind=True)) for each in places]
+    async with running_bus(one_port=one_port, source=source, output=output) as bus, AsyncExitStack() as stack:
+        ports = [(bus.out, places[0][1])] if one_port else places
+        engines = [await stack.enter_async_context(EnginePublisher(*each, bind=not one_port)) for each in ports]
         caches = [Cache(seed=1000 * rank, rank=rank) for rank in range(ranks)]
         for engine, cache in zip(engines, caches, strict=True):
             await engine.wait_for_subscriber(60)
