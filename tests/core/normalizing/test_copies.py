@@ -10,6 +10,16 @@ from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, removed, store
 
 
+def test_a_second_salt_of_a_live_hash_is_not_announced():
+    """No recorded engine stores one: an engine's hash includes the salt."""
+    bench = Bench()
+    assert bench.feed(store([1], cache_salt="red")) == plain_all([store([1], cache_salt="red")])
+    assert bench.feed(store([1], cache_salt="blue")) == []
+    assert bench.filtered[Filtered.COPY] == 1
+    assert bench.feed(removed([1])) == []
+    assert bench.feed(removed([1])) == plain_all([removed([1])])
+
+
 class TestWhatIsSaid:
     @pytest.mark.parametrize("rule", ["count", "last", "ignore"])
     def test_by_the_engine_about_each_block(self, rule):
