@@ -46,54 +46,59 @@ ROUTERS: Final = {
 
 _HEAD: Final = """# Who keeps which clause
 
-This page shows what was observed. *Kept*: a run or a capture shows that the program keeps the clause. *Broken*: the cell names
-the run that shows it. *Not seen*: no run shows it. `python -m tests.conform.matrix` makes each cell from
-[results](results/README.md) and from the captures in [tests/wire/data](../../tests/wire/data/README.md). A test compares
-the page, and tests repeat the cheaper runs. [recordings.md](recordings.md) has the verdicts on each capture, and
-[profiles.md](profiles.md) those on kvbus's profiles. The head of a column links to proposed fixes.
+This page shows which engine or router keeps which clause of [the standard](kv-events.md), as far as it was observed.
+*Kept* means that a run or a recorded stream (a *capture*) shows that the program keeps the clause. *Broken* means that a run
+or capture, which the cell names, shows the opposite. *Not seen* means that no run shows either. The head of a column links
+to proposed fixes. `python -m tests.conform.matrix` makes each cell from [results](results/README.md) and from the captures in
+[tests/wire/data](../../tests/wire/data/README.md). Tests compare this page and repeat the cheaper runs.
+[recordings.md](recordings.md) has the verdicts on each capture, and [profiles.md](profiles.md) the verdicts on kvbus's
+profiles.
 
 ## Publishers
 
-*judged*: `kvbus conform engine` ran against the release. A name in this `type` is a capture. *read*: the release's
-source says so. (S) is a SHOULD.
+*judged* means that `kvbus conform engine` ran against the release. A name in `code type` is a capture. *read* means that
+the release's source code shows the verdict. *broken (S)* is a broken SHOULD, *broken* alone a broken MUST.
 
 """
 
 _UNSEEN: Final = """
-5.2, 5.3 and 5.4 are about a state on subscription, 5.5 of snapshots, 14.1 of CURVE. No released engine has any of these
-(vllm#57789 proposes snapshots), so only kvbus can show them. 1.4, 1.5, 4.6, 4.8 and 9.2 need conditions that not every run
-has: batches during an answer, heartbeats, a thousand batches, two media.
+Only kvbus can keep 5.2, 5.3 and 5.4 (a state on subscription), 5.5 (snapshots) and 14.1 (CURVE), because no released engine
+has these features (vllm#57789 proposes snapshots). 1.4, 1.5, 4.6, 4.8 and 9.2 are often not seen, because they need a run with
+batches during an answer, ZMTP heartbeats, a thousand batches or two media.
 
 """
 
 _READERS: Final = """## Readers
 
-The verdicts of `kvbus conform router`, by clause: the broken cases, or *kept* if none is broken. The next section has each
-case.
+The table shows the verdicts of `kvbus conform router`. The kit tests each clause in one or several cases. A cell names the
+cases in which the router broke the clause, or says *kept*. The next section has the result of each case.
 
 """
 
 _CASES: Final = """
 ## The cases at real routers
 
-Missing / dead blocks. A cell is empty if the case is kept. *Stops*: the router stopped reading. AIBrix reads only
-arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unknown-field`.
+A cell has the number of missing blocks (the engine holds them, the router does not), a slash, and the number of dead blocks
+(the router holds them, the engine does not). It is empty if both are 0. *Stops* means that the router stopped reading. AIBrix
+reads only arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unknown-field`.
 
 """
 
 _INDEXER: Final = """
 ## The vectors at a real reader
 
-Dynamo's indexer (1.6.1) reads these [vectors](vectors/README.md) differently from the specification. The publisher
-replays only the batches of the vector (`tests/spec/test_dynamo.py`).
+A [vector](vectors/README.md) is a file with the messages of a publisher and the blocks that a reader must hold after them.
+Dynamo's indexer (1.6.1) holds other blocks after these vectors (`tests/spec/test_dynamo.py`). The test's publisher can
+replay only the batches of the vector.
 
 """
 
 _DECODERS: Final = """
 ## The vectors at published decoders
 
-`msgspec.msgpack.Decoder(KVEventBatch)` of the `kv_events.py` in the published wheels (`tests/spec/test_published.py`). {counts}
-For the others it raises the error in the table, and the whole batch is lost. No decoder can read `not-msgpack` and `no-batch`.
+The payloads of each vector were decoded with `msgspec.msgpack.Decoder(KVEventBatch)`, with the `kv_events.py` of published
+wheels (`tests/spec/test_published.py`). {counts} For all other vectors the decoder raises the error in the table, and a reader
+that uses it loses the whole batch. Payloads of `not-msgpack` and `no-batch` are not batches, so no decoder can read them.
 
 """
 
@@ -167,13 +172,15 @@ def played(result: Result, case: str) -> str:
 
 def decoders(said: dict[str, dict[str, str]]) -> str:
     vectors = [name for name in VECTORS if any(said[each][name] for each in ENGINES if each != "vllm-0.11.1")]
-    counts = [f"{ENGINES[each][0]}'s decodes {sum(not one for one in said[each].values())}" for each in ENGINES]
+    counts = [
+        f"the decoder of {ENGINES[each][0]} reads {sum(not one for one in said[each].values())}" for each in ENGINES
+    ]
     head = ["vector", *(subject for subject, _ in ENGINES.values()), "clause"]
     rows = [
         [f"`{name}`", *(said[each][name] or "decoded" for each in ENGINES), ", ".join(VECTORS[name].clauses)]
         for name in vectors
     ]
-    text = f"Of {len(VECTORS)} vectors {', '.join(counts)}: that of 0.11.1 reads arrays alone."
+    text = f"Of {len(VECTORS)} vectors, {', '.join(counts)}. The decoder of 0.11.1 reads only arrays."
     return _DECODERS.format(counts=text) + table(head, rows)
 
 

@@ -17,11 +17,12 @@ FILED: Final = RESULTS / "captures.json"
 
 _HEAD: Final = """# Recorded streams, judged
 
-The verdicts of `kvbus conform engine FILE` on each stream of [tests/wire/data](../../tests/wire/data/README.md), by clauses
-of [kv-events.md](kv-events.md). All other clauses were kept or not seen. `python -m tests.conform.recordings` writes this
-page, and a test compares it.
+This page shows the verdicts of `kvbus conform engine FILE` on each recorded stream in
+[tests/wire/data](../../tests/wire/data/README.md). The second column has the number of kept clauses of
+[the standard](kv-events.md), the other columns the broken ones. Clauses that are not counted were not seen.
+`python -m tests.conform.recordings` writes this page, and a test compares it.
 
-| stream | kept | a MUST is broken | a SHOULD is broken |
+| stream | clauses kept | a MUST is broken | a SHOULD is broken |
 |---|---|---|---|
 """
 
