@@ -149,8 +149,8 @@ class Changes:
             keys: the CURVE keys for the next sources and for the outputs.
 
         Raises:
-            BindError: an endpoint of an added stream cannot be bound. Workers whose slots others need have lost them, and
-                nothing else has changed. The caller may try again.
+            BindError: an endpoint of an added stream cannot be bound. Workers whose slots others need have lost
+                these slots, and nothing else has changed. The caller may try again.
             ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon
