@@ -1,4 +1,4 @@
-"""The simplest correct reader of every dialect: decode, count copies, nothing else."""
+"""A simple correct reader for all dialects: it only decodes the events and counts the copies of blocks."""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +7,7 @@ from tests.doubles.router import events_of as named_events_of
 
 
 def events_of(payload):
-    """Return (tag, fields) of every event of a batch, arrays and maps alike."""
+    """Return (tag, fields) of every event of a batch, whether the event is an array or a map."""
     for event in named_events_of(payload):
         yield event.pop("type"), event
 
@@ -17,7 +17,7 @@ def printable(value):
 
 
 def apply(payloads):
-    """Return the live copies by (group_idx, medium, hash), failing on a removal of what is not live."""
+    """Return the live copies by (group_idx, medium, hash). Fail if an event removes a block that is not live."""
     live = Counter[Any]()
     for payload in payloads:
         for tag, fields in events_of(payload):

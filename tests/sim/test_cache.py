@@ -1,4 +1,4 @@
-"""The miniature cache: what it stores, hits, evicts and reports."""
+"""Tests for the simulator's small cache: stored blocks, hits, evictions, and the reported events."""
 
 import random
 from collections import Counter
@@ -12,12 +12,12 @@ BLOCK = 4
 
 
 def tokens(*blocks):
-    """One token value a block: tokens(1, 2) is 1,1,1,1,2,2,2,2."""
+    """Return blocks of four tokens, each with one token value: tokens(1, 2) is 1,1,1,1,2,2,2,2."""
     return [value for value in blocks for _ in range(BLOCK)]
 
 
 def serve(cache, prompt, output=0, tenant=""):
-    """Run one request to its end; return its events and how much of its prompt was a hit."""
+    """Run one request to its end. Return its events, and how many tokens of its prompt were in the cache."""
     request = cache.start(prompt + [0] * output, len(prompt), tenant)
     cache.compute(request, len(request.tokens))
     cache.finish(request)
@@ -25,7 +25,7 @@ def serve(cache, prompt, output=0, tenant=""):
 
 
 def short(events):
-    """Events as (sign, tier, first token of each block)."""
+    """Return the events as (sign, tier, first token of each block)."""
     return [
         ("clear",)
         if isinstance(event, Cleared)
@@ -35,7 +35,7 @@ def short(events):
 
 
 def applied(events):
-    """The live copies that a reader of the events ends with."""
+    """Return the live copies that a reader has after these events."""
     live = Counter[Any]()
     for event in events:
         if isinstance(event, Cleared):

@@ -1,4 +1,6 @@
-"""Every dialect end to end: what a naive reader makes of the payloads is the engine's truth."""
+"""Tests for the simulated engine in every dialect: a naive reader of its payloads ends with the engine's true
+blocks.
+"""
 
 import asyncio
 import hashlib
