@@ -1,1 +1,1 @@
-"""docs/spec: the clauses, the schema of payloads and the vectors, each held to what kvbus does."""
+"""Tests that the clauses, the payload schema and the test vectors in docs/spec agree with kvbus."""

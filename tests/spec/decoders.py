@@ -1,8 +1,9 @@
-"""The published decoders of vLLM and SGLang at the vectors; no module of kvbus is needed.
+"""Give the test vectors to the published decoders of vLLM and SGLang. This program needs no kvbus.
 
-``python -m tests.spec.decoders ENGINE DIRECTORY``, with the directory of an engine that ``.ci/engines.sh`` has made, prints
-as JSON what its decoder says of each vector: nothing where it decodes all payloads, otherwise why it refuses the first
-that it cannot decode.
+``python -m tests.spec.decoders ENGINE DIRECTORY`` uses the engine in the directory ENGINE, which ``.ci/engines.sh`` has
+made. It prints a JSON object with the result for each vector: an empty string if the decoder reads all payloads,
+otherwise
+its error for the first payload that it cannot decode.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.conform.published import load
 
 
 def payloads(vector: dict[str, Any]) -> list[bytes]:
-    """The payloads of its messages of three frames, and of its answer without the END."""
+    """Return the payloads of a vector: those of its live messages of three frames, and those of its replay without
+    END.
+    """
     live = [frames[2] for frames in vector["live"] if len(frames) == 3]
     return [bytes.fromhex(each) for each in live + [frames[-1] for frames in vector.get("replay", [])] if each]
 

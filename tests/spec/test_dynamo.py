@@ -1,4 +1,7 @@
-"""The vectors at the real Dynamo indexer: what it makes of each is filed, and a row of docs/spec/matrix.md."""
+"""Tests that give the vectors to the real Dynamo indexer.
+
+Its result for each vector is in a file, and a row of docs/spec/matrix.md shows it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ WRONG: Final = json.loads(INDEXER.read_text())
 TIERS: Final = {"GPU": "device", "CPU": "host_pinned", "DISK": "disk"}
 NO_FURTHER: Final = "and it reads no further"
 LAST: Final = 999
-"""A block that is stored behind each vector: a reader that has it has read all."""
+"""Hash of a block that is stored after each vector. An indexer that has this block has read the complete vector."""
 
 
 class Publisher:
-    """A publisher that sends frames as they are, and answers replay requests as a vector says."""
+    """A publisher that sends a vector's frames unchanged, and answers each replay request with the vector's answer."""
 
     def __init__(self, context: zmq.Context[Any], vector: Vector) -> None:
         self._live = context.socket(zmq.XPUB)
@@ -84,7 +87,7 @@ def publish() -> Iterator[Any]:
 
 
 def next_seq(vector: Vector) -> int:
-    """The number behind the last that is one."""
+    """Return the seq after the vector's highest valid seq."""
     numbers = [int.from_bytes(frames[1][:8], "big") for frames in vector.live if len(frames[1]) >= 8]
     return max(number for number in numbers if number < 2**63) + 1
 
@@ -94,7 +97,7 @@ def test_the_table_names_vectors() -> None:
 
 
 def finds(indexer: DynamoIndexer, model: str, tokens: list[int]) -> bool:
-    """Whether it does; only where it is known not to, it is not given much time."""
+    """Return whether the indexer finds these tokens. If it is known to fail at this vector, wait only 3 s."""
     try:
         indexer.wait_until_finds(model, tokens, 3.0 if NO_FURTHER in WRONG.get(model, "") else 60.0)
     except AssertionError:

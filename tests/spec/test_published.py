@@ -1,4 +1,4 @@
-"""The vectors at the published decoders of vLLM and SGLang: what each refuses is filed in docs/spec/results."""
+"""Tests that give the vectors to the published decoders of vLLM and SGLang. Their errors are in docs/spec/results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers in other languages, without any code of kvbus, read the vectors as they say."""
+"""Tests that readers in other languages, which use no code of kvbus, read the vectors as the vectors require."""
 
 from __future__ import annotations
 

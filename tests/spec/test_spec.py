@@ -1,4 +1,6 @@
-"""The written standard: its clauses, its schema and its vectors hold together, and kvbus reads as they say."""
+"""Tests that the clauses, the schema and the vectors of the specification agree, and that kvbus reads as they
+require.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def as_json(value: Any) -> Any:
 
 
 def problems(validator: Any, payload: bytes) -> set[str]:
-    """What the schema has against a payload, without what differs from event to event."""
+    """Return the schema's errors about a payload, without the details that differ from event to event."""
     return {error.schema_path[-1] + " " + error.json_path.rpartition(".")[2].partition("[")[0]
             for error in validator.iter_errors(as_json(msgspec.msgpack.decode(payload)))}  # fmt: skip
 
@@ -96,7 +98,7 @@ DEVIATIONS: Final = {
     "syn_mooncake_rfc1527": {"type block_size", "type token_ids"},
     "syn_vllm090_positional": {"type $", "minItems $"},
 }
-"""Where real engines are not as the schema has it: see the matrix."""
+"""The schema errors of real engines' payloads, which docs/spec/matrix.md explains."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The vectors as files: ``python -m tests.spec.vectors`` writes them to docs/spec."""
+"""Write the test vectors to files in docs/spec: ``python -m tests.spec.vectors``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIRECTORY: Final = Path(__file__).parents[2] / "docs" / "spec" / "vectors"
 
 
 def written(vector: Vector) -> dict[str, Any]:
-    """A vector as its file has it: frames and hashes that are bytes as hexadecimal digits."""
+    """Return a vector as its file contains it: frames, and hashes that are bytes, become hexadecimal digits."""
 
     def frames(messages: list[Frames]) -> list[list[str]]:
         return [[frame.hex() for frame in each] for each in messages]
@@ -32,7 +32,7 @@ def written(vector: Vector) -> dict[str, Any]:
 
 
 def _readable(payload: bytes) -> Any:
-    """A payload for people, null where it is no MessagePack."""
+    """Return a payload in a form for people; None if it is not MessagePack."""
     try:
         return _plain(msgspec.msgpack.decode(payload))
     except msgspec.DecodeError:
