@@ -1,4 +1,6 @@
-"""A cache reset ends `partial`, whoever asks the engine for it: kvbus then knows every block."""
+"""Tests that a cache reset ends the state `partial`, whoever requests it from the engine: kvbus then knows every
+block.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.doubles.socket_routers import RouterOnASet
 
 
 async def is_whole(bus: Bus, engine: EngineWithApi) -> None:
-    """Nothing is missing, and that is so: what is known, and what a router is told that comes now, is what is cached."""
+    """Check that no source is partial, and that kvbus and a newly subscribed router have exactly the engine's
+    blocks.
+    """
     sources = bus.daemon.relay.sources
     await eventually(lambda: all(source.state == "live" and not source.partial for source in sources), "all known")
     for source, rank in zip(sources, engine.ranks, strict=True):

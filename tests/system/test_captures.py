@@ -1,4 +1,6 @@
-"""Every recorded stream, over real sockets, through the bus, to a router built on a plain set: exactly the truth."""
+"""Tests that play every recorded stream over real sockets through the bus to a simple router, which gets the true
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MATRIX = [
     for column, case in enumerate(CASES)
     if LONG or (row - column) % len(CASES) < 2
 ]
-"""Each capture in every case at length, else in two of them."""
+"""Each capture with each case if ``TEST_LONG=1``, otherwise each capture with two cases."""
 
 
 @pytest.mark.parametrize(("name", "case"), MATRIX)
@@ -62,11 +64,11 @@ async def through_the_bus(name: str, case: str) -> None:
             assert stats.missing == stats.recovered + stats.lost
             assert stats.restarts == played.epochs - 1
             if played.epochs == 1:
-                # a life that ends may take with it what was being asked for; one that goes on loses nothing
+                # An engine's restart may lose batches that kvbus was still requesting. Without a restart, no batch is lost.
                 assert stats.lost == 0
             if faulty:
                 assert played.dropped
-                # what is dropped while the bus syncs with a new life comes with that, and was never missing
+                # Batches that are dropped while the bus syncs with a new epoch arrive by the replay and do not count as missing.
                 assert stats.missing >= (played.dropped if played.epochs == 1 else 1)
                 assert stats.duplicates
         finally:

@@ -1,4 +1,4 @@
-"""A bus behind a bus: kvbus is an engine to its routers, so it can be one to another kvbus, snapshots included."""
+"""Tests for a chain of two kvbus. The first publishes to the second as an engine would, also with snapshots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "vllm033_map_int"
 
 
 async def the_chain(*, by_snapshot: bool) -> None:
-    """The second bus comes when the first one's journal has forgotten nearly everything."""
+    """Start the second bus when the first one's journal has only its newest batches."""
     messages = load(NAME)
     half = len(messages) // 2
     snapshots = f"tcp://127.0.0.1:{free_port()}"

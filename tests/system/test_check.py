@@ -1,4 +1,4 @@
-"""``kvbus check`` as a process: what is on stdout, what is on stderr, and the exit code."""
+"""Tests for ``kvbus check`` as a process: its standard output, its standard error, and its exit code."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_error_at_once(tmp_path):
 
 
 def without_aiokafka(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process in which the extra ``kafka`` is not installed."""
+    """Return the environment of a process in which the extra ``kafka`` is not installed."""
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "aiokafka.py").write_text("raise ImportError(\"No module named 'aiokafka'\")\n")
     return {"PYTHONPATH": str(tmp_path / "without")}
@@ -115,7 +115,10 @@ def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
 
 @pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
 def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
-    """A limit on the size of files stands for a full disk: both refuse the bytes, and not the file."""
+    """The test limits the size of files, which stands for a full disk.
+
+    In both cases a file can be created but not written.
+    """
     if made:
         (tmp_path / "state").mkdir()
     path = tmp_path / "kvbus.yaml"

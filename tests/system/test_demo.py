@@ -1,4 +1,4 @@
-"""``kvbus demo`` as a user runs it: in a pipe, on a terminal, with Ctrl-C."""
+"""Tests for ``kvbus demo`` as a user runs it: with a pipe, on a terminal, and with Ctrl-C."""
 
 import contextlib
 import os
@@ -30,12 +30,15 @@ def demo(*args, **options):
 
 
 def on_terminal(*args, until=None, command=None, **env):
-    """Run on a pseudo-terminal; Ctrl-C is typed as soon as ``until`` is seen. Exit code and all that was written."""
+    """Run a command on a pseudo-terminal, and press Ctrl-C as soon as it prints ``until``.
+
+    Return exit code and output.
+    """
     ours, theirs = pty.openpty()
     os.set_blocking(ours, True)
     whole = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30", **env}
     whole.pop("CI", None)
-    # a session of its own whose terminal this is: what is typed there reaches the demo as a signal
+    # The process gets its own session with this terminal, so that Ctrl-C in the terminal reaches the demo as a signal.
     with subprocess.Popen(
         [sys.executable, "-c", TAKE_TERMINAL, *(command or [*DEMO, *args])],
         stdin=theirs,
@@ -53,7 +56,7 @@ def on_terminal(*args, until=None, command=None, **env):
                 if until is not None and not typed and until in said:
                     os.write(ours, b"\x03")
                     typed = True
-            # a terminal throws away what it has not shown when Ctrl-C is typed: half a character can be left
+            # At Ctrl-C, a terminal discards output that it has not shown, so the text may end in the middle of a character.
             return process.wait(30), said.decode(errors="replace")
         finally:
             process.kill()
@@ -114,12 +117,12 @@ def test_eight_seconds_in_a_pipe(short_directory):
 
 
 def words(panel):
-    """A drawn panel as one line."""
+    """Return the text of a drawn panel as one line."""
     return " ".join(re.sub("[│╭╮╰╯─]", " ", panel).split())
 
 
 def nothing_is_left(directory):
-    """No file of the demo and no process that its temporary directory was given to."""
+    """Check that the demo has left no file, and no process with the temporary directory in its command line."""
     assert list(directory.iterdir()) == []
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -213,7 +216,7 @@ esac
 
 
 def made(tmp_path, demo='exec {python} "$@"', pip=":"):
-    """`.ci/demo.sh` with a Python that installs nothing: its environment, and what it was asked for."""
+    """Prepare `.ci/demo.sh` with a Python that installs nothing. Return its environment, and the log of its calls."""
     log, python = tmp_path / "log", tmp_path / "python"
     text = STAND_IN.format(log=log, venv=tmp_path / "demo", pip=pip, demo=demo.format(python=sys.executable))
     python.write_text(text)
@@ -222,7 +225,7 @@ def made(tmp_path, demo='exec {python} "$@"', pip=":"):
 
 
 def demo_of(tmp_path, env, *args):
-    """The script, ended: exit code and output."""
+    """Run `.ci/demo.sh` to its end, and return its exit code and output."""
     return subprocess.run(
         [ROOT / ".ci" / "demo.sh", tmp_path / "demo", *args], capture_output=True, text=True, timeout=60, env=env, check=False
     )  # fmt: skip

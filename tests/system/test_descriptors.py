@@ -55,13 +55,13 @@ def no_descriptor(spare: int = 0) -> Iterator[None]:
 
 
 async def lose_one(bus: Bus, engine: EnginePublisher, spare: int) -> None:
-    """Lose a batch on the live stream while ``spare`` descriptors are free; check that the replay recovers it."""
+    """Lose a live batch while only ``spare`` file descriptors are free, and check that the replay recovers it later."""
     stats, seq = bus.source.stats, engine.next_seq
     before = stats.requests_failed, stats.recovered, stats.lost
     with no_descriptor(spare):
         engine.publish(payload(store([10 * seq])), live=False)
         engine.publish(payload(store([10 * seq + 1])))
-        # long enough for two requests without an answer, after which a gap is lost
+        # Five attempts take longer than two unanswered requests, after which kvbus would count the gap as lost.
         await eventually(
             lambda: stats.requests_failed >= before[0] + 5 or (stats.recovered, stats.lost) != before[1:],
             f"five attempts with {spare} descriptors, or the replay",
@@ -82,7 +82,7 @@ async def lose_some() -> None:
         await eventually(lambda: bus.caught_up(0), "the first batch")
         quiet = len(descriptors())
         for spare in range(4):  # with four it is sent, and the engine, in this process too, could not take it
-            # libzmq closes a request's socket in its own time, and would leave descriptors to spare later
+            # libzmq closes the socket of a request with a delay, and would free descriptors in the middle of the next test.
             await eventually(lambda: len(descriptors()) <= quiet, "the sockets of earlier requests closed")
             await lose_one(bus, engine, spare)
         assert bus.source.stats.requests_failed >= 5
@@ -90,7 +90,7 @@ async def lose_some() -> None:
 
 
 ROOM = 4
-"""Maximum number of requests under way."""
+"""Maximum number of replay requests that kvbus keeps open at once."""
 
 ASKED = 5 * ROOM
 

@@ -1,4 +1,6 @@
-"""``kvbus doctor`` as a process: its lines, its exit codes, its timeout, and that it disturbs nobody."""
+"""Tests for ``kvbus doctor`` as a process: its output, its exit codes, its timeout, and that it disturbs no other
+process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.system.test_check import kvbus
 
 
 def nowhere() -> list[str]:
-    """Endpoints where nobody is, and no HTTP."""
+    """Return options with endpoints at which no process listens, and without HTTP."""
     free = [free_port() for _ in range(4)]
     source, output = (f"{HOST}:{one},{HOST}:{other}" for one, other in (free[:2], free[2:]))
     return ["--source", source, "--output", output, "--set", "http=null"]
@@ -31,7 +33,7 @@ def nowhere() -> list[str]:
 
 @pytest.fixture
 def dropping():
-    """A port whose connection attempts nobody answers: the kernel's queue is full, and it drops the rest."""
+    """A port at which the kernel drops connection attempts, because the queue of connections is full."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -72,7 +74,7 @@ def test_a_bad_configuration_and_a_wrong_usage(tmp_path):
     assert "sorces" in done.stderr
     assert kvbus("doctor", str(bad), "-c", str(bad)).returncode == 2
     assert kvbus("doctor", str(bad), "--http", "127.0.0.1:1").returncode == 2
-    # a variable of the environment gives way to both
+    # The file on the command line and --http take precedence over KVBUS_CONFIG.
     env = {"KVBUS_CONFIG": "/nowhere"}
     assert "sorces" in kvbus("doctor", str(bad), env=env).stderr
     assert kvbus("doctor", "--http", "127.0.0.1:1", env=env).stdout.startswith("no bus answers at http://127.0.0.1:1")

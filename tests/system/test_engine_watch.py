@@ -1,4 +1,4 @@
-"""What an engine's HTTP API says and its stream does not: kvbus clears a vLLM that sleeps."""
+"""Tests for facts that only an engine's HTTP API shows: kvbus clears the blocks of a vLLM in sleep mode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Metrics:
-    """vLLM's gauge, with its labels, written by the library that writes vLLM's."""
+    """vLLM's gauge with its labels, written by the Prometheus library that vLLM uses."""
 
     def __init__(self, engines: int = 1) -> None:
         self.registry = CollectorRegistry()

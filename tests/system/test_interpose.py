@@ -1,4 +1,4 @@
-"""One port for an engine and its routers, which both dial: real sockets of libzmq on both sides."""
+"""Tests for interposing: an engine and its routers dial one port of kvbus, with real sockets of libzmq."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from tests.typed import there
 
 @contextlib.asynccontextmanager
 async def engine_at(endpoint, replay=None, *, rank=0, **options):
-    """An engine that dials the port."""
+    """An engine that dials the port of kvbus."""
     async with EnginePublisher(endpoint, replay, bind=False, **options) as publisher:
         engine = Engine(publisher, blocks=60, rank=rank, seed=1 + rank)
         await publisher.wait_for_subscriber(60)
@@ -27,7 +27,7 @@ async def engine_at(endpoint, replay=None, *, rank=0, **options):
 
 @contextlib.contextmanager
 def router_at(endpoint):
-    """A router that dials the port, applies whatever comes and asks for nothing, as a worker of Dynamo does."""
+    """A router that dials the port, applies every batch and requests no replay, as a worker of Dynamo does."""
     router = Deaf(endpoint)
     try:
         yield router
@@ -68,7 +68,7 @@ async def test_an_engine_and_routers_meet_at_one_port():
 
 
 async def test_each_rank_has_its_port():
-    """Rank r dials port + r, as engines do, and so does whoever reads it."""
+    """The engine's rank r dials port + r, and so does a router of that rank."""
     first, replay, out_replay = (ports_in_a_row(2) for _ in range(3))
     settings: dict[str, Any] = {
         "sources": [],
@@ -96,7 +96,10 @@ async def test_each_rank_has_its_port():
 
 
 async def test_kvbus_restarts_between_them(tmp_path):
-    """Engine and routers dial again; with its state a new process goes on, and nobody is told of it."""
+    """The engine and the routers dial again.
+
+    The new process continues with the saved state, so routers get no state again.
+    """
     ports: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:
         async with running_bus(one_port=True, state_dir=str(tmp_path)) as bus:
@@ -118,7 +121,10 @@ async def test_kvbus_restarts_between_them(tmp_path):
 
 
 async def test_another_source_at_the_port():
-    """The engine is disconnected and dials again; routers stay connected, and get what the new source holds."""
+    """kvbus disconnects the engine, which dials again.
+
+    The routers stay connected and get the blocks of the new source.
+    """
     async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
         router = stack.enter_context(router_at(bus.out))
         engine = await stack.enter_async_context(engine_at(bus.out, bus.engine_replay))
@@ -137,7 +143,11 @@ async def test_another_source_at_the_port():
 
 
 async def test_the_doctor_knows_both_roles():
-    """With a bus it is a router itself; without one it takes the port, where routers dial, too. Nothing is wrong."""
+    """While a bus runs, the doctor dials the port as a router.
+
+    Without a bus, it listens at the port itself, where routers may
+    also dial. Neither gives a problem.
+    """
 
     async def problems():
         report = await examine(config, timeout=10.0)

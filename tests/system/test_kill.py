@@ -1,4 +1,4 @@
-"""kvbus ends at random instants under traffic: every router then has the engine's blocks, and no seq goes back.
+"""Tests that end kvbus at random times under traffic: every router then gets the engine's blocks, and no seq goes back.
 
 `tests.vopr` tries more orders of events. Here the process, its sockets and its file system are real.
 """
@@ -24,15 +24,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ENDS: Final = 100 if LONG else 15
 BETWEEN: Final = 160
-"""Maximum number of batches between two ends. A start takes about as long as 80 batches."""
+"""Maximum number of batches between two ends of kvbus. A start takes about as long as 80 batches."""
 
 COMPARED_EVERY: Final = 5
-"""Number of ends after which the router is compared with the engine."""
+"""Number of ends of kvbus after which the router's blocks are compared with the engine's."""
 
 
 @pytest.mark.parametrize(("end", "keeps_state"), [("kill", True), ("kill", False), ("exhaust", True)])
 async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: bool) -> None:
-    """Kill kvbus, or raise MemoryError in it. With a state, the engine's buffer has long forgotten the beginning."""
+    """The test kills kvbus, or raises MemoryError in it.
+
+    If kvbus keeps its state, the engine's replay buffer is small and no
+    longer contains the first batches.
+    """
     rng = random.Random(0)
     buffer = 1000 if keeps_state else 10_000
     process = QuickProcess(tmp_path, keeps_state=keeps_state)

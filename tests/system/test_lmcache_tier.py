@@ -1,6 +1,6 @@
-"""An engine's blocks and those that LMCache keeps for it are one view of one worker.
+"""Tests that an engine's blocks and the blocks that LMCache keeps for it are one view of one worker.
 
-Both come through vLLM's stream. LMCache announces chunks of 256 tokens on the CPU under its own hashes.
+Both kinds of events come through vLLM's stream. LMCache announces chunks of 256 tokens on the CPU with its own hashes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tests.doubles.payloads import payload, removed, store
 
 PROMPT = list(range(1000, 1512))
 BLOCKS = list(range(1, 17))
-"""The engine's blocks of the first half, by 16 tokens."""
+"""Hashes of the engine's blocks in the first half of the prompt, of 16 tokens each."""
 CHUNKS = [9001, 9002]
 
 

@@ -1,4 +1,7 @@
-"""Routers and readers at one address, as behind NAT, a mesh or `hostNetwork`: none of them pays for another one's request."""
+"""Tests for routers with one common address, as with NAT, a service mesh or `hostNetwork`.
+
+A request of one router has no effect on another router.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,14 @@ OTHERS: Final = [name for name in PROFILES if name != "llm-d"]
 
 
 def findings(source: Source) -> list[Finding]:
-    """Return the findings about a source, except that its batches have times of long ago."""
+    """Return the findings about a source, except the one about its clock, because the captures are old."""
     return [finding for finding in source_findings(source) if finding.id != "clock_off"]
 
 
 async def ask_for_everything(bus: Bus) -> PlainSetRouter:
-    """Ask from 0 on a bare DEALER, without a subscription and without a routing id; what the answer holds."""
+    """Request a replay from 0 with a DEALER that has no subscription and no routing id, and return the resulting
+    view.
+    """
     router, view = SocketRouter(bus.out, bus.out_replay), PlainSetRouter()
     dealer = router.request(0, hwm=0)
     try:
@@ -54,7 +59,7 @@ async def ask_for_everything(bus: Bus) -> PlainSetRouter:
 
 
 async def rebuild(bus: Bus) -> set[Any]:
-    """What the client library holds once it is synced."""
+    """Return the blocks that the client library has once it is synced."""
     view = BlockView()
     async with Subscriber(bus.out, bus.out_replay) as subscriber:
         async for update in subscriber:
@@ -86,7 +91,7 @@ def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str
 @pytest.mark.parametrize("neighbours", [0, 1])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, neighbours: int) -> None:
-    """Nothing but its subscription says so: its request comes without kvbus's routing id."""
+    """Only the router's subscription announces that it requests replays. Its request lacks kvbus's routing id."""
 
     async def test() -> None:
         async with (
@@ -176,7 +181,7 @@ def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number
 
 
 def test_an_llm_d_that_asks_again_gets_every_number() -> None:
-    """It has forgotten its blocks: the state that it had answers one request, and this is another."""
+    """The router has lost its blocks. The state that it got before answers only its first request, and not this one."""
 
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None) as (router,):

@@ -1,4 +1,6 @@
-"""What a running bus makes of several engines, ranks and outputs, of holes, and of an engine behind a cut."""
+"""Tests for a running bus with several engines, ranks and outputs, with gaps, and with a broken connection to an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def tcp(port: int) -> str:
 
 
 class Raw:
-    """A subscriber that keeps the frames as they came."""
+    """A subscriber that keeps the received frames unchanged."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -77,7 +79,7 @@ async def subscribed(bus: Bus, *endpoints: str, output: int = 0) -> AsyncIterato
 
 
 async def replay(endpoint: str, start: int = 0) -> list[list[bytes]]:
-    """The frames of a whole answer, END included, as a DEALER gets them."""
+    """Return the frames of a complete replay, including END, as a DEALER receives them."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
@@ -95,7 +97,10 @@ async def replay(endpoint: str, start: int = 0) -> list[list[bytes]]:
 
 @contextlib.asynccontextmanager
 async def four_engines(**output: Any) -> AsyncIterator[tuple[Bus, list[EnginePublisher], int]]:
-    """Two sources with two ranks each, and one output at a row of ports: live from `first`, replay from `first + 4`."""
+    """A bus with two sources of two ranks each, and one output with a row of ports.
+
+    Live ports begin at `first`, and replay ports at `first + 4`.
+    """
     first = ports_in_a_row(16)
     sources = [
         {
@@ -157,7 +162,7 @@ def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
             by_rank: dict[int, list[int]] = {}
             for _, (event,), rank in router.batches():
                 by_rank.setdefault(rank, []).extend(event["block_hashes"])
-            # engines of different sources have equal ranks of their own; on one stream each has a rank nobody shares
+            # Engines of different sources use the same ranks. On the merged stream, kvbus gives each engine a rank of its own.
             assert by_rank == {i: [100 * i + n for n in range(25)] for i in range(4)}
             answer = await replay(tcp(first + 4))
             assert [frames[-1] for frames in answer[:-1]] == [frames[2] for frames in router.got]
@@ -166,7 +171,7 @@ def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
 
 
 def test_topics() -> None:
-    """A template names worker and model; null passes the engine's own on."""
+    """A template may name the worker and the model. With null, kvbus sends the engine's own topic."""
 
     async def main() -> None:
         ports = free_ports(4)
@@ -195,7 +200,10 @@ def test_topics() -> None:
 
 
 def test_an_idle_output_beats() -> None:
-    """Empty batches in the numbering, before there is an engine and after its last batch; a replay has them, too."""
+    """The output sends empty batches with seqs, before an engine exists and after its last batch.
+
+    Replays contain them, too.
+    """
 
     async def main() -> None:
         async with running_bus(output={"heartbeat": 0.05}) as bus, subscribed(bus, bus.out) as (router,):

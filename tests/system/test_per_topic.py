@@ -1,4 +1,4 @@
-"""``layout: per_topic``: one endpoint, and for each worker a topic, a numbering and a state of its own."""
+"""Tests for ``layout: per_topic``: one endpoint, on which each worker has its own topic, seqs and state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reading(*routers: TopicRouter) -> Iterator[None]:
 
 
 class Workers:
-    """Engines by name, each with the blocks it holds."""
+    """Engines by name, and the blocks that each holds."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -64,7 +64,7 @@ class Workers:
         await publisher.wait_for_subscriber(60)
 
     async def begin(self, publisher: EnginePublisher, name: str, rank: int) -> None:
-        """Start an engine that nobody need follow yet."""
+        """Start an engine, whether or not kvbus has it as a source yet."""
         self._engines[topic(name, rank)] = await self._stack.enter_async_context(publisher)
         self.holds[topic(name, rank)] = set()
 
@@ -80,7 +80,7 @@ class Workers:
 
     @property
     def truth(self) -> dict[bytes, set[int | bytes]]:
-        """What the engines hold that kvbus follows."""
+        """Return the blocks of the engines that kvbus has as sources, by topic."""
         names = {topic(each["name"], rank) for each in self.fleet.sources for rank in range(8)}
         return {name: blocks for name, blocks in self.holds.items() if name in names and blocks}
 
@@ -90,7 +90,7 @@ class Workers:
 
 
 async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_asked_for() -> None:
-    """Two engines, one of them with three ranks, on one endpoint."""
+    """Two engines, one of which has three ranks, share one endpoint."""
     fleet = Fleet("b", output=OUTPUT)
     first = ports_in_a_row(8)
     async with running(fleet), Workers(fleet) as workers:
@@ -130,7 +130,11 @@ def _lose_the_state(directory: Path) -> None:
 
 
 async def test_beside_ports_that_follow_the_list() -> None:
-    """A source in the place of another: its port goes on, and under the topics one ends and another begins."""
+    """A source takes the slot of another one. The stream at the slot's port continues.
+
+    Of the topics, one stream ends and
+    another begins.
+    """
     ports = ports_in_a_row(4)
     output = {"name": "routers", "endpoint": at(ports), **OUTPUT}
     by_port = {"name": "ports", "endpoint": at(ports + 1), "heartbeat": 0}
@@ -153,7 +157,7 @@ async def test_beside_ports_that_follow_the_list() -> None:
 
 
 async def test_dialling_out() -> None:
-    """``bind: false``: one connection to a router that listens brings every worker."""
+    """With ``bind: false``, kvbus sends all workers through one connection to a router that listens."""
     fleet = Fleet("ab", output={**OUTPUT, "bind": False})
     router = TopicRouter(at(fleet.out), b"kv@", bind=True)
     with reading(router):
@@ -170,7 +174,10 @@ async def test_dialling_out() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
-    """Joins, leaves, other orders, restarts with the state and without it, routers that are away; six may be known."""
+    """Sources join, leave and change their order. kvbus restarts with and without its state, and routers
+    disconnect. kvbus
+    keeps at most six sources.
+    """
     rng = random.Random(seed)
     names = "abcdefghij"
     fleet = Fleet("abc", output=dict(OUTPUT), state_dir=str(tmp_path), limits={"max_sources": 6})

@@ -1,4 +1,4 @@
-"""The commands as a user runs them: subprocesses, signals, exit codes."""
+"""Tests for ``kvbus play`` and ``kvbus record`` as a user runs them: processes, signals, and exit codes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[1] / "wire" / "data"
 
 
 class Command:
-    """A running ``kvbus`` whose messages can be waited for."""
+    """A running ``kvbus`` command, with methods that wait for its messages."""
 
     def __init__(self, *args, **options):
         self.process = subprocess.Popen(
@@ -62,7 +62,7 @@ class Command:
 
 
 def run(*args):
-    """Run ``kvbus`` to its end; return exit code and messages."""
+    """Run a ``kvbus`` command to its end. Return its exit code and its messages."""
     done = subprocess.run(
         [sys.executable, "-m", "kvbus", *map(str, args)], capture_output=True, text=True, timeout=60, check=False
     )

@@ -1,4 +1,4 @@
-"""Each question to an engine has a socket of its own, and that is gone once it is answered."""
+"""Test that each request to an engine has its own socket, which is closed after the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.doubles.bus import eventually, running_bus
 
 ANSWERS = 40
 SLACK = 8
-"""Sockets of a question or two that is open at the moment, at both ends."""
+"""File descriptors of one or two open requests, at both ends of each connection."""
 
 
 def descriptors() -> int:
@@ -29,7 +29,7 @@ async def test_answered_questions_leave_no_descriptors() -> None:
         await eventually(lambda: bus.caught_up(0), "the first batch relayed")
         before = descriptors()
         for _ in range(ANSWERS):
-            # the last batch is lost, and found by asking the silent engine: one whole answer each
+            # This batch is lost on the live stream. kvbus finds it when it probes the silent engine, with one complete answer.
             seq = engine.publish(empty, live=False)
             await eventually(lambda seq=seq: bus.caught_up(seq), "the lost tail found")
             engine.publish(empty)

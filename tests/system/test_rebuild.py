@@ -1,7 +1,7 @@
-"""A router rebuilds from zero at any time, however long the engine is up and whatever restarts; then live, without a hole.
+"""Tests that a router can rebuild all blocks at any time, and then follows the live stream without a gap.
 
-The engine is simulated, the truth is its own. The router is a strict one: it applies the rules of the strictest client
-known (llm-d's), on top of the plainest index there is.
+It does not matter how long the engine has run, or which process has restarted. The engine is simulated and knows its
+true blocks. The router applies the rules of the strictest known client (llm-d's) and keeps a simple set of blocks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tests.doubles.engine import Engine
 from tests.doubles.socket_routers import StrictRouter, soon
 
 JOURNAL: Final = 100
-"""Batches in the output's journal: whatever a router asks for from 0, it is behind it."""
+"""Number of batches in the output's journal. A replay from 0 always begins before it."""
 
 BUFFER: Final = 50
-"""Batches the engine keeps for replay."""
+"""Number of batches in the engine's replay buffer."""
 
 
 @contextlib.asynccontextmanager
 async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, **options: Any) -> AsyncIterator[Any]:
-    """Strict routers, subscribed."""
+    """A number of strict routers whose subscriptions have arrived at kvbus."""
     stats = bus.daemon.outputs.stats[0]
     before = stats.subscribers
     made = [StrictRouter(bus.out, replay or bus.out_replay, **options) for _ in range(count)]
@@ -47,7 +47,7 @@ async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, **opti
 async def circuit(
     *, batches: int = 0, blocks: int = 600, buffer: int = BUFFER, drop: float = 0.0, **output: Any
 ) -> AsyncIterator[tuple[Bus, Engine]]:
-    """A bus that is there from the start, and an engine that has published so many batches."""
+    """A bus that runs from the start, and an engine that has published this number of batches."""
     output = {"journal_batches": JOURNAL, "profile": "llm-d", "topic": "kv@pod@model", **output}
     async with (
         running_bus(output=output) as bus,
@@ -61,7 +61,7 @@ async def circuit(
 
 
 async def in_step(bus: Bus, engine: Engine, *followers: StrictRouter) -> None:
-    """Every batch published is with the routers, and they hold exactly what the engine holds."""
+    """Wait until the routers have every published batch, and check that they hold exactly the engine's blocks."""
     truth = engine.settle()
     await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
     stream = bus.daemon.relay.outputs[0].streams[0]
@@ -81,7 +81,7 @@ def run(test: Awaitable[None]) -> None:
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seqs of the cuts made."""
+    """The seqs of the state snapshots that kvbus makes."""
     made: list[int] = []
 
     class CountedCut(StateSnapshot):
@@ -100,7 +100,7 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
     async def test() -> None:
         async with (
             circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
-            # they take little at a time, so that no answer is over before the last one has begun
+            # The routers read only a little at a time, so that all answers have begun before one ends.
             routers(bus, count, replay=replay, hwm=1) as late,
         ):
             output = bus.daemon.relay.outputs[0]

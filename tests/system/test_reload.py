@@ -1,4 +1,7 @@
-"""Sources come, go and change under traffic, and the others notice nothing; what SIGHUP reads again."""
+"""Tests for a reload: sources are added, removed and changed under traffic, and other sources are not disturbed.
+
+They also cover the files that kvbus reads again at SIGHUP.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ log = logging.getLogger("tests.fleet")
 
 
 class Fleet:
-    """A bus in this process with engines that come and go, each with its own routers' stream.
+    """A bus in this process with engines that come and go. Each engine has its own stream for routers.
 
-    Ports: engine n live at ``first + 2n``, its replay behind it; outputs from ``first + 20`` on.
+    Ports: engine n publishes at ``first + 2n`` and serves its replay at the next port. The outputs begin at ``first +
+    20``.
     """
 
     def __init__(self, names: Iterable[str] = "abc", **settings: Any) -> None:
@@ -72,7 +76,7 @@ class Fleet:
         return RouterOnASet(at(self.out + slot), at(self.out_replay + slot))
 
     async def reload(self, outcome: str = "applied") -> None:
-        """Change to the sources and key files as they are now."""
+        """Reload the present sources and key files."""
         found = "applied"
         try:
             await change_sources(self.daemon, self.load())
@@ -137,14 +141,16 @@ async def test_routers_wait_for_the_start_and_for_no_engine() -> None:
 
 
 async def test_the_others_notice_nothing():
-    """Under traffic on a and c: b goes, d comes, b comes back elsewhere, b changes its engine."""
+    """While engines a and c publish, source b is removed, d is added, b is added in another slot, and b's engine
+    changes.
+    """
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
         relay, a, c = fleet.daemon.relay, fleet.router(0), fleet.router(2)
         with following(a, c):
             await eventually(lambda: fleet.daemon.outputs.stats[0].subscribers == 2, "both routers")
             async with traffic(first), traffic(third):
                 await eventually(lambda: all(relay.sources[slot].state == "live" for slot in (0, 2)), "in sync")
-                # a batch may have come both ways while the engines were caught up with: from here on none does
+                # While kvbus synced with the engines, batches may have come both live and by replay. From here on, none do.
                 before = a.read(), c.read()
                 await eventually(lambda: a.read() > before[0] + 3 and c.read() > before[1] + 3, "traffic")
                 copies = [relay.sources[slot].stats.duplicates for slot in range(3)]
@@ -176,7 +182,7 @@ async def test_the_others_notice_nothing():
                 count = engine.next_seq
                 await eventually(lambda slot=slot, count=count: fleet.relayed(slot, count), "all relayed")
                 await eventually(lambda router=router, count=count: router.read() == count, "all live")
-                # nothing was lost on the way, nothing came from a replay, no number was used for anything else
+                # No batch was lost, none came from a replay, and no seq was used for anything but a batch.
                 assert len(router.view.blocks) == count
                 stats = relay.sources[slot].stats
                 assert (stats.missing, stats.restarts, stats.duplicates) == (0, 0, copies[slot])
@@ -220,14 +226,17 @@ async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monke
 
 
 def reloads(place: Place, outcome: str) -> float:
-    """How often a configuration was read again, with this outcome."""
+    """Return how often kvbus has read its configuration again with this outcome."""
     name = f'kvbus_config_reloads_total{{outcome="{outcome}"}} '
     (line,) = [line for line in place.get("/metrics")[1].splitlines() if line.startswith(name)]
     return float(line.removeprefix(name))
 
 
 def test_sighup(tmp_path: Path):
-    """The log level changes; another key is named, with what applies it; a broken file is named in full."""
+    """A new log level applies at once. For another changed key, kvbus says what applies it.
+
+    A broken file gives all its errors.
+    """
 
     async def main() -> None:
         place = Place(tmp_path)
@@ -270,7 +279,11 @@ def test_sighup(tmp_path: Path):
 
 
 def test_a_config_map_that_changes(tmp_path: Path):
-    """Nobody sends a signal: the log level is taken, other keys are named once, a thousand swaps end at the last."""
+    """kvbus notices the change without a signal. It applies the log level and names other keys once.
+
+    After a thousand changes
+    of the file, the last one applies.
+    """
 
     async def main() -> None:
         place = Place(tmp_path, key_reload_interval=0.05)
@@ -307,7 +320,10 @@ def test_a_config_map_that_changes(tmp_path: Path):
 
 
 def test_sighup_reads_tokens_and_keys_and_discovery_goes_on(tmp_path: Path):
-    """Of a real process, with a file of tokens, a CURVE list and engines in a file; nothing is looked at by itself."""
+    """A real process with a file of tokens, a CURVE allow-list, and engines in a discovery file.
+
+    Only SIGHUP makes it read them.
+    """
 
     async def main() -> None:
         keys, tokens, engines = Keyring(tmp_path), tmp_path / "tokens", tmp_path / "engines.yaml"

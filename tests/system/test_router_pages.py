@@ -1,4 +1,4 @@
-"""What docs/routers says, done: the page's kvbus.yaml between a simulated engine and the page's own two commands."""
+"""Tests that follow docs/routers: the page's kvbus.yaml between a simulated engine and the page's two commands."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.system.test_check import kvbus
 
 PAGES: Final = Path(__file__).parents[2] / "docs" / "routers"
 DIALECTS: Final = {"vllm": "vllm-0.33", "sglang": "sglang-0.5.23"}
-"""What the simulated engine speaks in the place of each engine of a page."""
+"""Dialect of the simulated engine that replaces each engine of a page."""
 PAIRS: Final = [(router, "vllm") for router in ROUTERS] + [("llm-d", "sglang"), ("dynamo", "sglang")]
 
 
 def blocks(page: str, heading: str) -> list[str]:
-    """The code blocks of a section."""
+    """Return the code blocks of a section."""
     text = page.partition(f"\n{heading}\n")[2]
     return re.findall(
         r"^```\w*\n(.*?)^```$", re.split(r"^#{2,3} ", text, flags=re.MULTILINE)[0], re.MULTILINE | re.DOTALL

@@ -1,4 +1,4 @@
-"""``kvbus run`` as a supervisor runs it: signals, exit codes and probes."""
+"""Tests for ``kvbus run`` as a supervisor runs it: signals, exit codes and probes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.wire.captures import load, matches_truth
 # -- ends
 
 PATIENT = 200
-"""Seconds that routers get at the end: a loaded machine passes 30 MB on through small buffers in many turns."""
+"""Seconds that routers get at the end. On a loaded machine, 30 MB pass small buffers in many slices."""
 
 
 class Stalled:
-    """A router that reads nothing until it is told to: what is published for it piles up in kvbus."""
+    """A router that reads nothing until the test calls it, so that its batches queue in kvbus."""
 
     def __init__(self, place: Place) -> None:
         self._context = zmq.Context()
@@ -42,7 +42,7 @@ class Stalled:
         self.socket.connect(place.out)
 
     def seqs(self, count: int) -> list[int]:
-        """The next so many, read as fast as they come."""
+        """Read this number of messages as fast as they arrive, and return their seqs."""
         self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         return [int.from_bytes(self.socket.recv_multipart()[1], "big") for _ in range(count)]
 
@@ -53,7 +53,7 @@ class Stalled:
 
 @contextlib.asynccontextmanager
 async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Program, Stalled]]:
-    """A bus that has taken everything in, and a router that has not taken everything out."""
+    """A bus that has received all batches, and a router that has not yet received all of them."""
     stalled = Stalled(place)
     try:
         with place.kvbus() as bus:
@@ -61,7 +61,7 @@ async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Progra
             async with engine_at(place) as engine:
                 await place.subscribed()
                 for n in range(count):
-                    # 20 kB each: more in all than the buffers of two sockets take
+                    # Each batch has 20 kB: all batches together exceed the buffers of two sockets.
                     engine.publish(batch(store([n], tokens=[2**20 + n] * 4000, block_size=4000)))
                 await eventually(lambda: place.sources()[0]["last_seq"] == count - 1, "everything taken in")
                 yield bus, stalled
@@ -83,14 +83,17 @@ def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """The router that never reads keeps the first one's orderly end waiting; the second one does not wait."""
+    """The first SIGTERM starts a graceful shutdown, which waits for the router that never reads.
+
+    The second one does not wait.
+    """
 
     async def main() -> None:
         async with with_work_left(Place(tmp_path, shutdown_timeout=PATIENT), 600) as (bus, _):
             bus.process.send_signal(signal.SIGTERM)
             await eventually(lambda: "SIGTERM: shutting down" in bus.said, "the signal heard")
             bus.process.send_signal(signal.SIGTERM)
-            # killed by the signal and not ended by itself: a supervisor can tell
+            # The exit status shows a supervisor that the signal killed the process.
             assert await bus.ends() == -signal.SIGTERM, bus.said
 
     run_async(main())
@@ -175,7 +178,7 @@ def test_ready_and_alive_without_an_engine_that_comes_later(tmp_path: Path) -> N
                     lambda: router.read() and not matches_truth("vllm033_map_int", router.view), "the truth"
                 )
             await eventually(lambda: place.sources()[0]["state"] == "connecting", "the engine's end noticed")
-            # the engine is gone: kvbus is not
+            # The engine has ended, but kvbus still runs and is ready.
             assert place.get("/readyz")[0] == place.get("/livez")[0] == 200
             bus.process.terminate()
             assert await bus.ends() == 0

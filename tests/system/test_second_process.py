@@ -1,4 +1,7 @@
-"""A second `kvbus run` on what another one uses: it is refused with a sentence, and nothing of the first one's changes."""
+"""Tests for a second `kvbus run` that needs what another one uses: it is refused with an error.
+
+Nothing of the first process changes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tests.ports import free_ports
 from tests.state.left import rows
 
 BUFFER = 50
-"""Batches the engine can replay: far fewer than it has sent."""
+"""Number of batches in the engine's replay buffer, far fewer than the engine has sent."""
 
 
 @contextlib.asynccontextmanager
@@ -34,7 +37,7 @@ async def forgetful_engine(place: Place) -> AsyncIterator[Engine]:
 
 
 def refused(directory: Path, *args: str, name: str) -> str:
-    """What a `kvbus run` says that finds something in use."""
+    """Run a `kvbus run` that finds something in use, and return its messages."""
     with Program(directory, "run", *args, name=name) as second:
         assert second.ended() == 69, second.said
         assert "Traceback" not in second.said
@@ -124,7 +127,7 @@ async def test_state_is_locked_then_everything_bound_and_only_then_the_state_wri
     assert rows(tmp_path / "a") == before
     await holder.close(drain=0)
 
-    # what could not start has let go of everything
+    # The failed start has released the state directory and its ports.
     third = Daemon(config)
     assert third.relay.outputs[0].streams[0].next_seq == 10
     await third.start()

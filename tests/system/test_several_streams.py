@@ -1,4 +1,7 @@
-"""Two workers on one PUB, with one numbering, as proposed for LMCache's coordinator (LMCache#4768), and with one each."""
+"""Tests for two workers on one PUB socket, with common seqs and with separate seqs.
+
+LMCache's coordinator is proposed to use common seqs (LMCache#4768).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ A, B = b"kv@a@m", b"kv@b@m"
 
 
 class Coordinator:
-    """A PUB with a topic for each worker, and one replay that names each batch's topic."""
+    """A PUB socket with a topic for each worker, and one replay whose answers contain the topic of each batch."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, one_numbering: bool) -> None:
         live, replay = free_ports(2)

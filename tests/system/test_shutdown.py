@@ -1,4 +1,7 @@
-"""An orderly end: replay answers under way are finished within ``shutdown_timeout``, or cut off, told and counted."""
+"""Tests for a graceful shutdown.
+
+kvbus finishes open replay answers within ``shutdown_timeout``. It cuts off the rest with END, and counts and logs them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,15 @@ from tests.system.test_run import PATIENT
 from tests.transport.loops import END
 
 COUNT = 1500
-"""Batches of 20 kB: more than the buffers of two sockets take."""
+"""Number of batches of 20 kB, more than the buffers of two sockets hold."""
 
 
 class Requester:
-    """Asks for everything, and reads when it is told to."""
+    """A router that requests a replay from 0, and reads only when the test calls it."""
 
     def __init__(self, replay_endpoint: str) -> None:
         self.since = 0.0
-        """When the process it asks was told to end."""
+        """Time at which the test told kvbus to end."""
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVHWM, 1)
@@ -63,13 +66,13 @@ async def full_bus(place: Place, engine) -> None:
 
 
 def waiting(place: Place) -> str:
-    """Answers that wait, here for a requester to read."""
+    """Return the metric of replay answers that wait for a router to read."""
     return next(line for line in place.get("/metrics")[1].splitlines() if line.startswith("kvbus_replay_waiting{"))
 
 
 @asynccontextmanager
 async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Program, Requester]]:
-    """A process that was told to end while a long answer is under way, and who asked for it."""
+    """A process that was told to end during a long replay answer, and the router that requested it."""
     with Requester(place.out_replay) as requester, place.kvbus() as bus:
         await place.ready(bus)
         async with engine_at(place) as engine:
@@ -105,7 +108,7 @@ def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> Non
 
 
 async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
-    """One answer of a requester at a time: its second request has to wait, and is not left waiting for ever."""
+    """kvbus sends a router one answer at a time. The second request waits, and gets an END at the shutdown."""
     async with running_bus() as bus:
         stats = bus.daemon.outputs.stats[0]
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:

@@ -1,4 +1,4 @@
-"""The snapshot protocol on an output: a live cut in one message, and 24-byte sequence frames around it."""
+"""Tests for the snapshot protocol at an output: a consistent state in one message, and 24-byte sequence frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def answered(socket: zmq.Socket[bytes]) -> list[bytes]:
 
 
 async def state_by_replay(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> list[tuple[bytes, bytes]]:
-    """The seq frames and batches that vllm#50134's request gets, up to END."""
+    """Return the seq frames and batches of the answer to the snapshot request of vllm#50134, without END."""
     socket = ask(context, zmq.DEALER, endpoint, b"", b"snapshot")
     found: list[tuple[bytes, bytes]] = []
     while not found or found[-1][0] != END_SEQ:
@@ -60,7 +60,7 @@ async def with_the_capture(bus: Bus) -> None:
 
 async def the_protocol(kind: int) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    # a router that has just got the state by its subscription, after an overflow too, would be answered with END alone
+    # With "state", kvbus would answer a router that has just got the state on subscription with END only.
     output = {"snapshot_endpoint": endpoint, "journal_batches": 10, "on_subscribe": "nothing"}
     async with running_bus(output=output) as bus:
         with zmq.Context() as context:
@@ -77,7 +77,7 @@ async def the_protocol(kind: int) -> None:
             seq, again, *chunks = await answered(ask(context, kind, endpoint, b"snapshot"))
             stream = bus.daemon.relay.outputs[0].streams[0]
             assert again == publisher
-            # batches may have been sent since
+            # kvbus may have sent further batches after the snapshot.
             assert 0 < int.from_bytes(seq, "big", signed=True) < stream.next_seq
             router = PlainSetRouter()
             for at, chunk in enumerate(chunks):
@@ -105,7 +105,7 @@ async def the_protocol(kind: int) -> None:
             replay = ask(context, zmq.DEALER, bus.out_replay, b"", (0).to_bytes(8, "big"))
             first = (await answered(replay))[-2]
             assert first[8:] == publisher
-            # the journal has let go of 0, so the answer begins late: at the seqs of the state
+            # The journal no longer contains seq 0, so the answer begins later: at the seqs of the state.
             assert 0 < int.from_bytes(first[:8], "big") < stream.next_seq
 
 
@@ -116,7 +116,7 @@ def test_a_snapshot_is_the_live_state(kind: int) -> None:
 
 
 def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
-    """Return the hashes of each rank that a router of a merged stream then has."""
+    """Return the hashes of each rank that a router of a merged stream has after these chunks."""
     router = RankedRouter()
     for chunk in chunks:
         router.take(chunk)
@@ -124,7 +124,7 @@ def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
 
 
 async def merged() -> None:
-    """All sources in one stream: told together, cleared apart."""
+    """All sources are in one stream. They are announced together, and cleared separately."""
     port = ports_in_a_row(1)
     async with (
         four_engines(layout="merged", snapshot_endpoint=tcp(port), journal_batches=4) as (bus, engines, first),

@@ -1,4 +1,4 @@
-"""Starts that are not simple: names that do not resolve yet, a name server that is silent, an old libzmq."""
+"""Tests for difficult starts: names that do not resolve yet, a silent name server, and an old libzmq."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.doubles.payloads import store
 
 
 def own_mounts() -> bool:
-    """Whether a process here may have files of /etc of its own."""
+    """Return whether a process on this machine may mount its own files over those in /etc."""
     if shutil.which("unshare") is None:
         return False
     try:
@@ -36,7 +36,7 @@ def own_mounts() -> bool:
 
 
 class InItsOwnEtc(Program):
-    """``kvbus`` with another file in the place of one of /etc."""
+    """A ``kvbus`` process that sees another file in the place of a file in /etc."""
 
     def __init__(self, directory: Path, file: str, instead: Path, *args: str) -> None:
         super().__init__(directory, *args)
@@ -80,7 +80,7 @@ def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
 
 @needs_mounts
 def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
-    """Each look-up takes two minutes and a half; an engine with an address is relayed meanwhile."""
+    """Each look-up takes two and a half minutes. Meanwhile kvbus relays an engine that is configured by its address."""
 
     async def main() -> None:
         place = Place(tmp_path)
@@ -126,7 +126,7 @@ def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
-    """A process that finds one says so in one line and is not tried again."""
+    """The process prints one line, and its exit code tells the supervisor not to restart it."""
     code = (
         "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4)\n"
         "from kvbus.cli import main; main(['run', '--source', 'ipc:///e', '--output', 'ipc:///o', '--http', 'null'])"
@@ -163,7 +163,7 @@ def test_only_names_are_looked_up_in_the_second_thread(endpoint: str, bind: bool
 
 
 def io_threads() -> set[int]:
-    """Of this process's contexts that have had a socket."""
+    """Return the I/O threads of this process's ZeroMQ contexts. A context starts its thread with its first socket."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of an earlier test's has just ended
@@ -176,7 +176,10 @@ def io_threads() -> set[int]:
 def test_threads_that_carry_bytes_do_not_interrupt_the_relay_where_linux_lets_them(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libzmq aborts the process if the policy it was told is refused: then it is not told."""
+    """libzmq aborts the process if Linux refuses its scheduling policy.
+
+    Therefore kvbus first checks whether Linux accepts it.
+    """
     if refused:
 
         def refuse(*_: object) -> None:

@@ -1,4 +1,7 @@
-"""The default `state_dir: auto` with real processes and file systems: kvbus remembers, unless there is no place at all."""
+"""Tests for the default `state_dir: auto` with real processes and file systems.
+
+kvbus keeps its state unless no directory is suitable.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (ro
 
 
 def one_liner(place: Place) -> tuple[str, ...]:
-    """A bus without a file, and so with every default."""
+    """Return the arguments of a bus without a configuration file, and so with the default of every other setting."""
     source, output = f"{place.engine},{place.engine_replay}", f"{place.out},{place.out_replay}"
     return ("run", "--source", source, "--output", output, "--http", place.http, "--log-format", "text")
 
@@ -52,7 +55,7 @@ def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp
 
 
 class Elsewhere(Program):
-    """``kvbus`` where memory is small, and where what is given is mounted."""
+    """A ``kvbus`` process with its own mounts, made by the given shell commands."""
 
     def __init__(self, directory: Path, mounts: str, *args: str) -> None:
         super().__init__(directory, *args)
@@ -70,7 +73,7 @@ class Elsewhere(Program):
 
 @needs_mounts
 def test_memory_that_is_too_small_is_left_alone(tmp_path: Path) -> None:
-    """As a container's /dev/shm of 64 MiB is."""
+    """kvbus does not keep its state in a small file system in memory, such as a container's /dev/shm of 64 MiB."""
     place = Place(tmp_path)
     small = f"mount -t tmpfs -o size=64m none {tmp_path / 'runtime'}\nmount -t tmpfs -o size=64m none /dev/shm"
 

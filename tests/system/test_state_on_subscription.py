@@ -1,7 +1,9 @@
-"""Routers that ask for nothing are exact: late, stalled, cut off, by the hundred, and whatever happens to kvbus.
+"""Tests that routers which never request a replay have the exact blocks.
 
-The routers here do what those of the field do: one applies whatever comes, another drops what it has seen by its number
-and asks for what it misses. The engine is simulated, the truth is its own.
+The routers join late, stall, lose their connection, or come by the hundred, and kvbus restarts. Some routers apply
+every
+batch, as real ones do. Others drop batches by their seq and request missing ones. The engine is simulated and knows its
+true blocks.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ async def exact(engine: Engine, *routers: Deaf) -> None:
 
 
 async def publish(bus: Bus, engine: Engine, count: int) -> None:
-    """Publish no faster than the bus takes it: the engine keeps few batches for a replay."""
+    """Publish batches no faster than the bus reads them, because the engine's replay buffer is small."""
     for _ in range(0, count, 50):
         await engine.publish(50)
         await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "what was published")

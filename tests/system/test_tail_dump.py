@@ -1,4 +1,4 @@
-"""``kvbus tail`` and ``kvbus dump`` as a user runs them."""
+"""Tests for ``kvbus tail`` and ``kvbus dump`` as a user runs them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_tail_prints_what_happens_as_json(publisher):
     seen = threading.Event()
 
     def once_the_gap_is_seen(messages):
-        # tail asks when it learns of its connection, which may be behind batch 0: that answer would fill the gap unseen
+        # tail requests a replay once it is connected, which may be after batch 0. The answer would then fill the gap before
+        # tail has shown it, so it has to wait.
         assert seen.wait(60)
         return messages
 
@@ -235,7 +236,7 @@ def test_from_start_needs_a_replay_endpoint():
 
 @contextmanager
 def snapshots(seq, *chunks):
-    """A snapshot ROUTER in a thread of its own; answers one request."""
+    """A ROUTER socket in its own thread that answers one snapshot request."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         router.rcvtimeo = 60_000

@@ -1,4 +1,4 @@
-"""An output without token ids on real sockets: whatever it sends, and what a router on the client library makes of it."""
+"""Tests for an output without token ids, on real sockets: all its messages, and the view of the client library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch(block: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def relayed(token_ids: str) -> AsyncIterator[tuple[Bus, str]]:
-    """A bus that has relayed 40 batches to a router, and its snapshot endpoint."""
+    """A bus that has relayed 40 batches, and its snapshot endpoint."""
     snapshots = f"tcp://127.0.0.1:{free_port()}"
     output = {"token_ids": token_ids, "snapshot_endpoint": snapshots, "journal_batches": 10, "on_subscribe": "state"}
     async with running_bus(output=output) as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
@@ -51,7 +51,9 @@ async def relayed(token_ids: str) -> AsyncIterator[tuple[Bus, str]]:
 
 
 async def read(bus: Bus, snapshots: str) -> bytes:
-    """What raw sockets get: the state on subscription and live batches, a whole replay, a snapshot."""
+    """Return the bytes that raw sockets receive: the state on subscription, live batches, a complete replay and a
+    snapshot.
+    """
     found: list[bytes] = []
     with zmq.Context() as context:
         live = context.socket(zmq.SUB)
@@ -76,7 +78,7 @@ async def read(bus: Bus, snapshots: str) -> bytes:
 
 
 async def view_of(bus: Bus) -> set[int | bytes]:
-    """The blocks of a router on the client library."""
+    """Return the blocks that a subscriber of the client library has."""
     view = BlockView()
     async with asyncio.timeout(60), Subscriber(bus.out, bus.out_replay) as subscriber:
         while {block.hash for block in view} != BLOCKS:
