@@ -1,4 +1,4 @@
-"""What a scrape of an ordinary bus costs, in calls of kvbus's own functions, and how values are read."""
+"""Tests for the cost of scraping an ordinary bus, in calls of kvbus's own functions, and for how values are read."""
 
 from __future__ import annotations
 
