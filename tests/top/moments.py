@@ -1,4 +1,4 @@
-"""Moments of a bus, as its answers would make them."""
+"""Readings of a bus at one moment, built from answers as the bus would send them."""
 
 from __future__ import annotations
 

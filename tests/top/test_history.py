@@ -1,4 +1,4 @@
-"""Rates: between two moments, over several, and never across a restart of the bus."""
+"""Tests for rates: between two readings, over several readings, and never across a restart of the bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key does to what is shown."""
+"""Tests for the effect of each key on the display of ``kvbus top``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bus is read over its HTTP port."""
+"""Tests for reading a bus over its HTTP port."""
 
 from __future__ import annotations
 

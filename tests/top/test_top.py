@@ -1,4 +1,4 @@
-"""``kvbus top`` as a user runs it: on a terminal, and into a pipe."""
+"""Tests for ``kvbus top`` as a user runs it: on a terminal, and with a pipe."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nobody_there_is_an_error_at_once():
 
 
 class Screen:
-    """The command on a terminal of its own."""
+    """A ``kvbus top`` process on its own pseudo-terminal."""
 
     def __init__(self, *args: str) -> None:
         self.seen = b""
@@ -76,7 +76,7 @@ class Screen:
         self.theirs = theirs
 
     async def until(self, text: str) -> None:
-        """Read until the terminal has been sent this text since the last time."""
+        """Read until the terminal has received this text since the last call."""
         end = asyncio.get_running_loop().time() + 60
         while text.encode() not in self.seen:
             if asyncio.get_running_loop().time() > end:

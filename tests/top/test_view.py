@@ -1,4 +1,6 @@
-"""What is drawn fits, says what is wrong, and is sorted and filtered as asked."""
+"""Tests for the drawn page of ``kvbus top``: it fits the terminal, shows problems, and applies the sort order and
+filter.
+"""
 
 from __future__ import annotations
 
