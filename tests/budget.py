@@ -1,7 +1,8 @@
-"""The CPU seconds of each directory of tests, beside its budget in budgets.toml.
+"""Measure the CPU seconds of each directory of tests, and compare them with its budget in budgets.toml.
 
-CPU seconds are the tests' own and those of the processes that they waited for. ``TEST_BUDGETS=1`` (`.ci/run`) prints the table and
-fails the session where a directory takes more than :data:`GRACE` times its budget.
+The CPU seconds include those of processes that the tests started and waited for. ``TEST_BUDGETS=1`` (`.ci/run`) prints
+the
+table, and fails the session if a directory takes more than :data:`GRACE` times its budget.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import pytest
 FILE: Final = Path(__file__).with_name("budgets.toml")
 
 GRACE: Final = 2.5
-"""How many times its budget a directory may take: a machine with busy neighbours needs twice the CPU seconds."""
+"""Factor of its budget that a directory may take: on a busy machine the same tests need twice the CPU seconds."""
 
 FLOOR: Final = 5.0
-"""CPU seconds that no budget limits."""
+"""CPU seconds that a directory may always take, whatever its budget."""
 
 _of_servers: list[float] = []
 """CPU seconds of each server that several tests shared."""
@@ -41,14 +42,18 @@ def _read() -> dict[str, dict[str, float]]:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of the processes it waited for, without servers that several tests shared."""
+    """Return the CPU seconds of this process and of its ended child processes, without servers that several tests
+    shared.
+    """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used) - sum(_of_servers)
 
 
 @contextlib.contextmanager
 def ends_servers() -> Iterator[None]:
-    """End a server that several tests shared in this block: the last test is not charged for its CPU seconds."""
+    """Exclude a server that several tests shared and that ends in this block, so that the last test does not pay
+    for it.
+    """
     begin = cpu_seconds()
     try:
         yield
@@ -57,7 +62,7 @@ def ends_servers() -> Iterator[None]:
 
 
 def over_budget(taken: Mapping[str, float], allowed: Mapping[str, float]) -> list[str]:
-    """Give a line for each directory that takes too much or has no budget."""
+    """Return a line for each directory that takes too much or has no budget."""
     wrong = []
     for name, seconds in sorted(taken.items()):
         if name not in allowed:
@@ -68,7 +73,9 @@ def over_budget(taken: Mapping[str, float], allowed: Mapping[str, float]) -> lis
 
 
 class Budgets:
-    """The pytest plugin. Each worker measures its tests; the session that prints adds them up."""
+    """The pytest plugin. Each worker process measures its tests, and the main session adds the results and prints
+    them.
+    """
 
     def __init__(self, allowed: Mapping[str, float]) -> None:
         self.cpu: dict[str, float] = defaultdict(float)

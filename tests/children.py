@@ -1,6 +1,6 @@
-"""Children that end with this process, however that ends, whichever of its threads has begun them.
+"""Start child processes that end with this process, however it ends and whichever of its threads has started them.
 
-``setpriv --pdeathsig`` would end them with the thread, and a thread of asyncio's pool ends with the test's loop.
+``setpriv --pdeathsig`` would end them with the thread, and a thread of asyncio's pool ends with the test's event loop.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ import subprocess
 
 
 class Watch:
-    """Ends a process group with this process: the watching shell reads from a pipe that nobody writes to."""
+    """A shell that ends a process group when this process ends.
+
+    It waits for the end of a pipe that this process holds open.
+    """
 
     def __init__(self, group: int) -> None:
         watches = ["sh", "-c", 'read -r _; kill -s KILL -- "-$0"', str(group)]
         self._shell = subprocess.Popen(watches, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
 
     def close(self) -> None:
-        """The group is to be left alone, or is gone."""
+        """Stop watching, because the process group should continue or has ended."""
         self._shell.kill()
         self._shell.communicate()

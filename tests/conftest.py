@@ -1,7 +1,9 @@
-"""Hypothesis profiles, the order of tests and their budgets; and no test leaves a state on this machine.
+"""Settings for all tests: Hypothesis profiles, the order of tests, their budgets, and a directory for state.
 
 Hypothesis is short and repeatable by default, twice as long with ``TEST_LONG=1``, and long and random with
-``HYPOTHESIS_PROFILE=soak``. A test that says nothing about ``state_dir`` keeps it where pytest's own files are.
+``HYPOTHESIS_PROFILE=soak``. A test that does not set ``state_dir`` keeps its state in pytest's temporary directory, so
+that
+no state remains on the machine.
 """
 
 import gc
@@ -19,12 +21,12 @@ from tests.log import broker, clusters, nats_server, redis_server, server
 from tests.long import LONG
 from tests.sharing import Scheduling
 
-# aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
+# aiohttp reads the machine's certificate authorities at import, which takes 50 ms. Tests trust only their own.
 os.environ["SSL_CERT_FILE"] = os.devnull
-# libuv starts children by a fork; gRPC's handlers of one may abort them
+# libuv starts child processes with fork, during which gRPC's fork handlers may abort them.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# what a script puts in the background has Ctrl-C ignored, and so have its children: here it is typed to many of them
+# A script's background processes, and their children, ignore Ctrl-C. Many tests send Ctrl-C to their child processes.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,7 +55,7 @@ FAST: Final = {"conftest.py", "__init__.py", *budget.budgets("fast")}
 
 @pytest.fixture(scope="session", autouse=True)
 def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The first place that ``state_dir: auto`` looks at, in this process and those it starts."""
+    """Set the first directory at which ``state_dir: auto`` looks, for this process and its child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
         yield
@@ -63,7 +65,7 @@ Started = TypeVar("Started", bound=server.Server | clusters.Cluster)
 
 
 def _running(there: object, missing: str, make: Callable[[Path], Started], directory: Path) -> Iterator[Started]:
-    """A server that runs, or a skip that says what is missing."""
+    """Start a server for the session. Skip the test with the reason if the server's program is not installed."""
     if not there:
         pytest.skip(missing)
     what = make(directory)
@@ -92,7 +94,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsS
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
-    """Redis, or Valkey."""
+    """A running Redis or Valkey server."""
     yield from _running(
         redis_server.command(), redis_server.MISSING, redis_server.RedisServer, tmp_path_factory.mktemp("redis")
     )
@@ -100,7 +102,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Red
 
 @pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """Three brokers."""
+    """A running Kafka cluster of three brokers."""
     yield from _running(
         os.environ.get(broker.HOME_ENV), broker.MISSING, clusters.brokers, tmp_path_factory.mktemp("brokers")
     )
@@ -108,7 +110,7 @@ def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters
 
 @pytest.fixture(scope="session")
 def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """Three nats-servers."""
+    """A running cluster of three nats-servers."""
     yield from _running(
         nats_server.command(), nats_server.MISSING, clusters.nats_servers, tmp_path_factory.mktemp("nats-servers")
     )
@@ -140,7 +142,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadgroup``: see :mod:`tests.sharing`."""
+    """Use the scheduler of :mod:`tests.sharing` with ``--dist loadgroup``."""
     if config.getvalue("dist") != "loadgroup":
         return None
     return Scheduling(config, log)
@@ -148,7 +150,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is collected stays to the end: the garbage collector looks at thousands of tests neither now nor later."""
+    """Exclude the collected tests from garbage collection: there are thousands, and they live until the end."""
     gc.disable()
     try:
         return (yield)
@@ -158,7 +160,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the slow tests, or leave them out of the fast tier."""
+    """Run the slow tests first, or leave them out of the fast tier."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if _is_fast(config):
         slow = [item for item in items if item.get_closest_marker("slow")]

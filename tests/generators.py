@@ -1,4 +1,4 @@
-"""Work in turns, driven to its end."""
+"""Run a generator of kvbus, which yields between slices of its work, to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def driven(work: Generator[None, None, T]) -> tuple[T, int]:
-    """What a generator returns, and how often it waited for another turn."""
+    """Return the result of a generator, and how often it yielded."""
     turns = 0
     while True:
         try:

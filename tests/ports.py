@@ -1,4 +1,7 @@
-"""Ports for tests, on loopback: none is given out twice, so that nobody finds a neighbour on its own."""
+"""Free ports on loopback for tests.
+
+A test process gets no port of another one, so that tests do not disturb each other.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,22 @@ import socket
 from typing import Final
 
 LOWEST, HIGHEST = 10_000, 32_000
-"""Below the range that the system gives to outgoing connections: there, whoever tries to reach an engine that is not
-there yet may be given the engine's own port, connect to itself, and keep the engine from ever binding it."""
+"""The ports for tests, below the range of the operating system for outgoing connections.
+
+In that range, a client that dials an engine before the engine listens may get the engine's own port as its local port.
+It
+then connects to itself, and the engine can never bind the port.
+"""
 
 
 class Ports:
-    """One test process's share of the range, walked from a random place on; round again when all were used.
+    """One test process's share of the ports.
+
+    It hands them out in order from a random start, and begins again after the last.
 
     Args:
-        worker: which of the processes that run tests side by side this is.
-        workers: how many there are.
+        worker: number of this process among the parallel test processes.
+        workers: number of parallel test processes.
     """
 
     def __init__(self, worker: int, workers: int) -> None:
@@ -28,7 +37,7 @@ class Ports:
         self._next = random.SystemRandom().randrange(self._lowest, self._highest)
 
     def in_a_row(self, count: int) -> int:
-        """The first of so many ports that nobody listens on."""
+        """Return the first of ``count`` consecutive ports at which no process listens."""
         for _ in range(1000):
             if self._next + count > self._highest:
                 self._next = self._lowest
@@ -48,15 +57,15 @@ _MINE: Final = Ports(
 
 
 def ports_in_a_row(count: int) -> int:
-    """The first of so many ports that nobody listens on."""
+    """Return the first of ``count`` consecutive ports at which no process listens."""
     return _MINE.in_a_row(count)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on."""
+    """Return ports at which no process listens."""
     return [_MINE.in_a_row(1) for _ in range(count)]
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port at which no process listens."""
     return _MINE.in_a_row(1)

@@ -1,6 +1,8 @@
-"""Which tests run in one worker: those with something dear to set up once, and those that would hold each other up.
+"""Choose which tests run in the same worker process of pytest-xdist.
 
-pytest-xdist has a mark for it, which it puts into the names of tests; pytest 9.2 does not let it. So it goes by path.
+Tests share a worker if their setup is expensive, or if they would slow each other down. pytest-xdist has a mark for
+this,
+but it changes the names of tests, which pytest 9.2 does not allow. Therefore the choice depends on the path.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ TOGETHER: Final = (
     "tests/state/test_memory.py",
     "tests/wire/test_goldens.py",
 )
-"""What the names of tests begin with that share a worker. So do the cases ``kafka`` of all suites, and the tests of Kafka alone: one broker
-runs. Likewise ``nats`` and ``redis``.
+"""Prefixes of test ids. All tests with the same prefix run in one worker.
+
+The same holds for the cases ``kafka`` of all suites and for Kafka's own tests, so that only one broker runs. It also
+holds
+for ``nats`` and ``redis``.
 """
 
 
 def place(nodeid: str) -> str:
-    """What a test shares a worker with; its own name if with nothing."""
+    """Return the name of the group with which a test shares a worker; the test's own id if it has no group."""
     for server in ("kafka", "nats", "redis"):
         if f"[{server}" in nodeid or nodeid.startswith(f"tests/log/test_{server}_"):
             return server
@@ -31,7 +36,7 @@ def place(nodeid: str) -> str:
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """A worker takes one test after the other, or all that stand together."""
+    """A scheduler that gives a worker one test at a time, or all tests of a group."""
 
     def _split_scope(self, nodeid: str) -> str:
         return place(nodeid)

@@ -1,4 +1,4 @@
-"""A failing run made short: what a test of chance prints is what the failure needs, and no more."""
+"""Shorten a failing random run, so that a test prints only the steps that the failure needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def place_of(error: Exception) -> str:
-    """Return what failed and where: the same for the same failure, whatever the numbers in its text."""
+    """Return the type and the place of an error.
+
+    Two errors of the same cause give the same text, even with other numbers.
+    """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -18,7 +21,7 @@ def place_of(error: Exception) -> str:
 
 
 def shorten(steps: list[T], fails: Callable[[list[T]], bool], seconds: float) -> list[T]:
-    """Leave out whatever the failure does not need, larger pieces first, for so many seconds at most."""
+    """Remove the steps that the failure does not need, larger slices first, for at most this number of seconds."""
     end = time.monotonic() + seconds
     piece = max(1, len(steps) // 2)
     while piece and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""A bus is asked over its HTTP port; whatever else answers there is called that."""
+"""Tests for commands that read a bus over its HTTP port: they report a server that is not a kvbus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers and budgets of tests."""
+"""Tests for the tiers and budgets of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server that a test has begun is gone with the test's process, also where a thread began it that has ended."""
+"""Tests that a server which a test has started ends with the test's process, even if the starting thread ended
+before.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tests that stand together run in one worker."""
+"""Tests that the tests of a group run in one worker."""
 
 from __future__ import annotations
 

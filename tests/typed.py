@@ -1,4 +1,4 @@
-"""What a test knows to be there, said to the type checker; where it is not, the test fails here."""
+"""Assertions for tests that also inform the type checker. Each one fails the test if it does not hold."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Thing = TypeVar("Thing")
 
 
 def there(thing: Thing | None) -> Thing:
-    """The thing itself, which must not be None."""
+    """Return the value, after checking that it is not None."""
     assert thing is not None
     return thing
 
 
 def well_formed(payload: bytes) -> Batch:
-    """The batch that a payload is."""
+    """Decode a payload, and check that it is a batch."""
     batch = decode_batch(payload)
     assert isinstance(batch, Batch), batch
     return batch
