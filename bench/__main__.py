@@ -91,7 +91,7 @@ def main(only: tuple[str, ...], runs: int | None, *, quick: bool, write: bool, r
         result.date, result.commit, result.runs = time.strftime("%Y-%m-%d"), commit(), count
         seconds = time.monotonic() - began
         result.machine, result.seconds = machine(), round(seconds)
-        result.others = round((others_seconds() - others) / seconds / len(CORES) * 100)
+        result.others = max(0, round((others_seconds() - others) / seconds / len(CORES) * 100))
         missed += sum(not bound.met for bound in result.bounds)
         click.echo(report.plain(result))
         click.echo(f"{name}: {result.seconds} s, others used {result.others} % of the machine\n", err=True)
