@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup tools golden demo site links test test-all newest newest-others coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 $(STAMP): requirements.lock pyproject.toml
@@ -59,10 +59,10 @@ $(SBOM)/.installed: .ci/sbom.lock requirements-runtime.lock
 
 tools: $(TOOLS)
 
-golden: $(STAMP) ## golden streams and texts: what differs from the recorded ones (ARGS="--diff HEAD", ARGS=--write)
+golden: $(STAMP) ## compare golden streams and texts with the recorded ones (ARGS="--diff HEAD", ARGS=--write)
 	@$(BIN)/python -m tests.golden $(ARGS)
 
-demo: ## engines, bus and routers on this machine, live (SECONDS=60)
+demo: ## show simulated engines, a kvbus and routers on this machine (SECONDS=60)
 	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
 
 $(DOCS)/.installed: .ci/docs.lock
@@ -70,7 +70,7 @@ $(DOCS)/.installed: .ci/docs.lock
 	@$(DOCS)/bin/python $(PIP) --only-binary :all: -r .ci/docs.lock
 	@touch $@
 
-site: $(DOCS)/.installed ## the documentation site in build/site/html, links checked (KVBUS_REPOSITORY=https://... links to sources)
+site: $(DOCS)/.installed ## build the documentation site in build/site/html and check its links (KVBUS_REPOSITORY=https://... for links to sources)
 	@$(DOCS)/bin/python docs/site/build.py build/site
 	@cd build/site && $(abspath $(DOCS))/bin/zensical build --strict --config-file zensical.toml
 	@! grep -rnE '<(script|img|iframe)[^>]+src="?(https?:)?//|<link[^>]+rel="?(stylesheet|preconnect|icon)[^>]+href="?(https?:)?//|class="?mermaid' build/site/html
@@ -80,23 +80,23 @@ $(LINKS)/.installed: .ci/links.lock
 	@$(LINKS)/bin/python $(PIP) --only-binary :all: -r .ci/links.lock
 	@touch $@
 
-links: site $(LINKS)/.installed ## every link of the site that leaves it, followed once (needs the network)
+links: site $(LINKS)/.installed ## follow each link from the site to other sites once (needs the network)
 	@$(LINKS)/bin/linkchecker --check-extern --no-robots --no-status --ignore-url '^http://127\.0\.0\.1[:/]' build/site/html/index.html
 
-test: $(STAMP) ## the fast tests, two minutes (ARGS="tests/core -x": all tests of a part)
+test: $(STAMP) ## run the fast tests, two minutes (ARGS="tests/core -x" for all tests of a directory)
 	@$(BIN)/python -m pytest -n 4 --dist loadgroup --tier fast $(ARGS)
 
-test-all: $(STAMP) ## all tests, at length (tests whose counterpart is not installed are skipped with a reason)
+test-all: $(STAMP) ## run all tests (those whose counterpart is not installed are skipped with a reason)
 	@TEST_LONG=1 $(BIN)/python -m pytest -n 5 --dist loadgroup $(ARGS)
 
-coverage: $(STAMP) ## the suite under coverage, with one floor for all of kvbus (ARGS="tests/core")
+coverage: $(STAMP) ## run the suite and check that it covers enough of kvbus (ARGS="tests/core")
 	@$(BIN)/python -m coverage erase
 	@$(BIN)/python -m coverage run -m pytest -n 3 --dist loadgroup $(ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 
 # with whatever others have released since: what the lock files would pin next, Kubernetes' schemas too
-newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/core"), then newest-others
+newest: ## run the suite with the newest dependencies and chart tools (ARGS="tests/core"), then newest-others
 	@$(PYTHON) -m venv --clear $(NEWEST)
 	@$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
 	@$(NEWEST)/bin/python -m pip install --quiet --editable . --group test helm-python-sdk kubernetes-validate
@@ -105,7 +105,7 @@ newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/c
 	@$(if $(OTHERS_NEWEST),$(MAKE) --no-print-directory newest-others)
 
 OTHERS_NEWEST ?= engines dynamo llmd aibrix vllm-router smg
-newest-others: $(STAMP) ## the newest engines' publishers and routers that can be had, in their tests (OTHERS_NEWEST="engines dynamo" RELEASE=pre)
+newest-others: $(STAMP) ## run the tests of engines and routers with their newest releases (OTHERS_NEWEST="engines dynamo" RELEASE=pre)
 	@for name in $(OTHERS_NEWEST); do \
 		if [ $$name = engines ]; then set -- .ci/engines.sh $(NEWEST)/engines; else set -- .ci/routers.sh $(NEWEST)/routers $$name; fi; \
 		NEWEST=$(or $(RELEASE),1) PYTHON=$(PYTHON) "$$@" || true; done
@@ -113,18 +113,18 @@ newest-others: $(STAMP) ## the newest engines' publishers and routers that can b
 		dynamo=$$TEST_ROUTERS_HOME/dynamo/bin/python; [ ! -x $$dynamo ] || export TEST_DYNAMO_PYTHON=$$dynamo; \
 		$(BIN)/python -m pytest -n 2 --dist loadgroup tests/interop tests/conform tests/spec/test_published.py tests/discovery/test_grpc.py $(ARGS)
 
-bench: $(STAMP) ## kvbus beside what it is compared with, best on a quiet machine (ARGS="--quick", ARGS="--only late", ARGS=--write)
+bench: $(STAMP) ## measure kvbus beside other relays, best on a quiet machine (ARGS="--quick", ARGS="--only late", ARGS=--write)
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-worth: $(STAMP) ## what exact views are worth in prefill, in simulated time, three minutes (ARGS=--write, ARGS=--quick)
+bench-worth: $(STAMP) ## simulate how much prefill exact views save, three minutes (ARGS=--write, ARGS=--quick)
 	@$(BIN)/python -m bench.worth $(ARGS)
 
-chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATION=0 ROUNDS=3 SECONDS=600)
+chaos: $(STAMP) ## inject faults into real processes and sockets, and check exactness (FAULTS=10000 SEED=7 CELL=1 GENERATION=0 ROUNDS=3 SECONDS=600)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
 		$(if $(SECONDS),--seconds $(SECONDS)) $(if $(CELL),--cell $(CELL)) $(if $(GENERATION),--generation $(GENERATION)) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(WIDTH),--width $(WIDTH)) $(ARGS)
 
-vopr: $(STAMP) ## the whole daemon in simulated worlds (SEED=1 STEPS=1000000 SCRIPT=file)
+vopr: $(STAMP) ## run the daemon in simulated worlds (SEED=1 STEPS=1000000 SCRIPT=file)
 	@$(BIN)/python -m tests.vopr $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(SCRIPT),--script $(SCRIPT)) $(ARGS)
 
@@ -137,95 +137,95 @@ others: $(STAMP)
 OTHERS := TEST_DYNAMO_PYTHON=$(CURDIR)/$(VENV)/dynamo/bin/python TEST_GOZMQ_HOME=$(CURDIR)/$(VENV)/gozmq \
 	TEST_ROUTERS_HOME=$(CURDIR)/$(VENV)/routers
 
-interop: others ## routers of other projects in every case, into docs/INTEROP.md (ARGS="--router AIBrix --case late")
+interop: others ## run other projects' routers in every case, and write docs/INTEROP.md (ARGS="--router AIBrix --case late")
 	@$(OTHERS) $(BIN)/python -m tests.interop $(ARGS)
 
-hours: others ## one kvbus for an hour between real publishers and real routers: exact, and what grows (MINUTES=60)
+hours: others ## run one kvbus for an hour between real publishers and routers, and check exactness and memory (MINUTES=60)
 	@PYTHON=$(BIN)/python .ci/engines.sh $(VENV)/engines || true
 	@.ci/zmtp-peers.sh $(VENV)/zmtp-peers || true
 	@$(OTHERS) TEST_ENGINES_HOME=$(CURDIR)/$(VENV)/engines TEST_ZMTP_PEERS_HOME=$(CURDIR)/$(VENV)/zmtp-peers \
 		$(BIN)/python -m tests.interop.hours $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
-real-engine: $(STAMP) ## a real vLLM on the CPU behind kvbus in every case, into docs/REAL-ENGINE.md, 15 minutes (ARGS="--engine gemma3")
+real-engine: $(STAMP) ## run a real vLLM on the CPU in every case, 15 minutes, and write docs/REAL-ENGINE.md (ARGS="--engine gemma3")
 	@.ci/real-engine.sh $(VENV)/real-engine
 	@.ci/routers.sh $(VENV)/routers vllm-router
 	@TEST_REAL_ENGINE_HOME=$(CURDIR)/$(VENV)/real-engine TEST_ROUTERS_HOME=$(CURDIR)/$(VENV)/routers \
 		$(BIN)/python -m tests.real_engine $(ARGS)
 
-soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
+soak: $(STAMP) ## run the relay against random engines and routers (STEPS=1000000 SEED=1)
 	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))
 
-explore: $(STAMP) ## every order of events up to a depth, small (DEPTH=5 ARGS="--scene start --faults 3")
+explore: $(STAMP) ## try every order of events up to a depth (DEPTH=5 ARGS="--scene start --faults 3")
 	@$(BIN)/python -m tests.exhaustive $(if $(DEPTH),--depth $(DEPTH)) $(ARGS)
 
-fuzz: $(STAMP) ## coverage-guided fuzzing of codec, frames and relay (SECONDS=60 each)
+fuzz: $(STAMP) ## fuzz codec, frames and relay, guided by coverage (SECONDS=60 for each)
 	@$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: -r .ci/fuzz.lock
 	@for target in codec frames relay; do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(or $(SECONDS),60) --found .hypothesis/fuzz || exit 1; done
 
-cost: $(STAMP) ## a search for inputs that cost much for their size (INPUTS=3000 SEED=1)
+cost: $(STAMP) ## search for inputs that cost much CPU for their size (INPUTS=3000 SEED=1)
 	@$(BIN)/python -m tests.cost.search $(if $(INPUTS),--inputs $(INPUTS)) $(if $(SEED),--seed $(SEED))
 
-flood: $(STAMP) ## a bus at its limits, and a crowd of routers: lag and memory (SECONDS=60)
+flood: $(STAMP) ## flood a kvbus to its limits, and show delay and memory (SECONDS=60)
 	@FLOOD_SECONDS=$(or $(SECONDS),60) $(BIN)/python -m pytest -s tests/hostile/test_flood.py tests/hostile/test_crowd.py $(ARGS)
 
-lint: $(STAMP) ## ruff, mypy (the package strict, tests too), import walls
+lint: $(STAMP) ## run ruff, mypy and the import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 
-format: $(STAMP) ## let ruff rewrite what it can
+format: $(STAMP) ## reformat the code, and let ruff fix problems
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schemas and by kvbus
+charts: $(TOOLS) ## lint and render both charts, and check the result with Kubernetes' schemas and kvbus
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/chart $(ARGS)
 
-platforms: $(TOOLS) ## what others' pods get, by their own definitions and the API server's own CEL (Go, ten minutes)
+platforms: $(TOOLS) ## check the pods of other platforms with their own definitions (needs Go, ten minutes)
 	@.ci/platforms.sh $(VENV)/platforms
 	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py tests/chart/test_component.py tests/docs/test_platforms.py $(ARGS)
 
-cluster: $(TOOLS) ## charts, discovery and rights on a real Kubernetes API server, built once (Go, three quarters of an hour)
+cluster: $(TOOLS) ## test charts, discovery and rights on a real Kubernetes API server (needs Go, 45 minutes to build it once)
 	@.ci/cluster.sh $(VENV)/cluster
 	@TEST_KUBERNETES=$(CURDIR)/$(VENV)/cluster $(BIN)/python -m pytest tests/cluster $(ARGS)
 
-dockerfile: $(TOOLS) ## hadolint
+dockerfile: $(TOOLS) ## lint the Dockerfile
 	@$(BIN)/hadolint Dockerfile
 
-wheel: $(STAMP) $(BUILD)/.installed ## sdist and wheel in dist/, and the wheel run once
+wheel: $(STAMP) $(BUILD)/.installed ## build sdist and wheel in dist/, and run the wheel once
 	@rm -rf dist
 	@$(DATED) $(BUILD)/bin/python -m hatchling build -d dist
 	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION)"
 
-client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
+client-wheel: wheel ## build the wheel of the client library in dist/, and install it alone and beside kvbus
 	@$(DATED) $(BUILD)/bin/python -m tools.client_wheel dist
 	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
 
-image: ## the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
+image: ## build the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
 	@$(DATED) $(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \
 		--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(ARGS) .
 
-image-layout: ## the image of this machine's architecture as an OCI layout in build/image, for a release (docker buildx)
+image-layout: ## build the image for this machine's architecture as an OCI layout in build/image (needs docker buildx)
 	@rm -rf build/image
 	@mkdir -p build/image
 	@$(MAKE) --no-print-directory image PLATFORMS=linux/$(ARCHITECTURE) ARGS="--provenance=false \
 		--output type=oci,tar=false,rewrite-timestamp=true,dest=build/image/$(ARCHITECTURE)"
 
-release-check: $(STAMP) ## refuse what must not be released: changes in the tree, versions that disagree, no changelog section (TAG=v1.2.3)
+release-check: $(STAMP) ## check that the tree is clean, versions agree, and the changelog has a section (TAG=v1.2.3)
 	@$(BIN)/python -m tools.release check $(TAG)
 
-release: release-check ## everything of a release in build/release, published by nobody (PARTS= without docker)
+release: release-check ## build all files of a release in build/release, and publish nothing (PARTS= without docker)
 	@rm -rf build/image
 	@$(MAKE) --no-print-directory wheel client-wheel
 	@$(if $(PARTS),$(MAKE) --no-print-directory $(PARTS))
 	@$(MAKE) --no-print-directory assemble
 
-assemble: $(TOOLS) $(SBOM)/.installed ## of what is built: charts, SBOM, notes and checksums with it (TAG=v1.2.3 ARGS=--complete)
+assemble: $(TOOLS) $(SBOM)/.installed ## add charts, SBOM, notes and checksums to the built files (TAG=v1.2.3 ARGS=--complete)
 	@$(DATED) SBOM_HOME=$(SBOM) $(BIN)/python -m tools.release assemble $(TAG) $(ARGS)
 	@cd build/release && sha256sum --check --quiet SHA256SUMS
 
-release-rehearsal: $(BUILD)/.installed ## a release of what is built already; the wheels are built again and are the same
+release-rehearsal: $(BUILD)/.installed ## rehearse a release with the built files, and check that the wheels can be reproduced
 	@rm -rf build/image build/again
 	@if [ -n "$$TEST_IMAGE_HOME" ]; then mkdir -p build/image && "$$TEST_IMAGE_HOME/podman" save --quiet --format oci-dir \
 		--output build/image/$(ARCHITECTURE) localhost/kvbus:ci; fi
@@ -235,11 +235,11 @@ release-rehearsal: $(BUILD)/.installed ## a release of what is built already; th
 	@for file in build/again/*; do cmp "$$file" build/release/$$(basename $$file) || exit 1; done
 	@TEST_RELEASE=build/release $(BIN)/python -m pytest -q tests/docs/test_release.py -k the_files
 
-version: ## the version, that of pyproject.toml
+version: ## print the version in pyproject.toml
 	@echo $(VERSION)
 
-lock: ## pin every dependency anew (needs uv)
+lock: ## pin all dependencies again (needs uv)
 	uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-header -o requirements.lock
 
-clean: ## forget the environment and every cache
+clean: ## delete the environment and all caches
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,15 +14,29 @@ from tests.chaos.plan import SHAPES, make_round
 
 
 @click.command()
-@click.option("--seed", type=int, help="Of every plan; by default a new one, which is printed.")
-@click.option("--faults", type=click.IntRange(1), default=10_000, show_default=True, help="Stop after so many.")
-@click.option("--seconds", type=click.FloatRange(1), help="Stop after so long.")
-@click.option("--cell", "cells", type=click.IntRange(0, len(SHAPES) - 1), multiple=True, help="Only these cells.")
-@click.option("--generation", type=click.IntRange(0), help="Only this generation of them, once.")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds of a generation.")
-@click.option("--first", type=click.IntRange(0), default=0, help="Round to begin with.")
-@click.option("--width", type=click.IntRange(1), default=1, show_default=True, help="Of each cell, so many at a time.")
-@click.option("--show", is_flag=True, help="Print the plan of a generation and make nothing.")
+@click.option("--seed", type=int, help="Seed of all plans. By default a new seed, which is printed.")
+@click.option(
+    "--faults", type=click.IntRange(1), default=10_000, show_default=True, help="Stop after this number of faults."
+)
+@click.option("--seconds", type=click.FloatRange(1), help="Stop after this number of seconds.")
+@click.option(
+    "--cell",
+    "cells",
+    type=click.IntRange(0, len(SHAPES) - 1),
+    multiple=True,
+    help="Run only this cell. May be given several times.",
+)
+@click.option("--generation", type=click.IntRange(0), help="Run only this generation of the cells, once.")
+@click.option("--rounds", type=click.IntRange(1), help="Number of rounds of a generation.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Number of the first round.")
+@click.option(
+    "--width",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of instances of each cell that run at the same time.",
+)
+@click.option("--show", is_flag=True, help="Print the plan of a generation, and inject no fault.")
 def main(
     *,
     seed: int | None,

@@ -28,11 +28,13 @@ def line(scene: str, found: Found) -> str:
 def main() -> int:
     """Run the search. Return the exit code of the program."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", type=int, default=5, help="actions behind the scene")
-    parser.add_argument("--faults", type=int, default=3, help="faults on one path")
-    parser.add_argument("--batches", type=int, default=3, help="batches of one epoch behind those of the scene")
-    parser.add_argument("--ticks", type=int, default=3, help="seconds on one path, pauses not counted")
-    parser.add_argument("--scene", choices=SCENES, action="append", help="all of them if none is named")
+    parser.add_argument("--depth", type=int, default=5, help="maximum number of actions after the scene")
+    parser.add_argument("--faults", type=int, default=3, help="maximum number of faults on a path")
+    parser.add_argument(
+        "--batches", type=int, default=3, help="maximum number of batches of an epoch after the scene's own"
+    )
+    parser.add_argument("--ticks", type=int, default=3, help="maximum seconds on a path, without pauses")
+    parser.add_argument("--scene", choices=SCENES, action="append", help="scene to begin with; by default all scenes")
     options = parser.parse_args()
     limits = Limits(options.depth, options.faults, options.batches, options.ticks)
     exact_after: dict[str, float] = {}

@@ -103,9 +103,9 @@ async def campaign(kinds: list[Kind], cases: list[Case], jobs: int) -> tuple[dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interop")
-    parser.add_argument("--router", help="one router, by its name or a part of it")
-    parser.add_argument("--case", help="one case, by its name")
-    parser.add_argument("--jobs", type=int, default=3, help="cases at once")
+    parser.add_argument("--router", help="run only routers with this text in their names")
+    parser.add_argument("--case", help="run only the case with this name")
+    parser.add_argument("--jobs", type=int, default=3, help="number of cases that run at the same time")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     kinds = [kind for kind in KINDS if chosen.router is None or chosen.router in kind.name]

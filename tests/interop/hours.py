@@ -256,8 +256,12 @@ async def run(directory: Path, minutes: float, rate: float) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interop.hours")
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=4, help="batches a second of each engine")
-    parser.add_argument("--directory", type=Path, help="for logs and hours.json; by default a temporary one that stays")
+    parser.add_argument("--rate", type=float, default=4, help="batches per second of each engine")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="directory for logs and hours.json; by default a temporary directory, which is kept",
+    )
     asked = parser.parse_args()
     directory = (asked.directory or Path(tempfile.mkdtemp(prefix="kvbus-hours-"))).resolve()
     directory.mkdir(parents=True, exist_ok=True)

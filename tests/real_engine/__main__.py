@@ -83,10 +83,12 @@ async def run(home: Path, directory: Path, chosen: argparse.Namespace) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.real_engine")
     parser.add_argument(
-        "--case", default="", help="cases with this in their name; `readme` and `routing` are cases, too"
+        "--case", default="", help="run only cases with this text in their names; `readme` and `routing` are cases too"
     )
-    parser.add_argument("--engine", default="", help="engines with this in their name")
-    parser.add_argument("--directory", type=Path, help="for logs; by default a temporary one that stays")
+    parser.add_argument("--engine", default="", help="run only engines with this text in their names")
+    parser.add_argument(
+        "--directory", type=Path, help="directory for logs; by default a temporary directory, which is kept"
+    )
     chosen = parser.parse_args()
     home = os.environ.get(HOME_ENV)
     if not home:

@@ -70,9 +70,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--script", type=Path)
-    parser.add_argument("--defect", help="a module of tests/vopr/defects: which worlds find it?")
-    parser.add_argument("--worlds", type=int, default=50, help="how many are tried, from world SEED on")
-    parser.add_argument("--shrink", type=float, default=plans.SHRINK_SECONDS, help="seconds; 0: not at all")
+    parser.add_argument("--defect", help="module of tests/vopr/defects; find the worlds that notice it")
+    parser.add_argument("--worlds", type=int, default=50, help="number of worlds to try, from world SEED on")
+    parser.add_argument(
+        "--shrink",
+        type=float,
+        default=plans.SHRINK_SECONDS,
+        help="maximum seconds to shrink a failing script; 0 for no shrinking",
+    )
     options = parser.parse_args()
     if options.script is not None:
         seed, plan = plans.parse(options.script.read_text())
