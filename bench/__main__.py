@@ -1,4 +1,4 @@
-"""``python -m bench``: measure kvbus on this machine."""
+"""Measure kvbus on this machine: ``python -m bench``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def machine() -> str:
 
 
 def others_seconds() -> float:
-    """Return the CPU time that all other processes have used so far, on all cores."""
+    """Return the CPU seconds that all other processes have used so far, on all cores."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     busy = sum(fields) - fields[3] - fields[4]  # without idle and iowait
     return busy / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])

@@ -1,4 +1,4 @@
-"""The benchmarks. Each alternates runs of kvbus and of other relays, and returns a result."""
+"""The benchmarks of kvbus. Each runs kvbus and the relays that it is compared with in turn, and returns a result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELAYS: Final[tuple[Kind, ...]] = ("kvbus", "naive", "proxy")
 
 
 def alternate(items: Sequence[Item], runs: int, measure: Callable[[Item], Found]) -> dict[Item, list[Found]]:
-    """Measure every item ``runs`` times: forwards, backwards, forwards and so on."""
+    """Measure every item ``runs`` times, in alternating order, so that slow changes of the machine affect all items."""
     found: dict[Item, list[Found]] = {item: [] for item in items}
     for run in range(runs):
         for item in items if run % 2 == 0 else reversed(items):
@@ -34,7 +34,7 @@ def alternate(items: Sequence[Item], runs: int, measure: Callable[[Item], Found]
 
 
 def ranks(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time for an engine of eight ranks at a typical rate, with full caches."""
+    """Measure kvbus's CPU time for an engine with eight ranks at a typical rate, with full caches."""
     ranks, rate, seconds = 8, 50, 4 if quick else 15
     warm = 4096 // 8
 
@@ -54,7 +54,7 @@ def ranks(*, quick: bool, runs: int) -> Result:
 
 
 def saturation(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time per batch at the maximum rate."""
+    """Measure the CPU time of each relay per batch, at the maximum rate that the routers read."""
     shapes = {
         "1 block": (1, 1, 20_000 if quick else 200_000),
         "8 events of 8 blocks": (8, 8, 4_000 if quick else 30_000),
@@ -81,7 +81,7 @@ def saturation(*, quick: bool, runs: int) -> Result:
 
 
 def latency(*, quick: bool, runs: int) -> Result:
-    """Measure the time from engine to router, in paired runs of kvbus and libzmq's proxy."""
+    """Measure the time of a batch from engine to router, in paired runs of kvbus and libzmq's proxy."""
     rate, seconds = 2000, 2 if quick else 6
     load = list(islice(stores(1, 1), rate * seconds))
 
@@ -105,7 +105,10 @@ def latency(*, quick: bool, runs: int) -> Result:
 
 
 def late(*, quick: bool, runs: int) -> Result:
-    """Measure the time until a late router has all blocks, before and after all blocks have been replaced."""
+    """Measure the time until a router that joins late has all blocks.
+
+    It is measured twice: before and after all blocks have been replaced by others.
+    """
     blocks = 200_000 if quick else 1_000_000
 
     def asked(through: Traffic) -> Late:
@@ -184,7 +187,7 @@ def sources(*, quick: bool, runs: int) -> Result:
 
 
 def memory(*, quick: bool, runs: int) -> Result:
-    """Measure the resident memory at rest, and its growth per live block."""
+    """Measure kvbus's resident memory at rest, and its growth per live block."""
     blocks = 100_000 if quick else 1_000_000
     shapes = {"8 events of 8 blocks": (8, 8), "1 event of 1 block": (1, 1)}
     idle: list[float] = []

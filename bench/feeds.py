@@ -1,4 +1,4 @@
-"""The feeds of a simulated router: each engine's own events, or kvbus's pure core."""
+"""The two sources of a simulated router's events: the engines themselves, or kvbus's core without sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvbus.core.wire.profiles import PROFILES
 from .fleet import Feed, View, Worker
 
 JUMP: Final = 4096
-"""Number of seqs that kvbus skips after a kill without its state."""
+"""Number of seqs that kvbus skips when it restarts after a kill without its state."""
 
 
 class Reader:
@@ -43,7 +43,7 @@ class Reader:
         """Live batches that wait for the end of a state or an answer; None if neither is being read."""
 
     def take(self, seq: int, payload: bytes) -> None:
-        """Apply a batch."""
+        """Apply a batch to the view."""
         batch = decode_batch(payload)
         assert not isinstance(batch, Reason), f"seq {seq}: {batch}"
         self.view.apply_batch(batch)
@@ -222,7 +222,7 @@ class Bus(Feed):
         self._go_on(command.stream, now)
 
     def _go_on(self, number: int, now: float) -> None:
-        """End a state or an answer: apply the waiting live batches that were not part of it."""
+        """End a state or a replay answer: apply the waiting live batches that were not part of it."""
         waited, self._readers[number].waiting = self._readers[number].waiting or [], None
         for seq, payload in waited:
             self._receive(number, seq, payload, now)

@@ -1,8 +1,8 @@
-"""Workers and a KV-aware router in simulated time: a generated load, caches that evict, and a routing policy.
+"""Simulate workers and a KV-aware router: a generated load, caches that evict, and a routing policy.
 
 The router chooses the worker with the longest cached prefix in its view, minus a term for the worker's running
-requests. The policy is the same in every arm, and only the view differs. Events arrive immediately, so that a view is
-wrong only if the router cannot know better. A run depends only on its seed.
+requests. The policy is the same in every arm (variant of the simulation), and only the view differs. Events arrive
+immediately, so that a view is wrong only if the router cannot know better. A run depends only on its seed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from kvbus.tools.sim.dialects import DIALECTS, BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8
-"""A running request counts against a worker like this number of missing blocks of prefix."""
+"""Number of cached blocks of a prefix that balance one running request when the router compares two workers."""
 
 PREFILL_RATE: Final = 8000
 DECODE_RATE: Final = 40
-"""Tokens per second."""
+"""Tokens that a worker generates for a request per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Sizes and times of a run. Sessions are a Poisson process; tokens and turns are drawn uniformly from ranges."""
+    """Sizes and times of a run. Sessions arrive as a Poisson process.
+
+    Tokens and turns are drawn uniformly from ranges.
+    """
 
     workers: int = 8
     blocks: int = 1000
@@ -41,9 +44,9 @@ class Load:
     seconds: float = 700.0
     fault_at: float = 400.0
     window: float = 300.0
-    """Seconds after the fault in which tokens are counted."""
+    """Seconds after the fault in which computed tokens are counted."""
     sessions: float = 0.5
-    """Sessions per second."""
+    """New sessions per second."""
     shared: int = 1024
     """Number of tokens in the system prompt, with which every session begins."""
     opening: tuple[int, int] = (256, 2048)
@@ -56,7 +59,7 @@ class Load:
     buffered: float = 200.0
     """Seconds covered by an engine's replay buffer: vLLM's 10,000 batches at 50 per second."""
     away: float = 10.0
-    """Seconds until a killed kvbus is back."""
+    """Seconds until a killed kvbus runs again."""
 
 
 View = Container[int | bytes]
@@ -141,10 +144,13 @@ class Worker:
 
 
 class Feed:
-    """An arm's source of information on caches. This class has none: the router uses the workers in turn."""
+    """The router's source of information on the workers' caches, which differs between the arms of the simulation.
+
+    This class provides no information, so the router uses the workers in turn.
+    """
 
     aware = False
-    """Whether the router considers prefixes."""
+    """Whether the router considers cached prefixes."""
 
     def connect(self, workers: Sequence[Worker]) -> None:
         """Connect to the workers, whose caches are empty."""
@@ -158,7 +164,7 @@ class Feed:
         """Receive a batch that a worker publishes."""
 
     def tick(self, now: float) -> None:
-        """Do the work of every second."""
+        """Do the work of each simulated second."""
 
     def crashed(self, worker: Worker, now: float) -> None:
         """Handle a worker's crash. The worker is already back in a new epoch."""
@@ -174,7 +180,7 @@ class Feed:
 
     @property
     def promises(self) -> bool:
-        """Whether every block of the router's view must now be in the worker's cache."""
+        """Return whether every block of the router's view must now be in the worker's cache."""
         return False
 
     def check(self) -> None:
@@ -182,7 +188,7 @@ class Feed:
 
 
 class Oracle(Feed):
-    """An arm that reads the caches directly."""
+    """A feed that reads the workers' caches directly, so that its views are always right."""
 
     aware = True
 
@@ -200,7 +206,7 @@ class Oracle(Feed):
 
 
 class Choice(NamedTuple):
-    """The worker chosen for a request, and the tokens computed there."""
+    """The worker that the router chose for a request, and the number of tokens computed there."""
 
     at: float
     worker: int
@@ -208,7 +214,7 @@ class Choice(NamedTuple):
     computed: int
     """Number of prompt tokens that were not in the worker's cache."""
     mispredicted: int
-    """Number of blocks of the prefix that were in the view but not in the worker's cache."""
+    """Number of blocks of the prompt's prefix that were in the router's view but not in the worker's cache."""
 
 
 def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
@@ -236,7 +242,7 @@ class Fleet:
         self.feed.connect(self.workers)
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Schedule an action."""
+        """Schedule an action at a simulated time."""
         heapq.heappush(self._due, (when, next(self._order), action))
 
     def run(self, requests: Sequence[Arrival]) -> list[Choice]:

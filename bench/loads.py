@@ -17,13 +17,13 @@ from typing import Final
 import msgspec
 
 SEQUENCE: Final = 256
-"""Number of blocks in a sequence."""
+"""Number of blocks in a sequence, the simulated prompt."""
 
 BLOCK: Final = 16
 """Number of tokens in a block."""
 
 LANES: Final = 8
-"""Number of sequences that grow in parallel."""
+"""Number of sequences that grow at the same time."""
 
 PROBE: Final = -1.0
 """The ``ts`` of a batch that only tests whether a router is connected."""
@@ -35,7 +35,7 @@ TOKENS: Final = 3 * BLOCK
 """Size of a block's encoded token ids in bytes."""
 
 _NOT_ZERO: Final = bytes([1, *range(1, 256)])
-"""Translation to leading bytes that are never zero, so that each integer has its shortest msgpack form."""
+"""Translation table that replaces a leading zero byte by 1, so that each integer has its shortest msgpack form."""
 
 
 def _text(*words: str) -> bytes:
@@ -69,7 +69,7 @@ def stamped(payload: bytes) -> float:
 
 
 def is_empty(payload: bytes) -> bool:
-    """Return whether a batch has no events, as a heartbeat."""
+    """Return whether a batch has no events, as a heartbeat has none."""
     return payload[10] == 0x90
 
 
@@ -78,7 +78,7 @@ def _array(length: int) -> bytes:
 
 
 class Sequence:
-    """A sequence of 256 blocks that can be divided into events. Its content depends only on its number."""
+    """256 consecutive blocks of a prompt, which can be divided into events. The content depends only on the number."""
 
     def __init__(self, number: int) -> None:
         rng = random.Random(f"kvbus/bench/{number}")
@@ -111,7 +111,7 @@ def batch(events: list[bytes], rank: int) -> bytes:
 
 
 def probe(number: int, rank: int) -> bytes:
-    """Return a batch with a block that is not part of a load."""
+    """Return a batch with a block that is not part of a load, to test a connection."""
     return stamp(batch([Sequence(-1 - number).stored(0, 1)], rank), PROBE)
 
 

@@ -20,10 +20,10 @@ from tests.ports import free_port, ports_in_a_row
 ROOT: Final = Path(__file__).parents[1]
 CORES: Final = sorted(os.sched_getaffinity(0))
 LOAD_CORE: Final = CORES[0]
-"""Core of the engines and routers, which run in the benchmark's process."""
+"""Number of the core for the engines and routers, which run in the benchmark's process."""
 
 RELAY_CORE: Final = CORES[-1]
-"""Core of the relay, which has it to itself if there are at least two cores and no other load."""
+"""Number of the core for the relay. With at least two cores and no other load, no other process uses it."""
 
 Kind = Literal["kvbus", "naive", "proxy"]
 
@@ -34,7 +34,7 @@ class Relay:
     Attributes:
         live, replay: the engine's endpoints, one for each rank.
         out, out_replay: the relay's endpoints for routers, one for each rank.
-        directory: directory of its configuration, log and state.
+        directory: directory of the relay's configuration, log and state.
     """
 
     def __init__(self, kind: Kind, ranks: int, directory: Path) -> None:
@@ -45,7 +45,7 @@ class Relay:
         )
         self.http = f"127.0.0.1:{free_port()}"
         self.started_in = 0.0
-        """Seconds from the start of the process until it was ready."""
+        """Seconds from the start of the process until the relay was ready."""
         self._log = directory / "relay.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -80,7 +80,7 @@ class Relay:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The operating system's id of the process."""
         assert self._process is not None
         return self._process.pid
 
@@ -99,19 +99,19 @@ class Relay:
             return str(answer.read().decode())
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the entries of ``/sources``."""
+        """Return the entries of kvbus's ``/sources``."""
         found: list[dict[str, Any]] = json.loads(self.get("/sources"))
         return found
 
     def live_blocks(self) -> int:
-        """Return the number of blocks that kvbus holds of all ranks."""
+        """Return the number of blocks that kvbus's index holds, of all ranks together."""
         return sum(sum(source["blocks"].values()) for source in self.sources())
 
     def check(self) -> None:
-        """Check that kvbus lost, rejected or dropped nothing. Other relays have no counters.
+        """Check that kvbus has lost, rejected or dropped nothing. The other relays have no counters to check.
 
         Raises:
-            RuntimeError: kvbus lost, rejected or dropped something.
+            RuntimeError: kvbus has lost, rejected or dropped batches or events.
         """
         if self.kind != "kvbus":
             return

@@ -20,7 +20,7 @@ END: Final = "<!-- end of the rendered part -->"
 
 
 class Bound(msgspec.Struct):
-    """A bound that was set beforehand, and the measured values, whose median must keep it."""
+    """A limit that was chosen before the measurement, and the measured values, whose median must not exceed it."""
 
     what: str
     limit: float
@@ -31,12 +31,12 @@ class Bound(msgspec.Struct):
 
     @property
     def met(self) -> bool:
-        """Whether the median keeps the bound."""
+        """Whether the median of the values is within the limit."""
         return median(self.values) <= self.limit
 
 
 class Table(msgspec.Struct):
-    """A table of text cells."""
+    """A result's table of text cells."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -65,18 +65,18 @@ def number(value: float) -> str:
 
 
 def told(values: list[float], unit: str = "") -> str:
-    """Return the median, and the range if there are several values."""
+    """Return the median as text, with the range if there are several values."""
     text = f"{number(median(values))} {unit}".rstrip()
     return text if len(values) == 1 else f"{text} ({number(min(values))} to {number(max(values))})"
 
 
 def ratios(values: list[float], others: list[float]) -> list[float]:
-    """Return the ratio of the two values of each run."""
+    """Return the ratio of two values for each run."""
     return [one / other for one, other in zip(values, others, strict=True)]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """Return a table whose columns after the first are aligned to the right."""
+    """Return a Markdown table whose columns after the first are aligned to the right."""
     head, *lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
     return "\n".join([head, "|---|" + "--:|" * (len(columns) - 1), *lines])
 
@@ -129,7 +129,7 @@ def save(name: str, result: Result, order: list[str]) -> None:
 
 
 def tables(results: list[Result]) -> str:
-    """Return the rendered part of docs/BENCHMARKS.md."""
+    """Return the generated part of docs/BENCHMARKS.md."""
     machines = "; ".join(sorted({result.machine for result in results}))
     parts = [f"Measured on: {machines}.", markdown(*bounds_table(results))]
     for result in results:

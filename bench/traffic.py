@@ -1,4 +1,4 @@
-"""Engines and routers around a relay, all in this process."""
+"""Simulated engines and routers that send batches through a relay. All of them run in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ PATIENCE: Final = 60.0
 
 WINDOW_BYTES: Final = 4 * 2**20
 WINDOW: Final = 1000
-"""Maximum bytes and batches on their way to the slowest router at the maximum rate."""
+"""The maximum of bytes (WINDOW_BYTES) and batches (WINDOW) that the slowest router has not received yet.
+
+They limit the engines while they publish at the maximum rate.
+"""
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Result:
     cpu_seconds: float
     """CPU seconds of the relay's process during the run."""
     latencies: list[float]
-    """Seconds from the engine's send to the router's receive, sorted; empty unless the run is paced."""
+    """Sorted seconds from the engine's send to the router's receive; empty unless batches were sent at a fixed rate."""
 
     @property
     def cpu_us(self) -> float:
@@ -51,12 +54,12 @@ class Result:
         return self.cpu_seconds / self.seconds * 100
 
     def percentile(self, share: float) -> float:
-        """Return the latency in microseconds that is not exceeded by this share of the batches."""
+        """Return the latency in microseconds that this share of the batches does not exceed."""
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)] * 1e6
 
 
 class Router:
-    """A SUB connected to the streams of all ranks. It counts batches and measures latencies."""
+    """A SUB socket connected to the streams of all ranks. It counts batches and measures latencies."""
 
     def __init__(self, context: zmq.Context[Any], endpoints: Sequence[str]) -> None:
         self.socket = context.socket(zmq.SUB)
@@ -93,7 +96,7 @@ class Router:
 
 
 class Traffic:
-    """Engines before a relay, and routers after it.
+    """Simulated engines and routers, connected to a relay.
 
     Args:
         through: the running relay.
@@ -206,7 +209,7 @@ class Traffic:
                 raise TimeoutError(f"of {batches} batches the routers got {[r.received for r in self._routers]}")
 
     def _read(self, seconds: float) -> bool:
-        """Read what arrives within ``seconds``. Return whether anything arrived."""
+        """Read the messages that arrive within ``seconds``. Return whether any arrived."""
         ready = dict(self._poller.poll(int(seconds * 1000)))
         for router in self._routers:
             if router.socket in ready:
@@ -228,18 +231,18 @@ def traffic(kind: Kind, ranks: int = 1, routers: int = 1, **settings: Any) -> It
 
 @dataclass
 class Late:
-    """A late router's measurements of its answer."""
+    """The measurements of the replay that a router gets if it joins late."""
 
     seconds: float
-    """Seconds until END arrived."""
+    """Seconds from the request until END arrived."""
     cpu_seconds: float
-    """CPU seconds of the relay."""
+    """CPU seconds that the relay used for the answer."""
     bytes: int
     blocks: int
 
 
 def ask_from_zero(through: Relay) -> Late:
-    """Ask rank 0's standard replay from 0, as a late router does. The answer is decoded after the measurement."""
+    """Request a replay of rank 0 from seq 0, as a late router does. The answer is decoded after the measurement."""
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 0)

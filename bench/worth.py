@@ -1,8 +1,9 @@
-"""``python -m bench.worth``: the prefill that exact views save, in simulated time.
+"""Measure how many prompt tokens workers need not compute because the router's views are exact, in simulated time.
 
-Each case and arm runs the same requests through :class:`~bench.fleet.Fleet`, for several seeds. Each run asserts two
-things. Without a fault, every arm that considers prefixes makes the same choices as the arm that reads the caches
-directly. A router of kvbus never counts on a block that its worker does not have, except while kvbus is down.
+Run it with ``python -m bench.worth``. Each case (a fault) and each arm (a way to get the view) runs the same requests
+through :class:`~bench.fleet.Fleet`, for several seeds. Each run asserts two things. Without a fault, every arm that
+considers prefixes makes the same choices as the arm that reads the caches directly. A router of kvbus never counts on a
+block that its worker does not have, except while kvbus is down.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TOUCHES: Final = {
     "kept": {"kvbus", "kvbus, asks"},
     "lost": {"kvbus", "kvbus, asks"},
 }
-"""The arms that a fault can affect. The other arms run without a fault, once for all faults."""
+"""The arms that each fault can affect. The other arms run once without a fault, for all faults."""
 
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "nothing happens": ("", {}),
@@ -57,16 +58,16 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "kvbus is killed, with its state": ("kept", {}),
     "kvbus is killed, without it": ("lost", {}),
 }
-"""The fault of each case, and the differences of its load."""
+"""The fault of each case, and the fields of ``Load`` that the case changes."""
 
 SMALL: Final = Load(workers=3, blocks=300, seconds=120, fault_at=60, window=60, sessions=0.3, buffered=30)
 
 Runs = dict[str, dict[str, list[dict[str, int]]]]
-"""A summary for each seed, by case and arm."""
+"""A summary of each seed's run, by case and arm."""
 
 
 def simulate(load: Load, feed: Feed, fault: str, requests: Sequence[Arrival]) -> list[Choice]:
-    """Run an arm with a fault."""
+    """Simulate an arm with a fault, and return the router's choices."""
     fleet = Fleet(load, feed)
     if fault == "router":
         fleet.at(load.fault_at, lambda: feed.router_restarts(fleet.now))
@@ -79,7 +80,7 @@ def simulate(load: Load, feed: Feed, fault: str, requests: Sequence[Arrival]) ->
 
 
 def summary(choices: Sequence[Choice], load: Load) -> dict[str, int]:
-    """Count tokens after the fault and in the complete run, and blocks that the chosen worker did not have."""
+    """Return the tokens after the fault and in the complete run, and the blocks that the chosen worker did not have."""
     after = [choice for choice in choices if load.fault_at <= choice.at < load.fault_at + load.window]
     return {
         "prompt": sum(choice.prompt for choice in after),
@@ -121,7 +122,7 @@ def share(runs: list[dict[str, int]]) -> float:
 
 
 def full_table(found: Runs) -> str:
-    """Return the table of docs/BENCHMARKS.md."""
+    """Return the table of simulated cases for docs/BENCHMARKS.md."""
     rows = [[case, *(f"{share(runs):.1f}" for runs in arms.values())] for case, arms in found.items()]
     return markdown(["prompt tokens computed in the next five minutes, %", *ARMS], rows)
 
