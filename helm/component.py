@@ -1,8 +1,8 @@
 # ruff: noqa: INP001 - a script's part
-"""kvbus in workloads with one label, as kustomize components: one for each preset, with the chart's sidecar.
+"""Generate kustomize components that add kvbus to every workload with a label. Each chart preset has a component.
 
-The sidecar goes in by replacements and not by a patch. kustomize merges a patch's lists only into kinds that it knows;
-it would replace the init containers of a LeaderWorkerSet.
+The component adds the chart's sidecar by replacements and not by a patch. kustomize merges the lists of a patch only in
+kinds that it knows. In a LeaderWorkerSet, a patch would replace the init containers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     },
     "interpose": {"router": "dynamo", "interpose": True},
 }
-"""Name of the component to values of ``kvbus``."""
+"""The values of ``kvbus`` in the chart for each component, by the component's name."""
 
 _MODEL: Final = "metadata.annotations['kvbus/model']"
-"""Where a pod that is not the chart's says what it serves: a model's name may have a slash, which no label may."""
+"""Annotation in which a pod outside the chart names its model.
+
+A label cannot, because a model's name may have a slash.
+"""
 _OF_THE_RELEASE: Final = ("app.kubernetes.io/", "model.aibrix.ai/name", "model.aibrix.ai/port")
-"""Labels that the workload's own author gives: the model and its port are not the preset's."""
+"""Labels that a component does not set, because the workload's author names the model and its port."""
 
 TARGETS: Final = (
     ("kind: Deployment", "enabled", "spec.template"),
@@ -34,9 +37,9 @@ TARGETS: Final = (
     ("kind: StormService", "enabled", "spec.template.spec.roles.*.template"),
     ("kind: DynamoGraphDeployment", "enabled", "spec.components.[type=worker].podTemplate"),
 )
-"""Kind, value of the label ``kvbus``, and where the pod template is."""
+"""The targets of a component: kind, value of the label ``kvbus``, and path of the pod template in the object."""
 _ENGINE: Final = ("group: ome.io, kind: InferenceService", "enabled", "spec.engine")
-"""A pod's spec and its labels beside each other, without a template around them."""
+"""A target, as in ``TARGETS``, in which a pod's spec and its labels are side by side, without a template."""
 
 _ABOUT: Final = """\
 # kvbus for NAME in every workload with the label kvbus=enabled (a LeaderWorkerSet has it in its leaders, and with
@@ -59,11 +62,11 @@ transformers:
 
 
 def components(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any], str]) -> dict[str, str]:
-    """Path below ``component`` to text.
+    """Return the texts of all components' files, by their path in the folder ``component``.
 
     Args:
-        render: the chart's workload with these values of ``kvbus``.
-        dump: an object as YAML.
+        render: renders the chart's workload with these values of ``kvbus``.
+        dump: returns an object as YAML.
     """
     files: dict[str, str] = {}
     for name, values in PRESETS.items():
@@ -85,13 +88,13 @@ def components(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any],
 
 
 def modelservice(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any], str]) -> str:
-    """Values for llm-d-modelservice, which puts init containers, volumes and labels into its pods as they are."""
+    """Return values for llm-d-modelservice, which copies init containers, volumes and labels into its pods."""
     labels, pod = _sidecar(render({**PRESETS["llm-d"], "configFrom": "environment"}))
     return dump({"modelArtifacts": {"labels": labels}, "decode": pod, "prefill": pod})
 
 
 def _sidecar(workload: str) -> tuple[dict[str, str], dict[str, Any]]:
-    """What the preset adds to a pod: labels, and of its spec the container and its volumes."""
+    """Return the labels that a preset adds to a pod, and the container and volumes that it adds to the pod's spec."""
     template = YAML(typ="safe", pure=True).load(workload)["spec"]["template"]
     labels, pod = template["metadata"]["labels"], template["spec"]
     (container,) = pod["initContainers"]
@@ -104,10 +107,11 @@ def _sidecar(workload: str) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _component(labels: Iterable[str]) -> str:
-    """A component whose replacements copy container, volume and labels into each target.
+    """Return a component whose replacements copy the container, the volume and the labels into each target.
 
-    A label is set twice. Into a field that it makes kustomize writes "true" without its quotes, which no label may be;
-    where an object is, it puts the whole text. So an object comes first.
+    Each label is set twice. If kustomize creates the field of a label itself, it writes "true" without quotes, which
+    Kubernetes does not accept as a label. If an object is in its place, kustomize writes the complete text. Therefore
+    the first replacement writes an object.
     """
     container, volume = "spec.initContainers.[name=kvbus]", "spec.volumes.[name=kvbus-state]"
     wanted = [_replacement(place, place, create=True) for place in (container, volume)]

@@ -1,8 +1,8 @@
-"""The Grafana dashboards, as a table of panels.
+"""Generate the Grafana dashboards from a table of panels.
 
-    python helm/dashboard.py kvbus > deploy/grafana/kvbus.json     # and so on, for each name in DASHBOARDS
+    python helm/dashboard.py kvbus > deploy/grafana/kvbus.json     # the same for each name in DASHBOARDS
 
-Grafana imports the JSON files; they are kept because nobody should need Python for that. The two series named
+The JSON files are committed, so that operators can import them into Grafana without Python. The two series named
 ``kvbus:…`` come from the recording rules in ``deploy/prometheus/kvbus.rules.yml``.
 """  # noqa: INP001 - a script beside its output, not a package
 
@@ -19,7 +19,7 @@ TARGET: Final = 'namespace=~"$namespace",job=~"$job",instance=~"$instance"'
 SOURCE: Final = f'{TARGET},source=~"$source"'
 OUTPUT: Final = f'{TARGET},output=~"$output"'
 OURS: Final = f"and on (job, instance) kvbus_build_info{{{TARGET}}}"
-"""Keeps what every process has (`process_*`) to kvbus's own."""
+"""Restricts metrics that many programs have (`process_*`) to the processes of kvbus."""
 
 PER_SOURCE: Final = "instance, source"
 PER_OUTPUT: Final = "instance, output"
@@ -67,14 +67,14 @@ DRAWN: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         },
     ),
 }
-"""How each kind of panel is drawn, defaults and all: as Grafana itself writes them."""
+"""The drawing options of each kind of panel, including the defaults, in the form in which Grafana saves them."""
 
 Query = tuple[str, str]
-"""Expression and legend."""
+"""A PromQL expression and its legend."""
 
 
 def panel(kind: str, title: str, unit: str, about: str, *queries: Query, width: int = 8) -> dict[str, Any]:
-    """One panel without its place."""
+    """Return one panel without its number and position."""
     instant = kind in {"stat", "table"}
     custom, options = DRAWN[kind]
     return {
@@ -100,28 +100,28 @@ def panel(kind: str, title: str, unit: str, about: str, *queries: Query, width: 
 
 
 def rate(metric: str, labels: str, by: str) -> str:
-    """Per second, over what one pixel of the panel needs."""
+    """Return an expression for a metric's increase per second, over the interval that Grafana chooses for the panel."""
     return f"sum by ({by}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
 
 def moved(metric: str) -> str:
-    """The reasons that occur, per second, and all together."""
+    """Return an expression for a metric's increase per second: by each reason that occurs, and in total."""
     reasons, total = rate(metric, SOURCE, f"{PER_SOURCE}, reason"), rate(metric, SOURCE, PER_SOURCE)
     return f"{reasons} > 0 or {total}"
 
 
 def quantile(q: float, metric: str) -> str:
-    """Of a histogram."""
+    """Return an expression for a quantile of a histogram."""
     return f"histogram_quantile({q}, sum by (instance, le) (rate({metric}_bucket{{{TARGET}}}[$__rate_interval])))"
 
 
 def stat(title: str, unit: str, about: str, expr: str) -> dict[str, Any]:
-    """One number."""
+    """Return a panel that shows one number."""
     return panel("stat", title, unit, about, (expr, ""), width=4)
 
 
 def graph(title: str, unit: str, about: str, *queries: Query, width: int = 8) -> dict[str, Any]:
-    """Series over time."""
+    """Return a panel that shows series over time."""
     return panel("timeseries", title, unit, about, *queries, width=width)
 
 
@@ -573,11 +573,11 @@ DASHBOARDS: Final = {
     "kvbus-sources-routers": ("kvbus: sources and routers", ("Sources", "Outputs", "Replay")),
     "kvbus-internals": ("kvbus: internals", ("Process",)),
 }
-"""By the name of the file: the title, and the rows."""
+"""Title and rows of each dashboard, by the name of its file."""
 
 
 def placed(titles: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The rows and their panels from left to right, each with a number and a place."""
+    """Return the rows and their panels from left to right, each with its number and position."""
     numbers = itertools.count(1)
     top = 0
     for title in titles:
@@ -616,11 +616,14 @@ EVERY_VARIABLE: Final = {
     "auto_min": "10s",
     "auto_count": 30,
 }
-"""As Grafana itself writes them."""
+"""Fields that every variable has, in the form in which Grafana saves them."""
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Values of a label, all of them by default; one that no target has matches everything."""
+    """Return a variable for the values of a label. By default all values are chosen.
+
+    If no target has the label, the variable matches every series.
+    """
     return {
         "type": "query",
         "name": name,
@@ -637,7 +640,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """One dashboard."""
+    """Return one dashboard as a JSON object."""
     title, rows = DASHBOARDS[name]
     among = 'namespace=~"$namespace",job=~"$job"'
     return {

@@ -1,5 +1,8 @@
 # ruff: noqa: INP001 - a script's part
-"""kvbus in every pod with one label, as a MutatingAdmissionPolicy: the chart's sidecar and presets, written in CEL."""
+"""Generate a MutatingAdmissionPolicy that adds kvbus to every pod with a label.
+
+It contains the chart's sidecar and presets, written in the expression language CEL.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,13 @@ _VARIABLES: Final = {
 
 
 class Cel(str):
-    """An expression, where a value would stand."""
+    """A CEL expression that stands for a value."""
 
     __slots__ = ()
 
 
 def written(value: Any, path: str) -> str:
-    """A value as CEL; objects are named by where they are."""
+    """Return a value as CEL. The type name of an object depends on its path in the pod."""
     if isinstance(value, Cel):
         return value
     if isinstance(value, list):
@@ -63,10 +66,10 @@ def written(value: Any, path: str) -> str:
 
 
 def policy(render: Callable[[Mapping[str, Any]], str]) -> str:
-    """The policy and its binding, as YAML.
+    """Return the policy and its binding as YAML.
 
     Args:
-        render: the chart's workload with these values of ``kvbus``.
+        render: renders the chart's workload with these values of ``kvbus``.
     """
     presets = {router: _preset(render, router) for router in ROUTERS}
     table = "{" + ",\n ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in presets.items()) + "}"
@@ -117,7 +120,10 @@ def _sidecar(render: Callable[[Mapping[str, Any]], str], router: str) -> dict[st
 
 
 def _preset(render: Callable[[Mapping[str, Any]], str], router: str) -> list[str]:
-    """Outputs with gaps to fill, the events' port, the layout, and the topic; no topic is the engine's own."""
+    """Return a router's preset: the outputs with placeholders, the port of the events, the layout, and the topic.
+
+    An empty topic means the engine's own topic.
+    """
     container = _sidecar(render, router)
     outputs = next(each["value"] for each in container["env"] if each["name"] == "KVBUS_OUTPUTS")
     (output,) = json.loads(outputs)

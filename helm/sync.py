@@ -1,14 +1,14 @@
 # ruff: noqa: INP001 - a script
-"""Bring everything in the charts that follows from something else in step with it: ``python helm/sync.py``.
+"""Update everything in the charts that is generated from other files: ``python helm/sync.py``.
 
-What follows from what:
+It writes:
 
-* the version in charts, Dockerfile, documents and examples from pyproject.toml,
-* the schema of ``kvbus.config`` from kvbus's own configuration model,
+* the version in charts, Dockerfile, documents and examples, from pyproject.toml,
+* the schema of ``kvbus.config``, from kvbus's own configuration model,
 * the ``kvbus:`` section of the application chart's values and schema, and its copy of the library, from the library,
-* the tables in both READMEs from the values and their comments,
-* the chart's copies of the Prometheus rules and the Grafana dashboards from deploy/,
-* the manifests in deploy/kubernetes from the chart (this needs helm-python-sdk).
+* the tables in both READMEs, from the values and their comments,
+* the chart's copies of the Prometheus rules and the Grafana dashboards, from deploy/,
+* the manifests in deploy/kubernetes, from the chart (this needs helm-python-sdk).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ RENDERED: Final = {
     ),
 }
 VERSION: Final = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
-"""The project's version: nowhere else is it written by hand."""
+"""The project's version. pyproject.toml is the only file in which it is written by hand."""
 
 _OF_AN_IMAGE: Final = r"kvbus:"
 _VERSIONED: Final = {
@@ -79,16 +79,16 @@ _VERSIONED: Final = {
     MANIFESTS / "post-renderer" / "plugin.yaml": (r"^version: ",),
     ROOT / "tests" / "chart" / "data" / "other" / "Chart.yaml": (r"^    version: ",),
 }
-"""Files that name the version, and what stands before it there."""
+"""Files that contain the version, and the regular expressions of the text before it."""
 _NUMBER: Final = r"[0-9]+\.[0-9]+\.[0-9]+"
-"""Of all that pip calls a version, what Helm calls one, too."""
+"""The form of a version that both pip and Helm accept."""
 
 _BEGIN: Final = "<!-- values -->"
 _END: Final = "<!-- /values -->"
 
 
 def expected() -> dict[Path, str]:
-    """Path to text, of every file that can be made here."""
+    """Return the expected text of every file that this script generates, by path."""
     files = {path: current(path) for path in _VERSIONED}
     files |= library()
     for source in sorted(LIBRARY.rglob("*")):
@@ -102,12 +102,12 @@ def expected() -> dict[Path, str]:
 
 
 def read(path: Path) -> str:
-    """The text of a file."""
+    """Return the text of a file."""
     return path.read_text(encoding="utf-8")
 
 
 def current(path: Path) -> str:
-    """The text of a file that names the version, with the one of pyproject.toml.
+    """Return the text of a file that contains the version, with the version of pyproject.toml.
 
     Raises:
         ValueError: The version is not where it used to be, or not of the form MAJOR.MINOR.PATCH.
@@ -123,7 +123,7 @@ def current(path: Path) -> str:
 
 
 def library() -> Iterator[tuple[Path, str]]:
-    """What is made in the library chart itself."""
+    """Return the path and the expected text of each generated file in the library chart."""
     schema = json.loads(read(LIBRARY / "values.schema.json"))
     schema["definitions"] = {
         **{name: value for name, value in schema["definitions"].items() if not name.startswith("config")},
@@ -134,7 +134,7 @@ def library() -> Iterator[tuple[Path, str]]:
 
 
 def config_definitions() -> dict[str, Any]:
-    """JSON Schema of kvbus.yaml, as definitions of a draft-07 schema."""
+    """Return the JSON Schema of kvbus.yaml, as definitions of a draft-07 schema."""
     schema = Config.model_json_schema()
     named = {f"config{name}": value for name, value in schema.pop("$defs").items()}
     return {name: _plain(value) for name, value in sorted({"config": schema, **named}.items())}
@@ -145,7 +145,7 @@ _UNTYPED: Final = {
     "block_size": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]},
     "replay_framing": {"enum": ["auto", 3, 4]},
 }
-"""Keys whose type pydantic cannot tell."""
+"""Schemas of the keys whose type pydantic cannot derive."""
 
 
 def _plain(node: Any) -> Any:
@@ -165,7 +165,7 @@ def _plain(node: Any) -> Any:
 
 
 def _typed(field: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one key. A number of bytes may also be text such as 64MiB."""
+    """Return the schema of one key. A number of bytes may also be text such as 64MiB."""
     plain: dict[str, Any] = _plain(field)
     if field.get("unit") != "bytes":
         return plain
@@ -174,9 +174,9 @@ def _typed(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def chart_schema(library_schema: str) -> str:
-    """The application chart's schema with the library's as that of its ``kvbus:`` section.
+    """Return the application chart's schema, with the library's schema for its ``kvbus:`` section.
 
-    Helm checks that section against the library's own anyway; editors and other tools see only the whole.
+    Helm checks that section against the library's own schema anyway. Editors and other tools only see this one.
     """
     text = library_schema.replace('"#/definitions/', '"#/definitions/kvbus.')
     section = json.loads(text)
@@ -191,7 +191,7 @@ def chart_schema(library_schema: str) -> str:
 
 
 def chart_values(library_values: str) -> str:
-    """The application chart's values with the library's as their ``kvbus:`` section."""
+    """Return the application chart's values, with the library's values as their ``kvbus:`` section."""
     section = library_values.replace("configFrom: environment\n", "configFrom: configMap\n")
     lines = [f"  {line}" if line else "" for line in section.splitlines()]
     made = "\n".join(["kvbus:", *lines, ""])
@@ -211,10 +211,10 @@ def with_table(readme: str, values: str) -> str:
 
 
 def described(values: str) -> Iterator[tuple[str, str, str]]:
-    """Key path, default and comment of every value with a ``# --`` comment.
+    """Return key path, default and comment of every value with a ``# --`` comment.
 
     Raises:
-        ValueError: A value has no comment, or a section has one and its keys, too.
+        ValueError: A value has no comment, or both a section and its keys have one.
     """
     defaults = YAML(typ="safe", pure=True).load(values)
     path: list[tuple[int, str]] = []
@@ -245,7 +245,7 @@ def described(values: str) -> Iterator[tuple[str, str, str]]:
 
 
 def manifests() -> dict[Path, str]:
-    """Path to text, of every file in deploy/kubernetes that is rendered from the chart."""
+    """Return the text of every file in deploy/kubernetes that is rendered from the chart, by path."""
     files = {MANIFESTS / name: _rendered(*how) for name, how in RENDERED.items()}
     component = _sibling("component")
     for name, text in component.components(_worker, dump).items():
@@ -258,7 +258,7 @@ def manifests() -> dict[Path, str]:
 
 
 def _sibling(name: str) -> ModuleType:
-    """Another script of this folder, which is no package."""
+    """Import another script of this folder, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:
         raise ValueError(f"helm/{name}.py is gone")
@@ -285,7 +285,7 @@ def _rendered(release: str, values: dict[str, Any], about: str) -> str:
 
 
 def render(values: dict[str, Any], release: str = "demo", namespace: str = "default") -> dict[str, str]:
-    """Template name to text."""
+    """Return the rendered text of each of the chart's templates, by the template's name."""
     import helm_python  # noqa: PLC0415 - everything else here works without it
 
     with helm_python.Chart.load(str(CHART)) as chart:
@@ -303,7 +303,7 @@ _KSERVE: Final = """\
 
 
 def _kserve() -> str:
-    """The sidecar as a config that services of KServe take by name."""
+    """Return the sidecar as a config that KServe's services can include by name."""
     values = {"router": "llm-d", "configFrom": "environment"}
     template = YAML(typ="safe", pure=True).load(_worker(values))["spec"]["template"]
     pod = template["spec"]
@@ -336,7 +336,7 @@ def _kserve() -> str:
 
 
 def dump(document: Any) -> str:
-    """YAML in block style."""
+    """Return a document as YAML in block style."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 200
@@ -347,7 +347,7 @@ def dump(document: Any) -> str:
 
 
 def main() -> int:
-    """Write what differs."""
+    """Write the files that differ from the expected text."""
     files = expected()
     for path in (CHART / "charts" / LIBRARY.name).rglob("*"):
         if path.is_file() and path not in files:
