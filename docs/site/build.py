@@ -1,9 +1,10 @@
-"""The documentation site: Markdown of this repository and the routers' pages, gathered for the generator.
+"""Build the documentation site: collect the repository's Markdown files and generate the pages of routers.
 
-    python docs/site/build.py build/site        the pages and zensical.toml, for `zensical build` (make site)
-    python docs/site/build.py --routers         docs/routers anew
+    python docs/site/build.py build/site        write the pages and zensical.toml, for `zensical build` (make site)
+    python docs/site/build.py --routers         generate docs/routers again
 
-A link that leaves the documentation leads to ``$KVBUS_REPOSITORY/blob/main/...``; without that variable its text stays.
+A link to a file outside the documentation leads to ``$KVBUS_REPOSITORY/blob/main/...``. Without that variable, the link
+becomes plain text.
 """  # noqa: INP001 - a script beside what it reads, not a package
 
 from __future__ import annotations
@@ -83,17 +84,17 @@ docker compose -f deploy/compose.yaml up --build
 
 
 def block(engine: dict[str, Any], live: int, replay: int) -> str:
-    """Return how the engine is started, as a code block."""
+    """Return the command or configuration that starts an engine, as a code block."""
     return f"```{engine['language']}\n{engine_setup(engine, live, replay)}\n```"
 
 
 def section(engine: dict[str, Any], live: int, replay: int) -> str:
-    """Return the section of an engine: how it starts, and what to know."""
+    """Return the section of an engine: how to start it, and notes about it."""
     return f"### {engine['name']}\n\n{block(engine, live, replay)}\n\n{engine['notes'].strip()}"
 
 
 def picture(router: dict[str, Any]) -> str:
-    """Return the ports of engine, kvbus and router as a table and a line of text."""
+    """Return a picture of the ports of engine, kvbus and router as text, and sentences about them."""
     live, replay = ports(router)
     ours, ours_replay = re.findall(r"endpoint: tcp://\*:(\d+)", router["output"])
     return (
@@ -145,7 +146,7 @@ def routers() -> dict[str, str]:
 
 
 def pages() -> dict[str, str]:
-    """Return where each document of the repository is on the site."""
+    """Return the path on the site of each document of the repository."""
     found = {"README.md": "index.md"}
     found |= {path.name: f"project/{path.name}" for path in ROOT.glob("*.md") if path.name != "README.md"}
     documents = [path.relative_to(ROOT) for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -153,7 +154,7 @@ def pages() -> dict[str, str]:
 
 
 def moved(text: str, source: str, where: dict[str, str], repository: str) -> str:
-    """Return a document with its links as they are on the site; code stays."""
+    """Return a document with its links changed to paths on the site. Code blocks do not change."""
     here = where[source]
 
     def link(found: re.Match[str]) -> str:
@@ -168,13 +169,13 @@ def moved(text: str, source: str, where: dict[str, str], repository: str) -> str
             return f"{image}[{name}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{hash_}{anchor})"
         return f"[{name}]({repository}/blob/main/{place}{hash_}{anchor})" if repository else name
 
-    # a diagram stays text: what draws it would come from elsewhere
+    # Mermaid diagrams are shown as text, because drawing them would need a script from another host.
     parts = _FENCE.split(text.replace("\n```mermaid\n", "\n```text\n"))
     return "".join(part if part.startswith("```") else _LINK.sub(link, part) for part in parts)
 
 
 def gather(target: Path, repository: str) -> None:
-    """Write every page below ``target``/docs, and the generator's configuration beside it."""
+    """Write every page to ``target``/docs, and the generator's configuration to ``target``."""
     docs = target / "docs"
     shutil.rmtree(target, ignore_errors=True)
     where = pages()
