@@ -23,9 +23,9 @@ projects.
 """
 
 ROUTERS: Final = """\
-**Real routers, a synthetic engine**: each router ran directly at an engine, and behind kvbus at the same engine. In each
-case its blocks were compared with the engine's 300. The second and third columns count the cases with a difference. The last
-three columns are missing / dead blocks without kvbus.
+**Real routers, a synthetic engine**: each router ran twice at an engine with 300 blocks, directly and behind kvbus. In each
+of the cases, such as a late start or lost batches, the router's blocks were compared with the engine's. The second and third
+columns count the cases with a difference. The last three columns show three cases, with missing / dead blocks without kvbus.
 """
 
 Figures = dict[str, dict[str, tuple[int, int]]]
@@ -72,10 +72,10 @@ def real_engine(text: str) -> str:
     (equal,) = re.findall(r"^(\d+ of \d+) cases are equal at each quiet point", text, re.MULTILINE)
     lines = [
         f"**A real {run[1]}, on a CPU** ({run[0]}): in {equal} cases kvbus and its routers held exactly the engine's blocks.",
-        f"With the {run[2]} in front of two such engines, and a restart of that router in the middle",
+        f"In a second test the {run[2]} distributed requests to two such engines, and was restarted in the middle",
         "([all figures](docs/REAL-ENGINE.md#the-vllm-router-directly-and-through-kvbus)):",
         "",
-        "| | requests with a known prefix | after the restart: sent to the longest prefix | prompt tokens from the cache |",
+        "| | requests whose prefix the router knew | after the restart: sent to the engine with the longest prefix | prompt tokens from the cache |",
         "|---|--:|--:|--:|",
     ]
     for row, name in (("directly", "without kvbus"), ("through kvbus", "with kvbus")):
