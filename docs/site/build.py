@@ -101,8 +101,8 @@ def picture(router: dict[str, Any]) -> str:
         f"```text\nengine {live}  ── events ─▶  kvbus {ours}  ── events ─▶  {router['name']}\n"
         f"engine {replay}  ◀─ replay ──  kvbus {ours_replay}  ◀─ replay ──  {router['name']}\n"
         f"                            kvbus 9477  ── page, /metrics\n```\n\n"
-        f"A router that asks for no replay needs the events' port alone. In a pod the engine is at 15557 and 15657 on "
-        f"loopback: token ids stay in the pod, and {ours} stays kvbus's."
+        f"A router that requests no replay needs only the port of the events. In a pod, engine and kvbus use ports "
+        f"15557 and 15657 on loopback. Nothing outside the pod can connect to them, and port {ours} is free for kvbus."
     )
 
 
