@@ -27,7 +27,7 @@ NO_ROUTE: Final = problem(
     "{at}.{name}",
     "the network has no route to {endpoint}{detail}",
     "correct the address, or the routes of this machine's network",
-    "This machine's network has no route to the address, or a rule forbids the connection.",
+    "This machine's network has no route to the address, or a firewall rule forbids the connection.",
 )
 NO_ANSWER: Final = problem(
     "no_answer",
@@ -386,7 +386,7 @@ API_UNUSABLE: Final = problem(
     "api_unusable",
     "{at}.api",
     "the engine's API at {api} does not say whether the engine sleeps ({why})",
-    "correct api; leave it out for an engine that is not vLLM",
+    "correct the source's api; remove this key if the engine is not vLLM",
     "kvbus cannot see when the engine sleeps, and then routers keep blocks that the engine has dropped.",
 )
 ENGINE_RESTARTED: Final = note(
