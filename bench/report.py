@@ -134,7 +134,7 @@ def tables(results: list[Result]) -> str:
     parts = [f"Measured on: {machines}.", markdown(*bounds_table(results))]
     for result in results:
         about = f"{result.date}, commit `{result.commit}`, {result.runs} runs"
-        others = f"other processes used {result.others} % of the machine meanwhile"
+        others = f"other processes used {result.others} % of the machine's CPU time"
         parts += [f"### {result.title}", markdown(result.table.columns, result.table.rows), f"({about}; {others})"]
     return "\n\n".join(parts)
 
