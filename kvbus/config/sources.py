@@ -29,8 +29,8 @@ class SourceConfig(Section):
     )
     discover: Discover | None = key(
         None,
-        "Discover engines instead of naming an `endpoint`: a kind of discovery with its settings. Each discovered"
-        " engine becomes a source under its own name, and the other keys of this entry apply to all of them.",
+        "Discover engines instead of naming an `endpoint`: a kind of discovery with its settings. kvbus adds"
+        " each discovered engine under its own name, and the other keys of this entry apply to every such engine.",
         example={"file": {"path": "/etc/kvbus/engines.yaml"}},
     )
     endpoint: Endpoint = key(

@@ -28,7 +28,7 @@ class GrpcSettings(Section):
 
     nodes: tuple[GrpcAddress, ...] = key(
         ...,
-        "gRPC addresses (`--grpc-port`) of all nodes of one SGLang engine. The engine becomes a source under this "
+        "gRPC addresses (`--grpc-port`) of all nodes of one SGLang engine. kvbus adds the engine under this "
         "entry's name, with the ranks of all nodes.",
         example=["10.0.0.3:50051", "10.0.0.4:50051"],
         min_length=1,

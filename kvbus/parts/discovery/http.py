@@ -31,8 +31,7 @@ class HttpSettings(Section):
 
     url: ApiUrl = key(
         ...,
-        "Base URL of the engine's API. The engine becomes a source under this entry's name. Each engine needs its "
-        "own entry.",
+        "Base URL of the engine's API. kvbus adds the engine under this entry's name. Each engine needs its own entry.",
         example="http://10.0.0.3:8000",
     )
     interval: Seconds = key(
