@@ -1,9 +1,10 @@
-"""The log of the clients that read blocks and batches over HTTP.
+"""The log of the answers with blocks or batches that clients read over HTTP.
 
-It has callers, paths and amounts, but never the content.
+It names callers and paths, and counts answers, blocks and bytes. It never contains the blocks or batches themselves.
 
-kvbus adds up the amounts. Every few seconds it writes one line for each caller, path and status. So every answer is in
-the log, however many requests there are. The part of an unfinished answer that was sent is included.
+Every few seconds kvbus writes one line for each caller, path and status, with the counts since the last such line. So
+every answer is in the log, but many answers do not make many lines. The blocks and bytes of an answer that is not
+complete yet, or was aborted, are counted as far as they were sent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ EVERY: Final = 10.0
 """Seconds between two writes of the lines."""
 
 MAX_LINES: Final = 1000
-"""Maximum number of combinations of caller, path and status. When it is reached, the lines are written immediately."""
+"""Maximum number of lines that kvbus collects. When it is reached, they are written immediately."""
 
 
 class Reading:
@@ -48,7 +49,7 @@ current: Final[ContextVar[Reading]] = ContextVar("reading")
 
 
 class ContentLog:
-    """The amounts of content that clients read over HTTP, and the log of these amounts."""
+    """The numbers of answers, blocks and bytes that clients read over HTTP, and the log of these numbers."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
@@ -74,7 +75,7 @@ class ContentLog:
             self.write()
 
     def write(self) -> None:
-        """Write the lines now, including the amounts of unfinished answers."""
+        """Write the lines now. Include the blocks and bytes that were sent of unfinished answers."""
         for reading in self._open:
             if reading.bytes:
                 self._add(reading, answers=0)
