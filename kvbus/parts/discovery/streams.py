@@ -456,7 +456,7 @@ class LogStreams:
     async def _measure(self, reader: Reader) -> None:
         """Ask the log where it ends. Note later when this reader has read everything up to that end."""
         if self._dirty:
-            return  # the records that were read last were not passed to the relay
+            return  # the last records have not reached the relay; the next reader will deliver them again
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:

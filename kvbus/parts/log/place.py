@@ -133,16 +133,16 @@ class RedisPlace(Servers):
 
 
 def place_of(output: OutputConfig) -> Any:
-    """Return the address of the log that an output writes, as a :class:`Servers` of the output's type."""
+    """Return the servers of the log that an output writes, as :func:`place_at` does."""
     return place_at(output.endpoint, output.log or KafkaTopic())
 
 
 def place_at(endpoint: str, keys: LogAccess) -> Any:
-    """Return the address of a log, as a :class:`Servers` of the type that belongs to ``keys``.
+    """Return the servers of a log: a :class:`Place` for Kafka, a :class:`NatsPlace`, or a :class:`RedisPlace`.
 
     Args:
         endpoint: the endpoint of the first server.
-        keys: the settings of the log. They may list more servers.
+        keys: the settings of the log. Their class decides which kind of log it is. They may list more servers.
     """
     more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
     servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
