@@ -20,9 +20,9 @@ from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
-"""Maximum seconds between two clock readings for which the process counts as running.
+"""Maximum seconds between two readings of the clock. If more have passed, the process was stopped in between.
 
-A daemon's tick reads every 0.1 s.
+The daemon reads the clock every 0.1 s.
 """
 
 

@@ -119,7 +119,8 @@ class StoreApplier:
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
         elif holder.hashes[-1] == parent:
-            chunk.parent = holder.hashes[-1]  # share the object, so that a chain of single blocks needs each hash once
+            # keep the index's object, not an equal one: a chain of single blocks then has each hash in memory once
+            chunk.parent = holder.hashes[-1]
         return True
 
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:

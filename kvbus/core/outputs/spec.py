@@ -29,12 +29,14 @@ class OutputSpec(msgspec.Struct, frozen=True):
     * ``first_seqs``: the first seq of each stream.
     * ``publisher_ids``: the publisher id of each stream, 16 bytes. With such ids, the output uses the snapshot
       protocol's 24-byte sequence frames.
-    * ``known_slots``: one past the highest slot whose rank routers may know from an earlier process of this kvbus. Only
-      for a merged output.
+    * ``known_slots``: number of slots, counted from 0, that earlier processes of this kvbus may have used. Routers may
+      still hold blocks of their ranks, so kvbus clears the ranks of slots that have no source now. Only for a merged
+      output.
     * ``by_topic``: whether all streams share one endpoint. The stream of a source that has left then stays readable,
       with an empty state, for routers that have not noticed that the source has left.
     * ``rights``: limits on the blocks that routers may read.
-    * ``hidden``: slots of the sources that routers may not see. None means that routers see every source.
+    * ``hidden``: slots of the sources that this output does not show to routers. None means that routers see every
+      source.
     * ``view_of``: for a view, the number of the output whose endpoints the view uses. None means that it is not a view.
     * ``closed``: whether routers cannot read the output.
     * ``numbered``: whether the seqs of the streams are the numbers of a log's records, see :mod:`kvbus.core.numbered`.
