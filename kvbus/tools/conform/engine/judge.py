@@ -20,7 +20,11 @@ from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream,
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
 LONG: Final = 1_000
-"""Minimum number of messages in an answer that can show filling by empty batches, or losses at a slow requester."""
+"""Number of messages that a replay answer needs for two checks.
+
+A shorter answer does not show whether the publisher fills most of it with empty batches (4.6), or whether requesters
+that do not read make the publisher lose messages (4.3, 4.8).
+"""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,10 @@ class Batch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A step: send the frames of a message unchanged. Only the first seq of the case is added to the message's seq."""
+    """A step: send the frames of a message. The first seq of the case is added to the seq, and nothing else is changed.
+
+    A malformed message is sent as it is. If ``lost`` is true, the message is not sent live, and only a replay has it.
+    """
 
     frames: Frames
     lost: bool = False
