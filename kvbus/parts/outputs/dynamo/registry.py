@@ -32,12 +32,15 @@ class Scope(NamedTuple):
 
     @property
     def workers(self) -> str:
-        """The path of the model cards and instances of the workers that serve this endpoint."""
+        """The path in the store under which the workers that serve this endpoint have their model cards and instances.
+
+        It follows :data:`CARDS` or :data:`INSTANCES`.
+        """
         return f"{self.namespace}/{self.component}/{self.endpoint}/"
 
     @property
     def events(self) -> str:
-        """The path of the event sources of the workers that serve this endpoint."""
+        """The path in the store under which the workers that serve this endpoint have their event sources."""
         return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
 
 
