@@ -90,12 +90,13 @@ class Budgets:
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now = cpu_seconds()
-        vars(report)["cpu_seconds"] = now - self._before  # xdist sends it with the report
+        # pytest-xdist sends the attribute to the main session with the report.
+        vars(report)["cpu_seconds"] = now - self._before
         self._before = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        taken = getattr(report, "cpu_seconds", 0.0)  # the report of a crashed worker has none
+        taken = getattr(report, "cpu_seconds", 0.0)  # the report of a crashed worker lacks it
         self.cpu[report.nodeid.partition("::")[0].split("/")[1]] += taken
         self.tests[report.nodeid] += taken
 

@@ -76,7 +76,7 @@ def asking(text: str) -> str:
         simple = not hasattr(node, "body")
         found = {owner for target in changed(node) if simple or target for owner in owners(target)}
         if found and lines[node.lineno - 1].lstrip().startswith(("elif", "else", "except", "finally")):
-            continue  # of a branch: its statements are asked one by one
+            continue  # the line begins a branch; its statements get their own questions
         indent = " " * node.col_offset
         lines[node.lineno - 1 : node.lineno - 1] = [f"{indent}reveal_type({owner})" for owner in sorted(found)]
     return "\n".join(lines)

@@ -139,7 +139,8 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     assert await browser.run(CHECKS) == []
     await browser.press("Escape", 27)
     await browser.until("!document.querySelector('dialog').open", "the dialog closed")
-    assert await browser.run("document.activeElement.textContent") == "engine"  # where it was
+    # The focus returns to the source's button.
+    assert await browser.run("document.activeElement.textContent") == "engine"
 
     # The page loads nothing from other hosts, the browser reports no error, and text from peers is not read as HTML.
     assert {urlsplit(each).netloc for each in browser.requests} == {urlsplit(url).netloc}

@@ -87,7 +87,8 @@ def test_copies_that_are_left_are_kept():
         assert len({name for kind, name in renaming.names if kind is int}) >= 51
 
 
-BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]  # one of a million levels is enough
+# One batch with a million levels is enough.
+BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]
 BAD += [payload(with_field(*field)) for field in fields()]
 
 

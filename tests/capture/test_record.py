@@ -41,7 +41,7 @@ async def test_gaps_restarts_and_other_messages_are_counted(stream):
     engine.publish(b"1", live=False)
     engine.send_frames(b"kv", b"no sequence")
     engine.publish(b"2")
-    engine.send_again(2)  # a duplicate is no restart
+    engine.send_again(2)  # a duplicate does not count as a restart
     engine.publish(b"0", seq=0)
     engine.send_frames(b"kv", (1).to_bytes(8, "big") + b"i" * 16, b"with a publisher id")
     stats = await record(sub, writer, count=5)

@@ -154,7 +154,8 @@ def taken_by_kubernetes(spec: Any) -> None:
 def pod_specs(node: Any) -> Iterator[Any]:
     """Return every pod spec in an object, with or without the kvbus sidecar."""
     if isinstance(node, dict):
-        if "runner" in node:  # OME's engine: a pod's spec beside a component's fields, its container under this name
+        # OME's engine has a pod's spec beside a component's fields, and calls its container "runner".
+        if "runner" in node:
             own = {"runner", "minReplicas", "maxReplicas", "labels", "annotations"}
             yield {**{key: value for key, value in node.items() if key not in own}, "containers": [node["runner"]]}
         elif "containers" in node:

@@ -56,7 +56,7 @@ def test_kubernetes_takes_it(case: str) -> None:
     objects = [each for each in render(CASES[case]).objects if each["kind"] not in CUSTOM]
     assert len(objects) >= 4
     for each in objects:
-        if (text := json.dumps(each, sort_keys=True)) in valid:  # many are the same in all cases
+        if (text := json.dumps(each, sort_keys=True)) in valid:  # many objects are the same in several cases
             continue
         for minor in range(OLDEST, int(kubernetes.latest_version().split(".")[1]) + 1):
             kubernetes.validate(each, f"1.{minor}", strict=True)
@@ -155,7 +155,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
     assert len(ports) == len(release.kvbus["ports"]), "names are unique"
     assert all(len(name) <= 15 for name in ports)
     served = {port["name"]: port["targetPort"] for port in release.one("Service")["spec"]["ports"]}
-    served.pop("kvbus-index", None)  # of the index's container
+    served.pop("kvbus-index", None)  # this port belongs to the index's container
     assert served == ports
 
 
@@ -214,7 +214,7 @@ def test_kvbus_check_says_it_is_good(case: str, tmp_path: Path, monkeypatch: pyt
         args += ["-c", str(tmp_path / "kvbus.yaml")]
         of_others = (
             case in {"tls", "index", "everything"} or "/etc/kvbus-log/" in text
-        )  # Secrets that are not the chart's
+        )  # These configurations name Secrets that the chart does not create.
         args += ["--without-keys"] if of_others else []
     for name in [name for name in os.environ if name.startswith("KVBUS_")]:
         monkeypatch.delenv(name)

@@ -123,7 +123,8 @@ async def test_a_neighbour_sees_that_it_is_well_and_no_token_id(tmp_path: Path) 
             await here.ask("/blocks", Host=f"127.0.0.1{port}", X_Forwarded_For="127.0.0.1", X_Real_IP="127.0.0.1"),
             await here.ask("/blocks", Host="localhost", Forwarded="for=127.0.0.1"),
             await here.ask("/blocks", inside=True),
-            await here.ask("/blocks", inside=True, source="127.0.0.6", Host=f"localhost{port}"),  # as a mesh's proxy
+            # 127.0.0.6 is the address of a service mesh's proxy.
+            await here.ask("/blocks", inside=True, source="127.0.0.6", Host=f"localhost{port}"),
         ]
         for answer in refused:
             assert answer.status == 403
@@ -138,7 +139,7 @@ async def test_a_neighbour_sees_that_it_is_well_and_no_token_id(tmp_path: Path) 
         rebound = await here.ask("/blocks", inside=True, to="127.0.0.1", Host="evil.example")
         assert (rebound.status, "Host header" in rebound.body) == (403, True)
 
-        for host in (f"127.0.0.1{port}", "localhost:12345"):  # a port-forward's near end has any port
+        for host in (f"127.0.0.1{port}", "localhost:12345"):  # the local end of a port-forward may have any port
             given = await here.ask("/blocks", inside=True, to="127.0.0.1", Host=host)
             assert given.status == 200
             lines = [json.loads(line) for line in given.body.splitlines()]

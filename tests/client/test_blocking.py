@@ -69,7 +69,7 @@ def test_a_wait_that_ends_loses_nothing(publisher):
         assert [update.seq for update in (subscriber.receive(60),) if isinstance(update, Received)] == [1]
         publisher.publish(batch())
         publisher.publish(batch())
-        assert isinstance(next(iter(subscriber)), Received)  # leaving this loop does not close it
+        assert isinstance(next(iter(subscriber)), Received)  # leaving a loop over the subscriber does not close it
         assert subscriber.receive().kind == "batch"
 
 

@@ -80,9 +80,9 @@ def test_a_block_without_tokens_gets_its_place_when_they_come():
 def test_salts_and_adapters_keep_equal_tokens_apart():
     index = index_of(
         ("plain", store([1, 2], None, 1, 2, keys=[None, None])),
-        ("salt", store([1, 2], None, 1, 2, keys=[["s"], None])),  # vLLM: in the first block's extra keys
+        ("salt", store([1, 2], None, 1, 2, keys=[["s"], None])),  # vLLM has the salt in the first block's extra keys
         ("salt", store([3], 2, 3, keys=[None])),
-        ("sglang", store([1], None, 1, salt="s")),  # SGLang: a field of every store
+        ("sglang", store([1], None, 1, salt="s")),  # SGLang has the salt as a field of every store
         ("sglang", store([2], 1, 2, salt="s")),
         ("lora", store([1, 2], None, 1, 2, keys=[["l"], ["l"]], lora_name="l", lora_id=1)),
         ("both", store([1, 2], None, 1, 2, keys=[["l", "s"], ["l"]], lora_name="l")),
@@ -162,7 +162,8 @@ def test_removed_blocks_leave_nothing_in_memory():
     def come_and_go(first):
         names = range(first, first + 2000)
         index.apply("a", store(names, None, *names))
-        index.apply("a", store([first + 5000], first + 4000, first))  # it waits, and is removed while it does
+        # The block's parent is unknown, so it waits, and is removed meanwhile.
+        index.apply("a", store([first + 5000], first + 4000, first))
         index.apply("a", BlockRemoved((*names, first + 5000)))
 
     def kept():

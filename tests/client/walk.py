@@ -45,11 +45,11 @@ class Subscription:
 
     def begin(self, mode: str, compacting: bool, ids: bool, held: int, journal: int, before: int) -> None:
         self.mode = mode
-        self.compacting = compacting  # an answer from before the journal is the state at its end, not the history
+        self.compacting = compacting  # a replay from before the journal gets the state instead of the history
         self.journal = journal
         self.ids = ids or mode != "replay"
         self.life = 0
-        self.log: list[bytes | None] = []  # None: a seq used up for nothing
+        self.log: list[bytes | None] = []  # None stands for a seq without a batch
         self.truth: set[int] = set()
         self.states: list[frozenset[int]] = []
         self.flying: list[tuple[int, bytes]] = []
@@ -107,10 +107,10 @@ class Subscription:
         self.up = self.synced = False
         self.asked = None
         if not (answer_lives and self.answer and self.answers_snapshot):
-            self.answer = []  # a snapshot may have arrived already
+            self.answer = []  # the answer is lost, unless it is a snapshot that has already arrived
         flying, self.flying, frame = self.flying, [], self.frame
         self.follow(self.sequence.interrupted(self.now))
-        for seq, payload in flying[:stale]:  # read after the break was noticed
+        for seq, payload in flying[:stale]:  # these messages are read after the client noticed the break
             self.follow(self.sequence.live([b"", frame(seq), payload], self.now))
 
     def connect(self) -> None:
@@ -154,8 +154,8 @@ class Subscription:
         first, self.first_of_answer = self.first_of_answer, False
         if lost and not first:
             if self.compacting:
-                self.answer = []  # it breaks off
-            return  # an older engine's ROUTER drops when its queue is full: never the first
+                self.answer = []  # kvbus breaks the answer off
+            return  # the ROUTER of an older engine drops messages when its queue is full, but never the first
         take = self.sequence.snapshot if self.answers_snapshot else self.sequence.replayed
         self.follow(take(item, self.now))
 

@@ -31,7 +31,7 @@ def test_a_bad_api_is_told_once(problems):
 def test_snapshots_are_refused_where_routers_drop_their_longer_sequence_frames(problems, read, profile):
     output = f"[{{profile: {profile}, snapshot_endpoint: 'tcp://*:5659', topic: 'kv@{{worker}}@m'}}]"
     found = problems(text_of("[{api: bad}]", output))
-    if profile in {"aibrix", "dynamo", "smg"}:  # docs/spec/results/routers: the case publisher-id is broken
+    if profile in {"aibrix", "dynamo", "smg"}:  # these routers break the case publisher-id in docs/spec/results/routers
         assert "drop such batches" in found["outputs[0].snapshot_endpoint"]
     else:
         assert "outputs[0].snapshot_endpoint" not in found

@@ -20,7 +20,8 @@ MODULES = {"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggreg
 
 
 class _StandIn(ModuleType):
-    ExternalBlockHash = bytes | int  # as vllm.v1.core.kv_cache_utils has it: decoders go by it
+    # The decoders read hashes by this type, which is that of vllm.v1.core.kv_cache_utils.
+    ExternalBlockHash = bytes | int
 
     @staticmethod
     def init_logger(name: str) -> Any:
@@ -31,7 +32,7 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return SimpleNamespace  # a configuration, say, whose values nobody asks for
+        return SimpleNamespace  # stands for a configuration, for example, whose values the modules do not read
 
 
 class _StandIns(MetaPathFinder, Loader):

@@ -202,7 +202,7 @@ def test_a_subscription_that_begins_with_a_clear_says_that_an_epoch_has_begun(fi
     found = there(judge.parse(first))
     judge.welcome(found)
     judge.take(found)
-    for _ in range(2):  # it may be asked at any time
+    for _ in range(2):  # asking for the verdicts twice gives the same result
         verdict = {str(each.clause): each for each in judge.verdicts()}["11.3"]
         assert (verdict.outcome, verdict.level) == (outcome, Level.SHOULD)
 

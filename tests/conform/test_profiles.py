@@ -17,7 +17,8 @@ Without them, a page without defects would prove nothing.
 @pytest.mark.slow
 async def test_the_page_says_what_each_profile_breaks():
     reports = await judged(CAPTURE)
-    if unseen(reports):  # who has no CPU for ticks in a silence has seen none: there are more of them in a longer watch
+    # A process without CPU during a silence may observe no heartbeat. A longer watch has more silences.
+    if unseen(reports):
         reports = await judged(CAPTURE, seconds=30)
     assert page(reports) == PAGE.read_text(), "python -m tests.conform.profiles"
     assert not unseen(reports)

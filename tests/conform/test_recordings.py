@@ -34,6 +34,6 @@ def test_a_file_without_a_message_could_not_be_judged(tmp_path):
 
 
 def test_strict_fails_a_should(tmp_path):
-    file = str(DATA / "syn_sglang0523_tiers_disk.jsonl")  # breaks 11.3 alone
+    file = str(DATA / "syn_sglang0523_tiers_disk.jsonl")  # this stream breaks only the SHOULD of clause 11.3
     assert CliRunner().invoke(main, ["conform", "engine", file]).exit_code == 0
     assert CliRunner().invoke(main, ["conform", "engine", file, "--strict"]).exit_code == 1

@@ -247,7 +247,7 @@ async def test_ranks_are_judged_apart_each_at_its_port():
         for rank in range(2):
             endpoints = (f"tcp://127.0.0.1:{port + rank}" for port in (live, replay))
             made = await stack.enter_async_context(EnginePublisher(*endpoints, bind=True))
-            made.publish(batch(stored(1)))  # says in both that it is of rank 0
+            made.publish(batch(stored(1)))  # the batches of both engines name rank 0
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvbus", *command, "--ranks", "2", "--seconds", "0.5", "--json"),
             stdout=asyncio.subprocess.PIPE,
@@ -290,4 +290,4 @@ async def test_prompts_stay_below_the_models_limit(publisher, limit, numbers):
     async with serving(engine) as api:
         await watched(target(publisher, api=api, prompts=1))
     assert {len(prompt.split()) for prompt in engine.prompts} == {numbers}
-    assert all(len(prompt) < (limit or 2048) for prompt in engine.prompts)  # a token a character, at most
+    assert all(len(prompt) < (limit or 2048) for prompt in engine.prompts)  # a token has at most one character here

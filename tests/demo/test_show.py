@@ -41,7 +41,7 @@ async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp
     show = showing(tmp_path, 4.0, story)
     exact, (with_kvbus, late, without) = await played(show)
     assert exact, story
-    assert [who for who, _ in story].count("fault") == 3  # a loss, a crash, a kill of kvbus
+    assert [who for who, _ in story].count("fault") == 3  # the faults are a loss, a crash, and a kill of kvbus
     assert "WRONG" not in {who for who, _ in story}
     said = "\n".join(text for _, text in story)
     for part in ("saw the gap", "router-b starts late", "saw the restart", "SIGKILL", "caught up", "no router noticed"):
@@ -121,7 +121,7 @@ async def test_kvbus_is_down_as_soon_as_it_is_killed(tmp_path):
             await bus.start()
             assert bus.sources
             reading = asyncio.ensure_future(bus.read())
-            await asyncio.sleep(0)  # the question is on its way
+            await asyncio.sleep(0)  # let the task send its request
             await bus.kill()
             await reading
             assert not bus.sources
@@ -165,7 +165,7 @@ async def test_the_drawing_fits_the_terminal(tmp_path, monkeypatch, width, glyph
     show.history["no kvbus"] = deque(range(400))
     text = drawn(render(show, width, glyphs), width)
     lines = text.splitlines()
-    assert len(lines) == 13  # a terminal of 24 lines has room for the story above it
+    assert len(lines) == 13  # in a terminal of 24 lines, the story fits above the verdict
     assert max(map(cell_len, lines)) <= width
     for word in ("engines", "kvbus", "routers", "123,456", "1,234", "56", "later", "down", show.bus.url):
         assert word in text
@@ -178,7 +178,8 @@ async def test_a_router_is_compared_block_by_block(tmp_path):
     engine = show.engines[0]
     engine.open()
     quiet = asyncio.Event()
-    second = Router("second", {engine.name: engine.endpoints})  # in place of kvbus: an engine waits for two
+    # Replaces kvbus, because an engine waits for two subscribers.
+    second = Router("second", {engine.name: engine.endpoints})
     try:
         async with asyncio.TaskGroup() as group:
             show.direct.start(group)

@@ -154,7 +154,7 @@ def test_the_commands_make_a_circuit(circuit: Circuit) -> None:
 def test_its_prometheus_scrapes_kvbus_and_has_the_rules(circuit: Circuit, tmp_path: Path) -> None:
     files = mounts("prometheus")
     config = files.pop("/etc/prometheus/prometheus.yml").read_text()
-    for path in files.values():  # beside the configuration, as in the container
+    for path in files.values():  # as in the container, the files lie beside the configuration
         shutil.copy(path, tmp_path / path.name)
     config = circuit.elsewhere.moved(config).replace("scrape_interval: 5s", "scrape_interval: 200ms")
     with running_prometheus(tmp_path, config) as server:

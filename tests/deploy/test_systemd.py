@@ -99,7 +99,7 @@ def installed(tmp_path: Path) -> Path:
     python.chmod(0o755)
     root = tmp_path / "root"
     env = os.environ | {"PYTHON": str(python), "ROOT": str(root), "PYTHONPATH": str(DEPLOY.parent)}
-    for _ in range(2):  # the second time it finds what is there
+    for _ in range(2):  # the second installation finds the files of the first
         subprocess.run([DEPLOY / "systemd" / "install.sh"], env=env, check=True, timeout=60, capture_output=True)
     return root
 

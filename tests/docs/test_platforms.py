@@ -57,7 +57,7 @@ def test_what_a_page_shows_is_what_is_there(page: Path) -> None:
 def test_every_engine_of_a_page_publishes_to_kvbus(page: Path) -> None:
     for text in re.findall(r"\{[^{}]*\"publisher\"[^{}]*\}", page.read_text()):
         flag: dict[str, Any] = json.loads(text)
-        if "*" not in flag["endpoint"]:  # an engine that binds has no sidecar
+        if "*" not in flag["endpoint"]:  # an engine that binds its endpoint has no sidecar
             assert (flag["endpoint"], flag["replay_endpoint"]) == ENGINE
 
 

@@ -60,7 +60,7 @@ def codec(data: bytes, max_events: int = 4096) -> None:
     try:
         events = plain_all(batch.events)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return  # a carried field that is not whole: checked with the other rules of an event, not here
+        return  # a carried field is incomplete; the tests of the rules for events cover this
     assert plain_all(again.events) == events
 
 

@@ -109,7 +109,7 @@ async def asking(**settings: Any) -> AsyncIterator[Asking]:
     [
         "GET /blocks HTTP/1.1|Host: localhost|",
         "GET /blocks HTTP/1.1|Host: localhost:PORT|",
-        "GET /blocks HTTP/1.1|Host: localhost:1|",  # the near end of a port-forward has a port of its own
+        "GET /blocks HTTP/1.1|Host: localhost:1|",  # the local end of a port-forward has its own port
         "GET /blocks HTTP/1.1|Host: localhost:|",
         "GET /blocks HTTP/1.1|host: LocalHost.:PORT|",
         "GET /blocks HTTP/1.1|Host: 127.0.0.1:PORT|",
@@ -143,7 +143,7 @@ async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: st
                 "evil.example",
                 "evil.example:PORT",
                 "localhost.evil.example",
-                "evil.localhost",  # a resolver need not keep these on loopback
+                "evil.localhost",  # a resolver need not resolve these names to loopback
                 "localhost@evil.example",
                 "evil.example@localhost",
                 "localhost evil.example",
@@ -179,7 +179,8 @@ async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: st
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|X-Real-IP: 127.0.0.1|", "forwarded"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Via: 1.1 proxy|", "forwarded"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: cross-site|", "cross_site"),
-        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: same-site|", "cross_site"),  # another port's page
+        # The page of a server at another port sends this.
+        ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: same-site|", "cross_site"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://evil.example|", "cross_site"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://localhost:3000|", "cross_site"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: https://localhost:PORT|", "cross_site"),
@@ -228,12 +229,12 @@ LOCAL, OWN, OTHER = ("127.0.0.1", 1), ("10.1.2.3", 9477), ("10.1.2.9", 1)
         (("::1", 1, 0, 0), ("::1", 9477, 0, 0), None),
         (("::ffff:127.0.0.1", 1, 0, 0), ("::ffff:127.0.0.1", 9477, 0, 0), None),
         (OTHER, OWN, HttpRefusal.PEER),
-        (OWN, OWN, HttpRefusal.PEER),  # its own address from the inside
+        (OWN, OWN, HttpRefusal.PEER),  # a client in the pod that uses the pod's own address
         (("::ffff:10.1.2.9", 1, 0, 0), ("::ffff:10.1.2.3", 9477, 0, 0), HttpRefusal.PEER),
         (("fe80::1%eth0", 1, 0, 2), ("fe80::2%eth0", 9477, 0, 2), HttpRefusal.PEER),
-        (("127.0.0.6", 1), OWN, HttpRefusal.PEER),  # a mesh's proxy
+        (("127.0.0.6", 1), OWN, HttpRefusal.PEER),  # the proxy of a service mesh
         (OTHER, ("127.0.0.1", 9477), HttpRefusal.PEER),
-        (None, None, HttpRefusal.PEER),  # gone meanwhile
+        (None, None, HttpRefusal.PEER),  # the connection has ended meanwhile
     ],
 )
 def test_both_ends_of_the_connection_have_to_be_loopback(

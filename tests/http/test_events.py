@@ -68,7 +68,7 @@ async def test_it_begins_with_where_it_begins_and_then_says_rates_every_second()
         await relayed(client, 1)
         while True:
             _, rates, last_id = await here.next("rates")
-            assert last_id is None  # a client resumes at transitions and batches, not here
+            assert last_id is None  # a client can resume after transitions and batches, not after rates
             if rates["sources"]["engine"]["blocks"] == 2:
                 break
         assert set(rates["sources"]["engine"]) == {"batches", "events", "blocks", "queue"}
@@ -189,7 +189,7 @@ async def test_batches_that_are_not_kept_any_more_are_named():
 def test_an_id_of_many_streams_leaves_their_positions_out():
     listener = events.Listener(None)
     listener.number, listener.seqs = 3, dict.fromkeys(range(events.MAX_POSITIONS), 10**12)
-    assert len(listener.id_in("process")) < 8000  # what a server takes of a header
+    assert len(listener.id_in("process")) < 8000  # servers accept about this many bytes in a header
     listener.seqs[events.MAX_POSITIONS] = 0
     assert listener.id_in("process") == "process-3"
 

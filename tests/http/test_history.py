@@ -24,7 +24,8 @@ def test_a_rate_is_known_from_the_second_sample_on_and_never_negative() -> None:
     assert course.latest["blocks"] == 7
     course.add(1, 9.0, (150,), {"blocks": 8})
     assert course.latest == {"batches": 25.0, "blocks": 8}
-    course.add(2, 10.0, (3,), {"blocks": 0})  # a source of the same name in its place: its counters begin anew
+    # A source of the same name replaces the first one, so its counters begin again.
+    course.add(2, 10.0, (3,), {"blocks": 0})
     assert course.latest["batches"] == 0.0
     samples = course.samples([0, 1, 2])
     assert samples["batches"][1:] == [25.0, 0.0]
@@ -88,10 +89,10 @@ async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_w
         assert (history.times(), history.newest) == ([1000.0], before)
         assert (
             before["sources"]["engine"]["batches"] != before["sources"]["engine"]["batches"]
-        )  # NaN: there was none before
+        )  # It is NaN, which equals nothing: a first sample has no rate.
         assert history.samples(course)["blocks"] == [0.0]
         daemon.relay.sources[1].gone = True
-        daemon.relay.sources[5].gone = True  # one that has been read, and one that has not
+        daemon.relay.sources[5].gone = True  # the sample has already read source 1, but not source 5
         assert list(second) == [None, None]
         daemon.relay.sources[1].gone = daemon.relay.sources[5].gone = False
         assert list(history.sources) == ["engine", *(f"e{n}" for n in range(4))]
@@ -143,7 +144,7 @@ async def test_the_daemon_samples_once_a_second_and_shows_it() -> None:
         assert {len(values) for values in shown["all"].values()} == {len(times)}
         assert len(shown["outputs"]["routers"]["behind"]) == len(times)
         one = await client.json("/history?source=engine")
-        assert one["batches"][0] is None  # NaN is no JSON
+        assert one["batches"][0] is None  # JSON has no NaN
         assert one["blocks"][-1] == 1
         assert len(one["times"]) == len(one["blocks"]) >= 4
         status, text = await client.status("/history?source=%3Cb%3E")

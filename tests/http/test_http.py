@@ -176,7 +176,7 @@ async def test_sources_before_and_after_the_engine_is_there():
 async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed(caplog):
     before = time.time()
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", buffer_steps=3) as engine:
-        for n in range(10):  # an engine that has been up for a while: only the newest are left
+        for n in range(10):  # the engine has run for a while, so its buffer has only the newest batches
             engine.publish(batch(store([n])))
         where = {"endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint}
         async with web(replay_timeout=1.5, probe_interval=0, source=where) as client:
@@ -185,7 +185,7 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             assert entry["partial"] is True
             assert entry["last_seq"] == 9
             assert entry["blocks"] == {"GPU": 3}
-            assert entry["counts"]["missing"] == 0  # history nobody ever saw is not missing
+            assert entry["counts"]["missing"] == 0  # history that kvbus never saw does not count as missing
             (finding,) = entry["findings"]
             assert finding["text"].startswith("partial: batches 0 to 6 were trimmed")
             assert finding["remedy"].startswith("ends when the engine restarts, or its cache is reset")
@@ -339,7 +339,7 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
         reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
         writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         head = await reader.readuntil(b"\r\n\r\n")
-        assert b"chunked" in head.lower()  # the answer is not put together before it begins
+        assert b"chunked" in head.lower()  # the answer begins before all of it is ready
         begin = await reader.readline()
         assert begin
         # The client stops reading, so the answer waits in the middle. The stream and other requests continue.
@@ -370,7 +370,8 @@ async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
         writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         await eventually(lambda: client.bus.daemon.process.http_dumps == 0, "the end of a dump that nobody reads")
-        assert not (await reader.read()).endswith(b"\r\n0\r\n\r\n")  # the last chunk is missing
+        # The last chunk is missing, so a client sees that the answer is incomplete.
+        assert not (await reader.read()).endswith(b"\r\n0\r\n\r\n")
         writer.close()
         await writer.wait_closed()
         monkeypatch.undo()

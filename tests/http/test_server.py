@@ -159,7 +159,8 @@ def test_without_a_descriptor_it_accepts_again_later(new_loop, caplog):
             with socket.socket() as peer:
                 peer.setblocking(False)
                 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-                resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # whatever else is closed meanwhile
+                # No descriptor is free, even if others close meanwhile.
+                resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
                 try:
                     await loop.sock_connect(peer, address)
                     await eventually(lambda: "cannot accept an HTTP connection" in caplog.text, "said")

@@ -51,7 +51,7 @@ def test_exact_answers_before_and_after_a_restart_of_the_bus_and_of_the_index(tm
         assert bus.end() == 0
         wait_for(lambda: index.ask(tokens=[1])["incomplete"], "the index notices")
         (best, *_) = index.matches(tokens=tokens_of(truth.chains()[0]))
-        assert best["state"] in {"unknown", "unreachable"}  # the engine has its blocks still
+        assert best["state"] in {"unknown", "unreachable"}  # the source is gone, but its engine still holds the blocks
         bus.start()
         wait_for(lambda: bus.has(truth), "the bus knows every block again")
         wait_for(lambda: index.complete("engine"), "the index is complete again")

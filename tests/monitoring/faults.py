@@ -65,7 +65,8 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusSourceTopic", "faulty", "untitled"),
         ("KvbusSourceDown", "faulty", "absent"),
         ("KvbusSourceConflict", "faulty", "twofold"),
-        ("KvbusEngineRestarts", "faulty", "twofold"),  # a conflict begins with new lives
+        # Each change between the two publishers first counts as a restart.
+        ("KvbusEngineRestarts", "faulty", "twofold"),
         ("KvbusEventsRejected", "faulty", "twofold"),
         ("KvbusPartial", "faulty", "twofold"),
         ("KvbusSlowRouter", "faulty", "slow"),
@@ -79,7 +80,7 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusDiscoveryFails", "faulty", "unasked"),
         ("KvbusEnginesLeftOut", "faulty", "doubled"),
         ("KvbusLogLags", "remote", "streams"),
-        ("KvbusNoRouter", "remote", "routers"),  # what it knows nothing of it does not serve
+        ("KvbusNoRouter", "remote", "routers"),  # kvbus does not serve streams that it cannot read
         ("KvbusDiscoveryFails", "remote", "streams"),
         ("KvbusLogFenced", "writing", "log"),
         ("KvbusLogStateOverdue", "writing", "away"),
@@ -376,12 +377,12 @@ class Scene:
         turn, other_turn = itertools.count(), itertools.count()
 
         def flaky() -> None:
-            for _ in range(3):  # the first is lost on its way, and found missing when the second comes
+            for _ in range(3):  # the first batch is lost, and the second shows the gap
                 wrong["flaky"].publish(batch(), live=next(turn) % 3 > 0)
 
         def lossy() -> None:
             wrong["lossy"].publish(batch())
-            if next(other_turn) % 6 == 0:  # seldom enough for KvbusGaps
+            if next(other_turn) % 6 == 0:  # rare enough not to fire KvbusGaps
                 wrong["lossy"].skip()
 
         def garbled() -> None:

@@ -89,17 +89,17 @@ def test_no_panel_covers_another(name: str) -> None:
 def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
     """Operators look at the dashboard first. The test names each metric that it leaves out on purpose."""
     elsewhere = {
-        "kvbus_source_epoch",  # counted by restarts; the variable asks for it
-        "kvbus_source_last_sequence",  # a number to compare by hand, in /sources
+        "kvbus_source_epoch",  # the dashboard shows restarts instead; a variable uses this metric
+        "kvbus_source_last_sequence",  # operators compare this number by hand in /sources
         "kvbus_output_sequence",
         "kvbus_source_bytes_total",
-        "kvbus_source_missing_batches_total",  # the sum of three that are there
+        "kvbus_source_missing_batches_total",  # the sum of three metrics that the dashboard shows
         "kvbus_source_held_overflow_total",
         "kvbus_source_timeouts_total",
         "kvbus_source_stale_replies_total",
         "kvbus_source_rebuilds_total",
         "kvbus_output_dropped_events_total",
-        "kvbus_http_connections",  # a handful at any time; what is turned away is there
+        "kvbus_http_connections",  # connections are always few; the dashboard shows refused ones
         "kvbus_http_dumps",
         "kvbus_http_listeners",
     }

@@ -143,7 +143,8 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
     async with running_bus() as bus:
         with Router(bus, client_context(keys.router, keys.bus)):
             await eventually(lambda: refused(bus), "the mismatch")
-            assert set(refused(bus)) <= {Refused.MECHANISM, Refused.CLOSED}  # who looks first knows why
+            # The side that checks first knows the reason.
+            assert set(refused(bus)) <= {Refused.MECHANISM, Refused.CLOSED}
 
 
 async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
@@ -253,7 +254,7 @@ async def test_files_that_change_are_noticed_without_a_signal(keys):
                 await eventually(lambda: stats.refused[Refused.KEY], "refused")
                 bad = keys.allowed.with_name("bad")
                 bad.write_text("no key at all")
-                bad.rename(keys.allowed)  # in one step: a file that is empty for a moment is a good one
+                bad.rename(keys.allowed)  # a rename, because a file that is empty for a moment would be a valid list
                 await eventually(lambda: process.key_reloads["refused"], "the bad file seen")
                 assert stats.subscribers == 0
                 keys.allow(keys.router, keys.stranger)

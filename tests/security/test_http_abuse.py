@@ -89,7 +89,7 @@ def impatient(monkeypatch):
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ",
         b"GET",
         b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nff",
-        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",  # answered, and then nothing more
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",  # the client gets its answer, and sends nothing more
     ],
 )
 async def test_a_client_that_dawdles_is_closed(impatient, said):
@@ -107,7 +107,8 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
     """The time limit is for the complete request, not for its next byte."""
     async with crowd() as them:
         peer = await them.connect()
-        head = chain(b"GET /livez HTTP/1.1\r\nHost: ", repeat(ord("x")))  # longer than anybody waits
+        # The header never ends, so only the server's timeout does.
+        head = chain(b"GET /livez HTTP/1.1\r\nHost: ", repeat(ord("x")))
 
         def dripping() -> bool:
             peer.say(bytes([next(head)]))
@@ -147,7 +148,7 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """The server aborts the dumps of these clients, so that other clients get theirs."""
-    monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all of them are under way before the first is given up
+    monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all dumps begin before the server gives up the first one
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
         for n in range(60):
@@ -190,7 +191,7 @@ async def test_what_is_not_asked_for_is_refused(request_, status):
         peer.say(request_)
         try:
             said = await peer.status()
-        except (ConnectionError, IndexError):  # closed while we were still talking: refused, too
+        except (ConnectionError, IndexError):  # the server refused the request by closing the connection
             said = 400
         assert said == status or (status == 400 and said in (400, 431))
         assert await them.probe() == 200
@@ -253,7 +254,7 @@ async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monke
         assert them.closed == {"too_many": 1}
         new = await them.connect()
         await eventually(lambda: them.open == connections.MAX_CONNECTIONS, "the new one there")
-        another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
+        another = await them.connect()  # the server closes a connection that waits for an answer, not the newest one
         await eventually(lambda: them.closed["too_many"] == 2, "room made")
         for peer in (new, another):
             peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

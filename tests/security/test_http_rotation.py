@@ -93,7 +93,7 @@ async def test_a_token_is_added_and_taken_away_and_its_stream_ends(tmp_path: Pat
         put(tokens, f"{tokens.read_text()}\n{line_of('router-b', new, content=True)}\n")
         await eventually(lambda: counts["applied"] == 1, "taken over")
         assert await status(here, f"Authorization: Bearer {new}|") == 200
-        async with following(here) as stream:  # of router-a
+        async with following(here) as stream:  # router-a follows the batches, and then loses its token
             put(tokens, line_of("router-b", new, content=True))
             assert await asyncio.to_thread(ends, stream)
         assert here.bus.daemon.process.http_closed["revoked"] == 1
@@ -144,7 +144,7 @@ async def test_a_certificate_changes_and_nobody_is_cut_off(tmp_path: Path) -> No
     async with callers(tmp_path, pki) as here:
         counts, first = here.bus.daemon.process.key_reloads, await serial(here, pki.authority)
         async with following(here) as stream:
-            put(pki.server.key, b"nonsense")  # half of a change
+            put(pki.server.key, b"nonsense")  # the change is incomplete: the certificate is still the old one
             await eventually(lambda: counts["refused"] == 1, "refused")
             assert await serial(here, pki.authority) == first
             new = pki.authority.issue("new")

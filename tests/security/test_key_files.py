@@ -169,7 +169,8 @@ def test_files_that_are_not_there_or_are_none(tmp_path):
     with pytest.raises(KeyFileError, match="cannot be read"):
         read_allowed(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(KeyFileError, match="is not a regular file"):  # and nobody waits for a writer
+    # Opening a named pipe must not wait for its writer.
+    with pytest.raises(KeyFileError, match="is not a regular file"):
         read_public(tmp_path / "pipe")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "bad.key").write_text("bad")

@@ -32,7 +32,7 @@ async def test_who_is_off_the_list_goes_and_all_others_stay(tmp_path: Any) -> No
             await workers.exact(stays)
             assert stays.states == goes.states
             assert goes.held != workers.truth
-            Pair(tmp_path, "kvbus")  # kvbus's own key, anew
+            Pair(tmp_path, "kvbus")  # replaces kvbus's own key
             left = stats.router_disconnects["closed"]
             await fleet.reload()
             await eventually(lambda: stats.router_disconnects["closed"] == left + 1, "the end of all connections")

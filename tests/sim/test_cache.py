@@ -135,7 +135,7 @@ def test_a_finished_request_is_written_through_and_comes_back_from_the_tier():
     cache = PrefixCache(4, BLOCK, tiers={"CPU": 8})
     events, _ = serve(cache, tokens(1, 2))
     assert short(events) == [("+", GPU, [1, 2]), ("+", "CPU", [1, 2])]
-    serve(cache, tokens(3, 4, 5, 6))  # evicts both from the GPU pool
+    serve(cache, tokens(3, 4, 5, 6))  # evicts both blocks from the GPU pool
     events, hit = serve(cache, tokens(1, 2, 9))
     assert hit == 2 * BLOCK
     assert ("+", GPU, [1, 2]) in short(events)

@@ -55,7 +55,7 @@ def test_kvbus_reads_a_vector_as_a_reader_must(name):
     vector = VECTORS[name]
     relay = Relay([SourceSpec("engine", 0, probe_interval=0.0, groups="all")], [])
     asked = [each for each in relay.handle(SourceUp(0), 0.0) if isinstance(each, RequestReplay)]
-    relay.handle(ReplayReceived(0, asked[0].request, END), 0.0)  # it has kept nothing from before
+    relay.handle(ReplayReceived(0, asked[0].request, END), 0.0)  # the engine's replay buffer is empty
     requests = []
     for frames in vector.live:
         requests += [each for each in relay.handle(BatchReceived(0, frames), 0.0) if isinstance(each, RequestReplay)]
@@ -124,7 +124,7 @@ def test_the_schema_takes_the_vectors_that_are_right_and_no_other():
         "one-bad-event",
     }
     refused = {name for name, vector in VECTORS.items() if not all(taken(validator, vector))}
-    assert refused == wrong - {"too-few-tokens"}  # that tokens and hashes fit cannot be said in a schema
+    assert refused == wrong - {"too-few-tokens"}  # a schema cannot compare the numbers of tokens and hashes
 
 
 def taken(validator: Any, vector: Vector) -> list[bool]:

@@ -73,7 +73,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 def _read(fd):
     try:
         return os.read(fd, 65536)
-    except OSError:  # Linux: the other side is closed
+    except OSError:  # on Linux, this means that the other side is closed
         return b""
 
 
@@ -168,7 +168,7 @@ def test_a_reader_that_has_seen_enough_ends_it(short_directory):
 
 
 def test_it_needs_no_configuration_and_takes_none(tmp_path):
-    long = tmp_path / ("x" * 100)  # too long for a socket
+    long = tmp_path / ("x" * 100)  # too long for the path of an ipc socket
     long.mkdir()
     env = os.environ | {"KVBUS_HTTP": "nonsense", "KVBUS_NO_SUCH_KEY": "1", "TMPDIR": str(long)}
     done = subprocess.run([*DEMO, "--seconds", "1"], capture_output=True, text=True, timeout=60, env=env, check=False)
@@ -180,9 +180,9 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     assert code == 0, said
     screen, _, after = said.rpartition("wrong blocks over time")
     assert "running" in screen
-    assert "engines, kvbus and router-a run" in screen  # above the drawing
+    assert "engines, kvbus and router-a run" in screen  # this line is above the drawing
     assert "EXACT: router-a holds" in after
-    assert "\x1b[?25h" in said  # the cursor is back
+    assert "\x1b[?25h" in said  # the demo has shown the cursor again
 
 
 @pytest.mark.parametrize("env", sample([{"NO_COLOR": "1"}, {"TERM": "dumb"}], 2))
@@ -239,7 +239,7 @@ def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
     asked = log.read_text().splitlines()
     assert [line.split()[-1] for line in asked if " install " in line] == ["-rrequirements-build.lock", "."]
     assert "--no-build-isolation" in asked[-3]
-    assert asked[-2:] == ["-m kvbus demo --seconds 1"] * 2  # the second time nothing stands before it
+    assert asked[-2:] == ["-m kvbus demo --seconds 1"] * 2  # the second run installs nothing before the demo
 
 
 def test_make_demo_runs_in_the_environment_of_make_setup(tmp_path):
@@ -264,7 +264,7 @@ def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_
     env, log = made(tmp_path, pip="echo Collecting it; exec sleep 60")
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"1 of ", command=arguments)
-    assert code == 2  # make's own, for the 130 of what it ran
+    assert code == 2  # make's own exit code; its command ended with 130
     assert "Traceback" not in said
     assert "kvbus" not in log.read_text()
     assert not (tmp_path / "demo" / ".installed").exists()

@@ -81,7 +81,8 @@ async def lose_some() -> None:
         engine.publish(payload(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         quiet = len(descriptors())
-        for spare in range(4):  # with four it is sent, and the engine, in this process too, could not take it
+        # With four, kvbus could send the request, but the engine in this process could not accept the connection.
+        for spare in range(4):
             # libzmq closes the socket of a request with a delay, and would free descriptors in the middle of the next test.
             await eventually(lambda: len(descriptors()) <= quiet, "the sockets of earlier requests closed")
             await lose_one(bus, engine, spare)

@@ -72,7 +72,7 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
             )
             metrics.set(0)
             for source, rank in zip(sources, engine.ranks, strict=True):
-                rank.reset()  # what it has to say of its sleep
+                rank.reset()  # the engine's event for its sleep
                 await rank.publish(50)
                 truth, last = rank.settle(), rank.publisher.next_seq
                 await eventually(lambda s=source, n=last: s.sequencer.next == n, "relayed")

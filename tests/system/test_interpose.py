@@ -111,7 +111,7 @@ async def test_kvbus_restarts_between_them(tmp_path):
             await engine.publish(100)
             truth = engine.settle()
             await eventually(lambda: router.read() == truth, "what the engine holds")
-        await engine.publish(30)  # nobody listens live
+        await engine.publish(30)  # kvbus does not run, so these batches only reach the engine's buffer
         async with running_bus(one_port=True, state_dir=str(tmp_path), **ports) as bus:
             assert bus.daemon.restored
             truth = engine.settle()

@@ -64,7 +64,7 @@ async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: 
                     truth = engine.settle()
                     await eventually(lambda truth=truth: router.blocks == truth, "the engine's blocks")
                     assert (router.went_back, router.view.violations) == (0, [])
-            router.restart()  # a late router asks for all
+            router.restart()  # a late router requests a replay from 0
             await eventually(lambda: router.blocks == truth, "the same for a late router")
             assert router.view.violations == []
             following.cancel()

@@ -193,7 +193,7 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
 
                     def both(stats: OutputStats = stats) -> bool:
                         for router in (stays, away):
-                            router.read()  # libzmq subscribes anew when its socket is used
+                            router.read()  # libzmq sends its subscriptions again when the socket is used
                         return stats.subscribers == 2
 
                     await eventually(both, "both routers")

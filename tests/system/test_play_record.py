@@ -162,7 +162,7 @@ def test_sim_truth_is_what_a_recording_adds_up_to(tmp_path, ipc):
         assert engine.end() == 0
         assert recorder.end() == 0
     want = json.loads(truth.read_text())
-    assert want == alone  # the same seed, the same cache
+    assert want == alone  # the same seed gives the same cache
     live = Counter[Any]()
     for message in read_capture(copy):
         for event in msgspec.msgpack.decode(message.payload)[1]:

@@ -176,7 +176,7 @@ async def test_the_others_notice_nothing():
                 assert kept == untouched()
                 assert (a.disconnected(), c.disconnected()) == (0, 0)
                 for engine in (first, third):
-                    with pytest.raises(TimeoutError):  # nobody has subscribed a second time
+                    with pytest.raises(TimeoutError):  # neither engine has got a second subscription
                         await engine.wait_for_subscriber(0, count=2)
             for router, engine, slot in ((a, first, 0), (c, third, 2)):
                 count = engine.next_seq

@@ -199,7 +199,7 @@ def test_the_one_liner(tmp_path: Path) -> None:
                 await eventually(lambda: router.read() and len(router.view.blocks) == 2, "the blocks")
             bus.process.terminate()
             assert await bus.ends() == 0
-            lines = [json.loads(line) for line in bus.said.splitlines()]  # no terminal: JSON
+            lines = [json.loads(line) for line in bus.said.splitlines()]  # without a terminal, the log is JSON
             assert all({"level", "message"} <= line.keys() or {"level", "msg"} <= line.keys() for line in lines)
 
     run_async(main())

@@ -100,7 +100,7 @@ def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
 def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> None:
     async def main() -> None:
         async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=1.5)) as (bus, requester):
-            assert await bus.ends() == 0, bus.said  # nobody reads: without a deadline it would not
+            assert await bus.ends() == 0, bus.said  # the router never reads, so only the deadline ends the answer
             assert time.monotonic() - requester.since >= 1.5
             assert "1 replay answers were not finished within shutdown_timeout" in bus.said
 

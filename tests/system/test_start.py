@@ -166,7 +166,7 @@ def io_threads() -> set[int]:
     """Return the I/O threads of this process's ZeroMQ contexts. A context starts its thread with its first socket."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of an earlier test's has just ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has just ended
             if "ZMQbg/IO" in (task / "comm").read_text():
                 found.add(int(task.name))
     return found
@@ -194,10 +194,10 @@ def test_threads_that_carry_bytes_do_not_interrupt_the_relay_where_linux_lets_th
         assert sub.context.get(zmq.IO_THREADS) == sockets.IO_THREADS
         until = time.monotonic() + 60
         while len(mine := io_threads() - others) < sockets.IO_THREADS and time.monotonic() < until:
-            time.sleep(0.01)  # a thread takes its policy first, and then its name
+            time.sleep(0.01)  # a thread sets its policy before its name
         policies = [os.sched_getscheduler(thread) for thread in mine]
         assert policies == [os.SCHED_OTHER if refused else os.SCHED_BATCH] * sockets.IO_THREADS
-        assert os.sched_getscheduler(0) == before  # the relay's own thread is left as it was
+        assert os.sched_getscheduler(0) == before  # the policy of the relay's own thread has not changed
     finally:
         sub.close(0)
         context.term()

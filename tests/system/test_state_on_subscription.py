@@ -78,7 +78,8 @@ def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconn
             loop = asyncio.get_running_loop()
             since, busy = loop.time(), time.process_time()
             await exact(engine, slow, healthy)
-            assert time.process_time() - busy < 5  # bus and routers are this process, which others may keep waiting
+            # CPU time and not elapsed time, because other processes may delay this one.
+            assert time.process_time() - busy < 5
             assert loop.time() - since < 30
             assert stats_of(bus).states_sent == {"subscribed": 2, "lost": 1}
             assert not slow.disconnected()

@@ -219,7 +219,7 @@ def test_a_closed_pipe_is_quiet(publisher):
     subscription(publisher)
     tail.stdout.close()
     with tail:
-        while tail.poll() is None:  # the first write may still go into the pipe's buffer
+        while tail.poll() is None:  # the pipe's buffer may accept the first write
             publisher.publish(batch(stored(1)))
             try:
                 tail.wait(0.05)

@@ -103,7 +103,7 @@ def counted_by_name(paths):
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr == "_drop"
-                and "outputs" in path.parts  # a driver's: elsewhere it drops something that is not an event
+                and "outputs" in path.parts  # only the method of output drivers drops events
             ):
                 name, keys = "dropped_events", node.args
             else:

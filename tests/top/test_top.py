@@ -110,7 +110,7 @@ async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
         await screen.until("paused")
         screen.press("?")
         await screen.until("scroll the tables")
-        screen.press("\x1b[B")  # the arrow down: any key closes the help
+        screen.press("\x1b[B")  # the arrow down; any key closes the help
         await screen.until("sources 0")
         if how == "q":
             screen.press("q")

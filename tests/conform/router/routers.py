@@ -71,7 +71,8 @@ class OfKind(Adapter):
         assert self._router is not None
         asked: dict[int, Block] = {}
         for block, source in known.items():
-            if source.parent is None or source.parent in asked:  # what a request cannot lead to is not asked for
+            # Leave out blocks that a request cannot reach from its beginning.
+            if source.parent is None or source.parent in asked:
                 asked[block] = Block(source.parent, tuple(source.tokens))
         try:
             held = await self._router.held(asked)

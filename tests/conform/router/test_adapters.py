@@ -34,7 +34,7 @@ for line in sys.stdin:
 
 async def test_a_driver_is_given_streams_and_asked_by_lines():
     driver = Driver([sys.executable, "-c", ECHO])
-    for _ in range(2):  # one for each case
+    for _ in range(2):  # one run for each case
         await driver.start(STREAMS)
         view = await driver.view(KNOWN)
         assert (view.held, view.by_prefix) == ({Held(1)}, True)

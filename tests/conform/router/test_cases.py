@@ -46,7 +46,7 @@ def test_each_vector_is_a_case_and_names_are_unique():
 
 def test_a_should_is_one_in_the_text():
     for case in CASES:
-        if case.level is Level.SHOULD and case.name != "publisher-id":  # there it is "MAY refuse"
+        if case.level is Level.SHOULD and case.name != "publisher-id":  # the clause of publisher-id says "MAY refuse"
             assert any("SHOULD" in TEXT[number] or number == "3.4" for number in case.clauses), case.name
 
 
