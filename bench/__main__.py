@@ -42,7 +42,7 @@ def machine() -> str:
 def others_seconds() -> float:
     """Return the CPU seconds that all other processes have used so far, on all cores."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = sum(fields) - fields[3] - fields[4]  # without idle and iowait
+    busy = sum(fields) - fields[3] - fields[4]  # the sum without idle and iowait
     return busy / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 

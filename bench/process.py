@@ -86,7 +86,7 @@ class Relay:
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds of all threads of the process so far."""
-        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's id of another process's CPU clock
+        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's clock id for the CPU time of another process
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the process in bytes."""
@@ -143,7 +143,7 @@ class Relay:
             "state_dir": str(self.directory / "state") if settings.get("state") else None,
         }
         path = self.directory / "kvbus.yaml"
-        path.write_text(json.dumps(whole))  # JSON is YAML
+        path.write_text(json.dumps(whole))  # JSON is valid YAML
         return path
 
 

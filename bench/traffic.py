@@ -65,7 +65,7 @@ class Router:
         self.socket = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)  # so that kvbus sends no state on subscription
+        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)  # with this topic, kvbus sends no state on subscription
         for endpoint in endpoints:
             self.socket.connect(endpoint)
         self.probed: set[int] = set()
