@@ -356,7 +356,7 @@ def main() -> int:
     if importlib.util.find_spec("helm_python") is None:
         sys.stderr.write("helm-python-sdk is not installed: deploy/kubernetes is left as it is\n")
     else:
-        _write(manifests())  # from the files just written
+        _write(manifests())  # the chart's files, from which these are rendered, are already up to date
     return 0
 
 

@@ -165,7 +165,7 @@ def moved(text: str, source: str, where: dict[str, str], repository: str) -> str
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
         if place in where or image:
             there = where.get(place, place.removeprefix("docs/"))
-            anchor = re.sub("-{2,}", "-", anchor)  # as the generator makes them
+            anchor = re.sub("-{2,}", "-", anchor)  # as the site's generator makes anchors
             return f"{image}[{name}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{hash_}{anchor})"
         return f"[{name}]({repository}/blob/main/{place}{hash_}{anchor})" if repository else name
 
