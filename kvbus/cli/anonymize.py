@@ -39,7 +39,7 @@ def key_file_option(function: F) -> F:
 
 
 def anonymizer(key_file: Path | None) -> Anonymizer:
-    """Return an anonymizer with the key from a file. Without a file, use a new random key that is not stored.
+    """Return an anonymizer whose key comes from a file. Without a file, use a new random key that is not stored.
 
     Raises:
         FileError: the file cannot be read, is too short, or is accessible to other users.
@@ -123,16 +123,16 @@ def _beside(file: Path) -> Path:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Create a temporary file, and yield its path for writing.
+    """Create a temporary file beside ``path``, and yield the temporary file's path for writing.
 
-    When the block ends, the file is renamed to ``path``. If the block raises, the file is deleted. For standard output
-    (``-``), no file is created.
+    When the block ends, the temporary file is renamed to ``path``. If the block raises, the temporary file is deleted.
+    If ``path`` is ``-`` (standard output), no file is created, and ``-`` itself is yielded.
     """
     if path == _STDIO:
         yield path
         return
     _refuse(path)
-    # The name is chosen before the file is created, so that the file is deleted even if a signal comes right after.
+    # Choose the name before the file is created. The file can then be deleted even if a signal comes right after.
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.partial{path.suffix}")
     try:
         try:

@@ -112,7 +112,7 @@ _REPORT: Final = (
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command.
+    """Return a decorator that adds these options to a click command.
 
     The command's help lists them in the order of the arguments.
     """
@@ -126,7 +126,7 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
-    """Print a report, and end the process with the report's exit code."""
+    """Print the report of a conformance check, and end the process with the report's exit code."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
 
     if without_bytes:

@@ -17,9 +17,9 @@ from kvbus.cli.until import run_until_signal
 from kvbus.common.errors import ExitCode
 
 _MAX_DIRECTORY: Final = 60
-"""Maximum length of the temporary directory's path, in characters.
+"""Maximum length in characters of the directory in which the demo creates its own temporary directory.
 
-The path of an ipc socket may have about 100 bytes.
+If the default directory is longer, ``/tmp`` is used. The path of an ipc socket may have only about 100 bytes.
 """
 
 
@@ -64,7 +64,7 @@ def command(seconds: float) -> None:
 
     async def session(stop: asyncio.Event) -> None:
         nonlocal exact
-        # closing the terminal ends the demo too
+        # End the demo on SIGHUP, too, because the terminal sends it when it is closed.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
         short = len(tempfile.gettempdir()) < _MAX_DIRECTORY
         with tempfile.TemporaryDirectory(prefix="kvbus-demo-", dir=None if short else "/tmp") as directory:  # noqa: S108

@@ -129,7 +129,7 @@ def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
 
 
 def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
-    """Print a report, and end the process with exit code 1 if the report has a problem."""
+    """Print doctor's report, and end the process with exit code 1 if the report has a problem."""
     from kvbus.tools.doctor.findings import coloured, render  # noqa: PLC0415 - imported on use
 
     out = sys.stderr if err else sys.stdout

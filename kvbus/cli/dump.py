@@ -37,7 +37,7 @@ class NoAnswerError(KvbusError):
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The live blocks from a replay or a snapshot, and warnings about blocks that may be missing or dead."""
+    """Live blocks that were rebuilt from a replay or a snapshot, and warnings that blocks may be missing or dead."""
 
     view: BlockView
     warnings: list[str] = field(default_factory=list)
@@ -58,7 +58,8 @@ async def rebuild(
         NoAnswerError: no answer came within `within` seconds, or the publisher has no snapshot.
         ValueError: an endpoint is malformed.
     """
-    # make several short attempts, because a request is lost if the publisher dies after receiving it
+    # Make several short requests instead of one long one, because a publisher that dies after it has received a request
+    # never answers it.
     idle = min(within, _IDLE_S)
     attempts = math.ceil(within / idle)
     # A snapshot is one message and may take long. If a replay can follow a failed snapshot request, that request gets

@@ -149,7 +149,7 @@ def named_streams(sources: list[str]) -> dict[str, Stream]:
 
 
 def log_router(path: Path) -> LogRouter:
-    """Return the reader of the log that a YAML file describes.
+    """Return an object that follows the engines' streams in a log, as a YAML file describes the log.
 
     Raises:
         ConfigError: the file is malformed.

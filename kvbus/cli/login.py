@@ -48,7 +48,7 @@ def login_options(function: F) -> F:
 
 
 def bus_url(http: str) -> str:
-    """Return the base URL of a bus. The value of the option is a URL or HOST:PORT.
+    """Return the base URL of a bus. ``http`` is the value of the option ``--http``: a URL or HOST:PORT.
 
     Raises:
         click.UsageError: the value has neither form.
@@ -62,7 +62,7 @@ def bus_url(http: str) -> str:
 
 
 def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
-    """Read the token file and the certificate file that a command's options name.
+    """Return the token and the certificate authority from the files that a command's options name.
 
     Print a note if the token would be sent unencrypted.
 

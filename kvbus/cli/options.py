@@ -76,7 +76,7 @@ _OPTIONS = (
 
 
 def config_options(function: Callable[..., Any], *, http: bool = True) -> Callable[..., Any]:
-    """Add the argument CONFIG and the options of `load_config` to a command.
+    """Add the argument CONFIG, and the options that `load_config` takes, to a command.
 
     ``http`` says whether the option ``--http`` is added, too.
     """
@@ -93,7 +93,10 @@ def config_options(function: Callable[..., Any], *, http: bool = True) -> Callab
 
 
 def names_a_config() -> bool:
-    """Return whether the command line names a configuration file. ``KVBUS_CONFIG`` does not count."""
+    """Return whether the command line names a configuration file.
+
+    A file that only the environment variable ``KVBUS_CONFIG`` names does not count.
+    """
     return _is_on_the_command_line("config") or _is_on_the_command_line("named")
 
 
@@ -121,13 +124,14 @@ def load_config(
         config: the YAML file; None for no file.
         source: engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``. They replace the file's sources.
         output: outputs as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``. They replace the file's outputs.
-        http: value of the key ``http``.
-        model: value of the key ``model``.
-        log_level: value of the key ``log_level``.
-        log_format: value of the key ``log_format``.
-        settings: settings ``KEY=VALUE``, applied in order after the other options.
+        http: value of the configuration key ``http``.
+        model: value of the configuration key ``model``.
+        log_level: value of the configuration key ``log_level``.
+        log_format: value of the configuration key ``log_format``.
+        settings: values of other configuration keys as ``KEY=VALUE``, applied in order after the other options.
         env: the environment; ``os.environ`` by default.
-        look: returns the problems of the configuration that only a look at this machine shows, such as missing files.
+        look: function that checks the configuration against this machine, and returns the problems that it finds, such
+            as missing files.
 
     Raises:
         ConfigError: the configuration has problems. The error lists all of them.

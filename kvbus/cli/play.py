@@ -112,7 +112,8 @@ def command(
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
     if loop and str(file) == "-":
         raise click.UsageError("--loop needs a file: standard input can be read only once")
-    # read the file before binding a port, to report an invalid file first
+    # Read the beginning of the file before a port is bound, so that an error in the file is the first one to be
+    # reported.
     first = None if str(file) == "-" else next(read_capture(file), None)
     publisher = EnginePublisher(
         endpoint,
@@ -158,7 +159,9 @@ def command(
 
 
 def open_publisher(publisher: EnginePublisher) -> None:
-    """Start a publisher, and print whether it binds or connects, because a user may expect the opposite.
+    """Start a publisher, and print whether it binds its endpoint or connects to it.
+
+    The line is printed because a user may expect the other one.
 
     Raises:
         click.UsageError: an endpoint is malformed.

@@ -1,4 +1,7 @@
-"""The click group of all subcommands. It imports a subcommand's module on use, and gives each error an exit code."""
+"""The click group of kvbus's subcommands. It imports the module of a subcommand only when the subcommand is used.
+
+It also turns each error into a message and an exit code.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the subcommand that the arguments name, as click does.
+        """Return the subcommand that the arguments name. This extends click's method with better errors.
 
         The error for an unknown name suggests another subcommand: the replacement of a removed one, or a similar name.
         """
@@ -86,7 +89,7 @@ class Program(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the subcommands without importing them."""
+        """Write the list of subcommands into the help text, without importing their modules."""
         rows = [(name, self.subcommands[name].summary) for name in self.list_commands(ctx) if name in self.subcommands]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -179,7 +182,7 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
 
 
 def _deliberate(error: Exception) -> KvbusError | None:
-    """Return the exception if it is a `KvbusError`, or the first one in an exception group. Otherwise return None."""
+    """Return the `KvbusError` that an exception is, or the first one in an exception group; otherwise None."""
     if isinstance(error, KvbusError):
         return error
     if isinstance(error, ExceptionGroup):

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _OK: Final = 200
 _BAD: Final = {400, 413}
-"""HTTP statuses with which the index refuses a malformed or too large question."""
+"""HTTP statuses with which the index refuses a query that is malformed or too large."""
 
 _IDLE_S: Final = 2.0
 
 _is_ambiguous: Final = re.compile(r"(?:[0-9]{2}){1,10}").fullmatch
-"""Matches a hash of decimal digits that may be an integer or a byte string in hexadecimal."""
+"""Match a hash of decimal digits that may be an integer or a byte string in hexadecimal."""
 _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
@@ -163,11 +163,11 @@ def token_ids(text: str) -> list[int]:
 
 
 async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
-    """Send a question to an index, and return the index's answer.
+    """Send a query to a running `kvbus index`, and return its answer.
 
     Raises:
         NoAnswerError: no answer comes within ``timeout`` seconds, or the index rejects the request.
-        click.UsageError: the question is malformed.
+        click.UsageError: the query is malformed.
     """
     from kvbus.tools.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
@@ -198,12 +198,12 @@ async def rebuild(
     copies: bool,
     curve: Curve | None,
 ) -> dict[str, Any]:
-    """Read the replay of each source once, and answer the question from the blocks that the replays describe.
+    """Answer a query without a running index: read the replay of each source once, and use the blocks in the replays.
 
     Raises:
         NoAnswerError: a source does not answer within ``timeout`` seconds.
         UnusableError: a source has no replay, or no token ids.
-        click.UsageError: a source or the question is malformed.
+        click.UsageError: a source or the query is malformed.
     """
     import msgspec  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 

@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from kvbus.transport.curve import Curve
 
 LOOK_AFTER_S: Final = 1.0
-"""Seconds without a message after which `explained` checks the endpoint, and seconds between two checks."""
+"""Number of seconds without a message after which `explained` checks the endpoint.
+
+It is also the time between two checks.
+"""
 
 DIAL_S: Final = 1.0
 """Maximum duration of one check of the endpoint, in seconds."""
 
 
 class UnreachableError(KvbusError):
-    """There is no publisher at the endpoint that a command reads."""
+    """No publisher is at the endpoint that a command was to read."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 async def obstacle(endpoint: str, curve: Curve | None) -> str:
-    """Dial an endpoint, and return the reason why no publisher is there.
-
-    Return an empty string if a publisher is there.
-    """
+    """Connect to an endpoint once, and return the reason why no publisher is there; empty if a publisher is there."""
     async with dial(endpoint, Role.SUB, seconds=DIAL_S, curve=curve) as dialled:
         found = dialled.outcome.no_publisher()
         return "" if found is None else found.text
@@ -41,14 +41,15 @@ async def obstacle(endpoint: str, curve: Curve | None) -> str:
 
 @contextlib.asynccontextmanager
 async def explained(endpoint: str, curve: Curve | None, heard: Callable[[], bool]) -> AsyncIterator[None]:
-    """Check the endpoint while the block runs, and print on standard error why no message comes from it.
+    """While the block waits for messages, print on standard error why no message comes from the endpoint.
 
-    A reason is printed once, until another reason replaces it. The checks end with the first message.
+    The endpoint is checked again and again until the first message has come. A reason is printed only if it differs
+    from the reason that was printed last.
 
     Args:
         endpoint: the endpoint that the command connects to.
         curve: the CURVE keys; None without CURVE.
-        heard: returns whether a message has come.
+        heard: function that returns whether a message has come.
 
     Raises:
         UnreachableError: at the end of the block no message has come, and no publisher is at the endpoint.

@@ -195,20 +195,21 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
 
 
 def _at_rank(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a rank.
+    """Return the endpoint of one rank, from the endpoint of rank 0.
 
-    Rank r is at the port plus r, unless the endpoint lets the system pick the port.
+    The port of rank r is the port of rank 0 plus r. If the system is to pick the port, the endpoint is the same for all
+    ranks.
     """
     return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 
 
 def _jobs(rank: int, **options: Any) -> Iterator[Job]:
     if options["trace"] is None:
-        # the engine truncates conversations longer than half of the pool
+        # Limit conversations to half of the block pool, because the simulated engine truncates longer ones.
         longest = min(4096, options["blocks"] * options["block_size"] // 2)
         return synthetic(options["seed"], rank, max_tokens=longest)
     jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])
-    # read the first request before a port is bound, to report an invalid file first
+    # Read the first request before a port is bound, so that an error in the file is the first one to be reported.
     return chain(list(islice(jobs, 1)), jobs)
 
 

@@ -84,7 +84,9 @@ def _text(value: object) -> str:
 
 
 def _contents(path: Path) -> dict[str, object]:
-    """Return the figures that ``kvbus state show`` prints about the database, or the reason why it cannot be read.
+    """Return the figures that ``kvbus state show`` prints about the database in ``path``.
+
+    If the database cannot be read, return the reason instead.
 
     Raises:
         InUseError: a running bus uses the directory.

@@ -82,9 +82,9 @@ class Printer:
 
 
 def to_json(update: Update, hashes: str = "number") -> dict[str, Any]:
-    """Return an update of the stream as a dictionary for JSON.
+    """Return an update of the stream as a dictionary for JSON. Its first key is ``kind``.
 
-    The first key is ``kind``. Byte hashes are hex strings. ``hashes`` is the form of integer hashes, one of
+    Byte hashes are written as hex strings. ``hashes`` says how integer hashes are written, as one of
     :data:`~kvbus.core.types.HASH_FORMS`.
     """
     plain: dict[str, Any] = {"kind": update.kind}
@@ -232,14 +232,15 @@ def _span(first: int, last: int | None) -> str:
 
 
 def _text(raw: bytes) -> str:
-    # escape unprintable characters, because an untrusted topic must not send control codes to the terminal
+    # Escape unprintable characters, so that a topic from an untrusted publisher cannot send control codes to the
+    # terminal.
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in raw.decode("utf-8", "backslashreplace"))
 
 
 async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, seconds: float | None) -> None:
     """Print the subscriber's updates until `count` batches have come or `seconds` seconds have passed.
 
-    None is no limit.
+    If `count` or `seconds` is None, it does not limit the time of watching.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

@@ -1,4 +1,4 @@
-"""Functions that run a command's coroutine until it ends or the user presses Ctrl-C, and that print its messages."""
+"""Run the coroutine of a command until it ends or the user presses Ctrl-C, and print messages to the user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]])
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until it ends or `stop` is set, which cancels it. Raise the exception that `work` raises."""
+    """Run the coroutine `work` until it ends. If the event `stop` is set first, cancel it.
+
+    An exception of `work` is raised here.
+    """
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:
