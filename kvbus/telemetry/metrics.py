@@ -30,20 +30,23 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTP
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 AT_ONCE: Final = 4
-"""Number of sources that a scrape reads in one iteration of the event loop. Between iterations, batches are handled."""
+"""Number of sources that a scrape reads in one iteration of the event loop.
+
+The loop can handle batches between two iterations, so a scrape of many sources does not delay them.
+"""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Observed(Protocol):
-    """The parts of a running bus that the metrics are read from."""
+    """The parts of a running bus from which the metrics are read."""
 
     relay: Relay
     process: ProcessStats
 
     @property
     def drivers(self) -> Sequence[Driver]:
-        """The driver of each output."""
+        """The driver of each output: the object that sends the output's batches and knows its routers."""
 
     @property
     def output_stats(self) -> Sequence[OutputStats]:
@@ -72,7 +75,8 @@ class Readings(NamedTuple):
 class RelayCollector(Collector):
     """The collector of all metrics of kvbus.
 
-    Label values come only from the configuration's names, the core's enums and the drivers' reasons, never from a peer.
+    The values of labels are names from the configuration, names of the core's enums, and names of the drivers' reasons
+    for drops. No label has text that an engine or a router has sent.
 
     Args:
         observed: the bus. The collector reads only its counters, so it may run in a thread.
@@ -135,7 +139,10 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 class Exposition:
-    """The producer of answers to ``/metrics``. Call `read` in the event loop, and then `render` in a thread."""
+    """The object that writes the answers to ``/metrics``.
+
+    Call `read` in the event loop, and then `render` in a thread.
+    """
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed

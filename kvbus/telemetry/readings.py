@@ -30,7 +30,10 @@ from kvbus.core.types import HASH_FORMS, Hash
 from kvbus.core.wire.frames import ASKS_REPLAY
 
 MAX_BEHIND_S: Final = 5.0
-"""Age in seconds of the oldest batch that a router lacks, above which kvbus has a finding about the router."""
+"""Number of seconds after which ``/routers`` reports a router as too slow.
+
+It is compared with the age of the oldest batch that the router lacks.
+"""
 
 
 class DiscoveryStats:
@@ -38,8 +41,8 @@ class DiscoveryStats:
 
     Args:
         name: name of the entry.
-        left_out: number of engines that the discovery lists but that are not sources at the moment, by reason. Every
-            reason is a key, even if its number is 0.
+        left_out: number of engines that the discovery lists but that are not sources at the moment, by reason. It has a
+            key for every possible reason, even if the number is 0.
     """
 
     def __init__(self, name: str, left_out: dict[str, int]) -> None:
@@ -50,16 +53,16 @@ class DiscoveryStats:
         self.changes: Counter[str] = Counter()
         """Number of changes of the sources, by kind: joined, left, moved to another address, or refused by kvbus."""
         self.records: Counter[str] = Counter()
-        """Number of records of a log that kvbus read but did not pass on, by reason."""
+        """If the discovery reads a log: number of records that were read but not passed to the relay, by reason."""
         self.lag = 0.0
-        """Seconds since the log was last read to its end; 0 without a log."""
+        """If the discovery reads a log: seconds since the log was last read to its end. Otherwise 0."""
         self.failures = 0
-        """Number of failed attempts to ask the discovery.
+        """Number of failed requests for the list of engines, for example to the Kubernetes API.
 
         After a failure kvbus keeps the engines that it found before.
         """
         self.failing = ""
-        """Why the newest attempt to ask the discovery failed; empty if the attempt succeeded."""
+        """Why the newest request for the list of engines failed; empty if it succeeded."""
 
 
 class Driver(Protocol):
@@ -82,14 +85,14 @@ class SourceReading(msgspec.Struct, frozen=True):
     """The values of one source at one moment.
 
     Attributes:
-        findings: the findings about the source.
+        findings: the problems of the source, as kvbus shows them to the operator.
         pending: number of missing batches that are neither recovered nor lost yet.
         queue_depth: number of batches in the reorder buffer.
-        unverified: number of batches of which kvbus does not know the epoch yet.
-        index_entries: number of blocks in the index: live blocks, and the coarse blocks and tail blocks that kvbus does
-            not announce.
+        unverified: number of live batches that wait until a replay shows to which epoch they belong.
+        index_entries: number of blocks in the index. It includes blocks that kvbus does not announce to routers: tail
+            blocks, and coarse blocks, whose tokens are also announced in smaller blocks.
         index_bytes: estimated memory of these blocks.
-        groups: number of KV-cache groups of which the engine has stored blocks in this epoch.
+        groups: number of KV-cache groups for which the engine has stored blocks in this epoch.
         blocks: number of live blocks by medium, as announced to routers; zero if the source is expired.
         examples: description of the first batch, event or block that kvbus refused or left out, by reason.
     """
@@ -127,13 +130,13 @@ class OutputReading(msgspec.Struct, frozen=True):
 
     Attributes:
         sequences: newest seq of each open stream, by the stream's slot; -1 if the stream has no batch.
-        views: number of views, which are separate streams for routers with limited rights.
+        views: number of views. A view is a separate stream for the routers whose keys have the same limited rights.
         withheld: number of stores that the views leave out, by reason.
         queue_max: number of batches that wait for the router with the longest queue.
-        behind_seconds: age of the oldest batch that some router lacks.
+        behind_seconds: age in seconds of the oldest batch that some router lacks.
         named: readings of the routers whose keys have a name, by this name.
-        stats: the driver's counters. The reading adds the malformed replay requests and the events of other groups,
-            which the relay counts.
+        stats: the driver's counters, and two counters of the relay: malformed replay requests, and events that were
+            dropped because they are of another KV-cache group than the output's.
     """
 
     name: str
@@ -158,7 +161,7 @@ class NamedRouter(msgspec.Struct):
     Attributes:
         queued: number of batches that wait for the router.
         behind: age of the oldest batch that the router lacks, in seconds.
-        dropped: number of batches that the router did not get live.
+        dropped: number of batches that kvbus dropped for this router, because it reads too slowly.
     """
 
     queued: int = 0
@@ -173,8 +176,8 @@ MAX_NAMED: Final = 100
 def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
     """Yield the slot and a reading of each source.
 
-    Only the sources that exist at the first step are read. A source that is removed or replaced before it is read is
-    skipped.
+    The list of sources is copied at the first step, because sources may change between two steps. A source that is
+    removed or replaced before it is read is skipped.
     """
     at_first = relay.sources.copy()
     for slot, source in enumerate(at_first):
@@ -238,9 +241,11 @@ def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
 
 
 def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) -> OutputReading:
-    """Return a reading of the first of ``outputs``. The rest of ``outputs`` are its views.
+    """Return a reading of a configured output, which is the first of ``outputs``.
 
-    The counters and journals of the views are included, but not their seqs.
+    The rest of ``outputs`` are its views.
+
+    The reading includes the counters and journals of the views, but not the seqs of their streams.
     """
     counted = _copied(stats)
     output, spec = outputs[0], outputs[0].spec
@@ -289,7 +294,10 @@ RouterKey = tuple[str, int, str, float]
 
 
 class RouterReading(NamedTuple):
-    """A connection of a router, with the name of the output and the findings about the router."""
+    """The reading of one connection of a router: name of the output, state of the connection, and findings.
+
+    A finding is a problem of the router, as kvbus shows it to the operator.
+    """
 
     output: str
     router: RouterView
@@ -318,7 +326,8 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
         return
     facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
     dropped, at = router.dropped_batches, router.state_sent_at
-    # kvbus's own subscribers also subscribe to ASKS_REPLAY, which is not a topic of batches
+    # Leave out ASKS_REPLAY. A kvbus or a client of kvbus also subscribes to it, to show that it requests replays. No
+    # batch has this topic, so it does not explain why the router gets nothing.
     topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]
     if router.state == "idle" and topics and router.stream in output.open_streams:
         topic = output.open_streams[router.stream].topic
@@ -344,21 +353,21 @@ def _copied(stats: OutputStats) -> OutputStats:
 class LiveBlocks:
     """A copy of a source's live blocks, from which ``/blocks`` is written.
 
-    Copying is cheap: only dictionaries are copied.
+    Making the copy is cheap, because it copies dictionaries and shares the blocks in them.
     """
 
     def __init__(self, source: Source) -> None:
         self._label = source.spec.label
         self._rank = source.rank
-        # kvbus has cleared the blocks of an expired source at the routers
+        # Show no blocks of an expired source, because kvbus has cleared them at the routers.
         self._index = Index() if source.expired else source.normalizer.index.copy()
         self._copies = {key: table.copies.copy() for key, table in source.normalizer.index.tables.items()}
 
     def lines(self, hashes: str = "number") -> Iterator[dict[str, Any]]:
         """Yield the lines of ``/blocks``. Each line describes one live block as kvbus announces it to routers.
 
-        On each medium, a parent comes before its children. ``hashes`` is the form of integer hashes, one of
-        :data:`~kvbus.core.types.HASH_FORMS`.
+        Of the blocks on one medium, a parent comes before its children. ``hashes`` says how integer hashes are written,
+        as one of :data:`~kvbus.core.types.HASH_FORMS`.
         """
         written = HASH_FORMS[hashes]
         for key, chunk, first, end in runs(self._index):

@@ -13,7 +13,10 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-"""Reasons for which the ZeroMQ driver drops a batch. A reason of another driver appears when that driver counts it."""
+"""Reasons for which the ZeroMQ driver drops a batch.
+
+These reasons are shown as 0 from the start. The reasons of other drivers are shown when they are first counted.
+"""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 WITHHELD: Final = ("rights", "unknown_parent")
 REPLAY_OUTCOMES: Final = (
@@ -34,18 +37,18 @@ CALL_OUTCOMES: Final = (
 
 
 class Row(NamedTuple):
-    """A metric of the sources, the outputs, the discoveries, a front or the process.
+    """A row of the table: one metric of the sources, the outputs, the discoveries, an API proxy (front) or the process.
 
     Attributes:
         name: the metric's name without ``kvbus_``. A name that ends in ``_total`` is a counter, every other one a
             gauge.
         text: the help text.
-        read: reads the value from an item, such as the reading of a source. With a label the value is a dictionary.
-            Without a label it is a number, or an object that counts as 1 if it is true.
+        read: function that returns the metric's value from an item, such as the reading of a source. If the metric has
+            a label, the value is a dictionary. Otherwise it is a number, or an object that counts as 1 if it is true.
         label: the name of the label that distinguishes the values of a dictionary; empty for a single value.
-        keys: label values that are shown from the start, as 0.
-        part: a part of ``OutputStats.parts``, such as ``replay``; empty for every output. Outputs without this part do
-            not have the metric.
+        keys: label values that are shown with the value 0 until they are counted for the first time.
+        part: a part of ``OutputStats.parts``, such as ``replay``. Only outputs with this part have the metric. If it is
+            empty, all outputs have the metric.
     """
 
     name: str
@@ -65,7 +68,10 @@ def row(
     *,
     part: str = "",
 ) -> Row:
-    """Return a row of the table. ``read`` is a function, or the dotted name of an item's attribute with the value."""
+    """Return a row of the table.
+
+    ``read`` is a function that returns the value from an item, or the dotted name of the item's attribute.
+    """
     return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys, part)
 
 
