@@ -1,4 +1,7 @@
-"""Tests that no input costs more for each of its bytes than its budget allows, as far as a short search finds."""
+"""Tests that no input costs more for each of its bytes than the budget.
+
+A short random search looks for such inputs.
+"""
 
 import pytest
 
@@ -16,8 +19,7 @@ def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
 def test_hundreds_of_tables_and_clears_that_leave_them():
     """A short search does not find this input.
 
-    A core that looks at each table for each event would execute 100 instructions
-    for each byte.
+    A core that looks at each table for each event would execute 100 instructions for each byte.
     """
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     tables = [

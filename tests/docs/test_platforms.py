@@ -1,5 +1,6 @@
-"""Tests for the pages of platforms: they show the files of deploy/, and their commands work as far as tests can run
-them.
+"""Tests for the pages of platforms.
+
+The pages show the files of deploy/ as they are. Their commands are run as far as that is possible without a cluster.
 """
 
 from __future__ import annotations
@@ -69,8 +70,7 @@ def typed(page: Path) -> list[str]:
 def test_what_is_typed_has_what_it_reads(page: Path) -> None:
     """The test runs each `sed` command. A folder must have a kustomization.
 
-    A file of values must be shown on the page, or be
-    written by an earlier command.
+    A file of values must be shown on the page, or be written by an earlier command.
     """
     known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
     for line in typed(page):

@@ -103,7 +103,7 @@ class Tenant(RouterOnASet):
 
 
 class Rebuilds(Tenant):
-    """A tenant that gets all its blocks from replays."""
+    """A tenant that gets its blocks from replays, and no state on subscription."""
 
     rebuilds = True
 
@@ -366,9 +366,8 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
 
 
 async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
-    """The engine has removed the beginning of a chain before kvbus restarts, so only kvbus's state knows whose
-    blocks the rest
-    of the chain are.
+    """The engine has removed the beginning of a chain before kvbus restarts, so only kvbus's state knows whose blocks
+    the rest of the chain are.
     """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state")}
     async with running_bus(output=keys.output, key_reload_interval=0, **settings) as bus:
@@ -402,8 +401,7 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
 async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
     """A pattern in the allow-list applies to the present sources. A new source that matches becomes readable.
 
-    A source that
-    takes its slot later may not match.
+    A source that takes its slot later may not match.
     """
     keys.write(a="sources=mine-*", all="")
     fleet = Fleet(["mine-1", "other-1"], output=keys.output, key_reload_interval=0)

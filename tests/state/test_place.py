@@ -51,7 +51,10 @@ def somebody_elses(path: Path) -> None:
 
 
 class Machine:
-    """A simulated machine, on which every base directory is a directory of the test."""
+    """A simulated machine, on which all directories that kvbus tries for its state are directories of the test.
+
+    They stand for ``$STATE_DIRECTORY``, ``$XDG_RUNTIME_DIR``, /dev/shm, /var/lib/kvbus and ~/.local/state.
+    """
 
     def __init__(self, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.directory = directory
@@ -162,10 +165,9 @@ class TestAgain:
 
     @pytest.mark.parametrize("furthest", ["told", "memory"])
     def test_of_several_the_one_whose_numbering_has_got_furthest(self, machine: Machine, furthest: str):
-        """A bus that was started with different environment variables has two directories.
+        """Two directories exist, because kvbus was started with different environment variables.
 
-        With the older one, its seqs would go
-        back.
+        It uses the one that has reserved the highest seqs. With the other one, its seqs would go back.
         """
         for base in ("told", "memory", "home/.local/state"):
             machine.place(base).mkdir(mode=0o700, parents=True)
