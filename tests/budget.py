@@ -1,8 +1,7 @@
 """Measure the CPU seconds of each directory of tests, and compare them with its budget in budgets.toml.
 
 The CPU seconds include those of processes that the tests started and waited for. ``TEST_BUDGETS=1`` (`.ci/run`) prints
-the
-table, and fails the session if a directory takes more than :data:`GRACE` times its budget.
+the table, and fails the session if a directory takes more than :data:`GRACE` times its budget.
 """
 
 from __future__ import annotations

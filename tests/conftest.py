@@ -2,8 +2,7 @@
 
 Hypothesis is short and repeatable by default, twice as long with ``TEST_LONG=1``, and long and random with
 ``HYPOTHESIS_PROFILE=soak``. A test that does not set ``state_dir`` keeps its state in pytest's temporary directory, so
-that
-no state remains on the machine.
+that no state remains on the machine.
 """
 
 import gc

@@ -15,8 +15,7 @@ LOWEST, HIGHEST = 10_000, 32_000
 """The ports for tests, below the range of the operating system for outgoing connections.
 
 In that range, a client that dials an engine before the engine listens may get the engine's own port as its local port.
-It
-then connects to itself, and the engine can never bind the port.
+It then connects to itself, and the engine can never bind the port.
 """
 
 

@@ -22,8 +22,7 @@ TOGETHER: Final = (
 """Prefixes of test ids. All tests with the same prefix run in one worker.
 
 The same holds for the cases ``kafka`` of all suites and for Kafka's own tests, so that only one broker runs. It also
-holds
-for ``nats`` and ``redis``.
+holds for ``nats`` and ``redis``.
 """
 
 

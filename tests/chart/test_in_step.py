@@ -55,8 +55,7 @@ def test_a_value_without_a_comment_is_found() -> None:
 def test_the_installed_version_is_that_of_the_project() -> None:
     """`kvbus --version` and the metrics show the installed version.
 
-    The test fails in an environment that was installed before
-    the project's version changed.
+    The test fails in an environment that was installed before the project's version changed.
     """
     assert VERSION == sync.VERSION, "out of step: make setup"
 

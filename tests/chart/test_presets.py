@@ -79,8 +79,7 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
 def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
     """The engine and its routers dial one port on loopback. The engine's replay port does not change.
 
-    From outside the pod, only
-    kvbus's HTTP port is reachable.
+    From outside the pod, only kvbus's HTTP port is reachable.
     """
     release = render({"kvbus": {"router": "dynamo", "interpose": True, "dataParallelSize": 2}})
     config = told(release, tmp_path)

@@ -144,8 +144,7 @@ def test_a_trimmed_replay_is_a_loss_at_once():
 def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
     """kvbus answers like this: the clear voids all earlier batches, and the state follows.
 
-    Earlier requests without an answer
-    no longer matter then.
+    Earlier requests without an answer no longer matter then.
     """
     stream = Stream()
     stream.connected()

@@ -1,8 +1,7 @@
 """Random worlds for the client's sequencing: whatever the network does, the view must equal the publisher's state.
 
 ``python -m tests.client.walk --steps 1000000`` runs them for a long time. Each world has its own seed. The program
-prints
-the seeds of the worlds that fail, and then exits with code 1.
+prints the seeds of the worlds that fail, and then exits with code 1.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ class Subscription:
     """A publisher that keeps its complete history, a bad network, and the client's sequencing state machine.
 
     The network cannot do what TCP cannot do: frames of a restarted publisher arrive only after the old connection broke
-    and a
-    new one is open. The client retries requests for ever, so it may report no loss.
+    and a new one is open. The client retries requests for ever, so it may report no loss.
     """
 
     def begin(self, mode: str, compacting: bool, ids: bool, held: int, journal: int, before: int) -> None:

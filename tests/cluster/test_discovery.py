@@ -1,8 +1,7 @@
 """Tests for discovery by a real Kubernetes watch.
 
 Engines appear and leave, the API server stops and returns, a watch expires, and a token is rotated. No kubelet runs: a
-test
-creates the objects and sets the engines' addresses, as a kubelet would.
+test creates the objects and sets the engines' addresses, as a kubelet would.
 """
 
 from __future__ import annotations

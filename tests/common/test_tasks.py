@@ -80,8 +80,7 @@ async def test_a_cancellation_that_was_lost_is_not_the_last_one():
 async def test_who_is_told_again_while_it_ends_tasks_ends_them_first(monkeypatch):
     """Two nested tasks call `end_tasks` with the same patience.
 
-    The outer call cancels its task again while that task still
-    waits for the tasks that it started itself.
+    The outer call cancels its task again while that task still waits for the tasks that it started itself.
     """
     monkeypatch.setattr(tasks, "AGAIN", 0.5)
     done = []

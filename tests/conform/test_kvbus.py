@@ -31,8 +31,7 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
     """Clause 11.3. After a reboot, kvbus does not know whether the output existed before.
 
-    Its routers' subscriptions show the
-    epoch.
+    Its routers' subscriptions show the epoch.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

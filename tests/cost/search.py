@@ -1,12 +1,9 @@
 """Search inputs that cost much for their size: ``python -m tests.cost.search --seed 1 --inputs 100000``.
 
 Each input is a stream of valid and invalid batches of one engine, given to the real core. The cost is counted, not
-timed.
-The search changes the most expensive inputs a little, again and again, and so finds still more expensive ones. It
-compares
-inputs by the executed lines of code for each byte; every iteration of a loop counts its lines again. For inputs near
-the
-maximum so far, it also counts bytecode instructions, which takes six times as long.
+timed. The search changes the most expensive inputs a little, again and again, and so finds still more expensive ones.
+It compares inputs by the executed lines of code for each byte; every iteration of a loop counts its lines again. For
+inputs near the maximum so far, it also counts bytecode instructions, which takes six times as long.
 """
 
 from __future__ import annotations

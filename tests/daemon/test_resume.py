@@ -114,8 +114,8 @@ def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
 def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
     """The saved state counts copies by the old rule.
 
-    With ``duplicates: last``, the engine sends one removal for all copies, so
-    a block with several counted copies would stay live for ever.
+    With ``duplicates: last``, the engine sends one removal for all copies, so a block with several counted copies would
+    stay live for ever.
     """
     with process(config, tmp_path):
         pass

@@ -181,8 +181,7 @@ def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() ->
 def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
     """The forge would insert an expression's value, such as a branch's name, into the script and run it as code.
 
-    The value of an
-    environment variable is not run.
+    The value of an environment variable is not run.
     """
     assert not [text for text in commands(path) if "${{" in text]
 

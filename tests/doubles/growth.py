@@ -35,8 +35,7 @@ def ends(samples: Sequence[float]) -> tuple[float, float]:
     the end.
 
     Both medians are of equally many samples. The warm-up does not count, because a process keeps the memory that its
-    first
-    long answers needed. Memory that grows after the warm-up is a leak.
+    first long answers needed. Memory that grows after the warm-up is a leak.
     """
     part, warm = max(3, len(samples) // 8), len(samples) // 3
     return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
@@ -59,8 +58,7 @@ class Samples:
         verdict.
 
         The verdict ``grown`` is whether the value grew by more than `SLACK` permits. Return an empty dict if there are
-        fewer
-        than `ENOUGH` samples.
+        fewer than `ENOUGH` samples.
         """
         if len(self.at) < ENOUGH:
             return {}

@@ -233,8 +233,7 @@ class QuickProcess(Process):
     """A `Process` that starts within milliseconds. A helper process has imported every module and forks it.
 
     A normal start takes 500 ms. The process writes a checkpoint after 64 KiB of write-ahead log instead of 128 MiB, so
-    that
-    some kills interrupt the writing of a checkpoint.
+    that some kills interrupt the writing of a checkpoint.
     """
 
     def __init__(self, directory: Path, *, keeps_state: bool) -> None:

@@ -106,8 +106,7 @@ class PlainSetRouter:
         """Return for each block a hash of the prefix that ends with the block.
 
         The hash is the hex SHA-256 of all tokens from the root to the end of the block, with four little-endian bytes
-        per
-        token.
+        per token.
         """
         return {
             hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in self.path(group, block))).hexdigest()

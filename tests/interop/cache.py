@@ -1,8 +1,7 @@
 """A simulated engine's cache. Every router can read its batches, so only lost or late batches make a router wrong.
 
 Each event has one block, each block has one copy, and leaves are evicted first. Events have the form of vLLM 0.33, or
-the
-positional form of vLLM 0.14. `test_dynamo_captures` tests how routers read dialects, copies and tiers.
+the positional form of vLLM 0.14. `test_dynamo_captures` tests how routers read dialects, copies and tiers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run Dynamo's real standalone KV indexer as a subprocess, and return its index as comparable sets.
 
 The tests import nothing of Dynamo. The indexer has its own virtual environment, which ``TEST_DYNAMO_PYTHON`` names, and
-the
-tests use only its HTTP interface.
+the tests use only its HTTP interface.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Run the Go programs of ``tests/interop/gozmq`` as processes: peers on go-zeromq, which llm-d and its simulator use.
 
 go-zeromq has its own implementation of ZMTP. It answers no ZMTP command: it gives the PING of a heartbeat to the
-program as a
-message of one frame.
+program as a message of one frame.
 """
 
 from __future__ import annotations

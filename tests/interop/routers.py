@@ -1,8 +1,7 @@
 """The interface of a router under test, with functions to start it on streams, to ask for its blocks, and to stop it.
 
 Routers of other projects run as processes that read lines of JSON and answer with lines of JSON. The first line names
-the
-streams. Each further line names the blocks to look for.
+the streams. Each further line names the blocks to look for.
 """
 
 from __future__ import annotations

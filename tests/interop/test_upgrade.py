@@ -77,8 +77,7 @@ class Subscriber:
         """Return the jumps of the seqs, the number of clears, and the longest silence in seconds.
 
         Only batches from position ``first`` on count. A jump is a tuple of the seqs before and after it, and whether
-        the batch
-        after it clears, as the first batch of a state does.
+        the batch after it clears, as the first batch of a state does.
         """
         seen = self.batches[first:]
         pairs = list(itertools.pairwise(seen))

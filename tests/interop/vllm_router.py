@@ -1,8 +1,8 @@
 """Run the vLLM router by the command in its page, before a test's worker that generates nothing.
 
 The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32
-answers
-404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it credits.
+answers 404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it
+credits.
 """
 
 from __future__ import annotations

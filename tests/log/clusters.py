@@ -1,8 +1,7 @@
 """Clusters as in real installations: three servers of Kafka or NATS, or a Redis with a replica and Sentinels.
 
 Each cluster is started once and shared by its tests. Tests kill single members, and start them again at the same
-addresses
-with their data.
+addresses with their data.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulate several engines in one process. Each has a full cache and its own endpoints.
 
 The process reads commands as lines of JSON from stdin. ``{"do": "run", "rate": 2}`` lets each engine publish two
-batches a
-second, at random times. ``{"do": "pause", "truth": PATH}`` stops them, and writes the blocks that each engine holds.
+batches a second, at random times. ``{"do": "pause", "truth": PATH}`` stops them, and writes the blocks that each engine
+holds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A region whose parts are replaced one after the other while its engines publish.
 
 The engines, one leaf for each engine, the log's server and two aggregators are processes. When an aggregator ends, one
-of
-its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start at
-each
-quiet point. Each router must then hold the engines' blocks.
+of its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start
+at each quiet point. Each router must then hold the engines' blocks.
 """
 
 from __future__ import annotations

@@ -283,8 +283,7 @@ def test_heartbeats_are_no_other_epoch() -> None:
 def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
     """The first relay's journal lacks batches that a probe requests, and later batches that the last relay has missed.
 
-    It
-    answers with a state, which the last relay must not take for another epoch.
+    It answers with a state, which the last relay must not take for another epoch.
     """
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):
@@ -307,8 +306,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
     """The last relay notices missing batches by the next batch or by a reconnection.
 
-    The journal no longer has them, so the
-    answer is a state.
+    The journal no longer has them, so the answer is a state.
     """
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):

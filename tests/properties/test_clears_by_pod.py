@@ -187,8 +187,7 @@ def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it
 def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
     """After kvbus has learned a block size, it announces the rank's blocks again under new hashes.
 
-    It must send removals of
-    the old hashes, because a clear would also remove the blocks of the other rank.
+    It must send removals of the old hashes, because a clear would also remove the blocks of the other rank.
     """
     stage = PodStage(2, 100, "llm-d")
     stage.handle(BatchReceived(1, batch(1, store([9], tokens=list(range(4)), block_size=4))))

@@ -214,8 +214,7 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
 def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, sources, journal, kind, data):
     """The router keeps the received part of a broken answer and requests the rest, as llm-d does.
 
-    Other batches are published
-    in between.
+    Other batches are published in between.
     """
     stage = Stage(sources, journal, kind)
     for source, wanted in before:

@@ -142,8 +142,8 @@ class Lru:
 WORKLOADS = list(product([([1], [1]), ([1],), ([],), ([2],)], repeat=4))
 """Sequences of four workloads.
 
-A workload is one block in two simultaneous requests, that block in one request, a request
-without a full block, or another block.
+A workload is one block in two simultaneous requests, that block in one request, a request without a full block, or
+another block.
 """
 
 

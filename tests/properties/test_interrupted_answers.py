@@ -103,8 +103,7 @@ def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypat
     """This is a limit that docs/PROTOCOL.md states: a router has to repeat its request until an answer ends with END.
 
     Batch 2 is lost, the journal no longer has it, and the later batches wait in the live queue. The answer is a state
-    in
-    the seqs from 2. It breaks off after its first batch, and the live queue continues with the next seq.
+    in the seqs from 2. It breaks off after its first batch, and the live queue continues with the next seq.
     """
     stage = stage_of(1, 1, filled=True)
     cut_states(monkeypatch, 1)

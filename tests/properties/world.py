@@ -268,8 +268,7 @@ class Router(RankedRouter):
         It may therefore hold dead blocks.
 
         This is permitted for profiles whose routers clear by pod, if each rank has its own stream. kvbus sends no clear
-        while
-        another rank has blocks, because connections are not ordered against each other
+        while another rank has blocks, because connections are not ordered against each other
         (docs/decisions/profiles-of-routers.md).
         """
 

@@ -1,8 +1,7 @@
 """The real vLLM router in front of two real engines with small block pools, with the engines' events or with kvbus's.
 
 Eight conversations have eight turns each. Before each request kvbus's client says which engine has its longest prefix.
-The
-engine's answer says how many tokens of the prompt it had in its cache.
+The engine's answer says how many tokens of the prompt it had in its cache.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 ``python -m tests.spec.decoders ENGINE DIRECTORY`` uses the engine in the directory ENGINE, which ``.ci/engines.sh`` has
 made. It prints a JSON object with the result for each vector: an empty string if the decoder reads all payloads,
-otherwise
-its error for the first payload that it cannot decode.
+otherwise its error for the first payload that it cannot decode.
 """
 
 from __future__ import annotations

@@ -145,8 +145,7 @@ async def test_another_source_at_the_port():
 async def test_the_doctor_knows_both_roles():
     """While a bus runs, the doctor dials the port as a router.
 
-    Without a bus, it listens at the port itself, where routers may
-    also dial. Neither gives a problem.
+    Without a bus, it listens at the port itself, where routers may also dial. Neither gives a problem.
     """
 
     async def problems():

@@ -34,8 +34,7 @@ COMPARED_EVERY: Final = 5
 async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: bool) -> None:
     """The test kills kvbus, or raises MemoryError in it.
 
-    If kvbus keeps its state, the engine's replay buffer is small and no
-    longer contains the first batches.
+    If kvbus keeps its state, the engine's replay buffer is small and no longer contains the first batches.
     """
     rng = random.Random(0)
     buffer = 1000 if keeps_state else 10_000

@@ -132,8 +132,7 @@ def _lose_the_state(directory: Path) -> None:
 async def test_beside_ports_that_follow_the_list() -> None:
     """A source takes the slot of another one. The stream at the slot's port continues.
 
-    Of the topics, one stream ends and
-    another begins.
+    Of the topics, one stream ends and another begins.
     """
     ports = ports_in_a_row(4)
     output = {"name": "routers", "endpoint": at(ports), **OUTPUT}
@@ -174,9 +173,8 @@ async def test_dialling_out() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
-    """Sources join, leave and change their order. kvbus restarts with and without its state, and routers
-    disconnect. kvbus
-    keeps at most six sources.
+    """Sources join, leave and change their order. kvbus restarts with and without its state, and routers disconnect.
+    kvbus keeps at most six sources.
     """
     rng = random.Random(seed)
     names = "abcdefghij"

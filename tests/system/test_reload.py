@@ -281,8 +281,7 @@ def test_sighup(tmp_path: Path):
 def test_a_config_map_that_changes(tmp_path: Path):
     """kvbus notices the change without a signal. It applies the log level and names other keys once.
 
-    After a thousand changes
-    of the file, the last one applies.
+    After a thousand changes of the file, the last one applies.
     """
 
     async def main() -> None:

@@ -1,9 +1,8 @@
 """Tests that routers which never request a replay have the exact blocks.
 
 The routers join late, stall, lose their connection, or come by the hundred, and kvbus restarts. Some routers apply
-every
-batch, as real ones do. Others drop batches by their seq and request missing ones. The engine is simulated and knows its
-true blocks.
+every batch, as real ones do. Others drop batches by their seq and request missing ones. The engine is simulated and
+knows its true blocks.
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
     """Run an async test once on asyncio and once on uvloop. An exception in a callback of the loop fails the test.
 
     Without ``TEST_LONG``, run it only on uvloop, which the daemon uses. A test that expects exceptions in callbacks
-    removes
-    them from the fixture ``raised``, which is the loop's list of exceptions.
+    removes them from the fixture ``raised``, which is the loop's list of exceptions.
     """
 
     @functools.wraps(test)

@@ -207,9 +207,8 @@ async def test_a_slow_link_is_never_given_up(context):
 
 @both_loops
 async def test_shares_are_bytes_and_not_messages(context):
-    """A client with large batches and a client with small batches get equally many bytes, so they finish at about
-    the same
-    time.
+    """A client with large batches and a client with small batches get equally many bytes, so they finish at about the
+    same time.
     """
 
     class Mixed(Served):

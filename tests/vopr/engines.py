@@ -179,8 +179,7 @@ class _Socket:
         """Return whether the process is paused. If it is, call ``again`` shortly after the end of the pause.
 
         libzmq's own threads pause with the process, and resume a little later. So timers that are due run before the
-        process
-        sees the messages that arrived during the pause.
+        process sees the messages that arrived during the pause.
         """
         until = self.loop.paused_until
         if until <= self.schedule.now:

@@ -136,8 +136,7 @@ OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "t
 async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
     """A router that never requests a replay and the client library read the same streams.
 
-    With kvbus before them, both keep
-    the cases, whatever the engine does.
+    With kvbus before them, both keep the cases, whatever the engine does.
     """
     never = [case for case in CASES if case.name in {"loss", "tail-loss", "reordered", "restart", "late-join"}]
     async with running_bus(source={"clears": "all"}, output={"heartbeat": 1.0, "profile": "vllm"}) as bus:

@@ -2,8 +2,7 @@
 again.
 
 Such a store has the tokens of all its blocks and the hashes of some of them, in order. ``parent_block_hash`` is the
-block
-before the first block, and may never have been stored.
+block before the first block, and may never have been stored.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Make tiny models without weights, adapters and a tokenizer, with the engine's own Python: python models.py DIRECTORY.
 
 The engine makes random weights (``--load-format dummy``). The tokenizer knows only single bytes, because prompts are
-token
-ids.
+token ids.
 """
 
 from __future__ import annotations
