@@ -14,22 +14,21 @@ from kvbus.core.numbered import LAST
 from kvbus.parts.log.record import RANDOM_BITS, TURN_BITS, Epoch
 
 START: Final = 0
-"""A position before all records that a log can have of a stream."""
+"""A position that is before every record of a stream in a log."""
 
 
 TICKS: Final = 32
-"""Number by which the clock's turn rises in a second.
+"""Number of units in a second, in which the present time is used as the number of a writer's turn.
 
-The clock's turn is the time since 1970 in this unit.
-
-It fits into :data:`TURN_BITS` bits until 2106.
+A turn is the time in which one writer owns a stream. See :func:`now_as_turn`. The number of such units since 1970 fits
+into :data:`TURN_BITS` bits until 2106.
 """
 
 UNREACHABLE: Final = "unreachable"
 
 
 class FencedError(Exception):
-    """Another writer has claimed the stream, so this writer cannot append any more.
+    """Another writer has claimed the stream, so this writer cannot append any more records.
 
     The records that this writer has already appended stay in the log.
     """
@@ -52,7 +51,10 @@ class UnavailableError(Exception):
 
 
 Refused = deque[tuple[str, str]]
-"""Names of streams and records that were refused, each after the reason. The same refusal may occur several times."""
+"""A queue of refusals by a log. Each has the reason, and the name of the stream or record that kvbus cannot read.
+
+The same refusal may occur several times.
+"""
 
 MAX_REFUSED: Final = 1000
 """Maximum number of refusals that a log keeps until its caller counts and removes them."""
@@ -67,9 +69,9 @@ SAME_NAME: Final = "same_name"
 class Entry(NamedTuple):
     """One record in a log, with the key of its stream.
 
-    ``position`` ascends along a stream. Positions of different streams cannot be compared. Reading continues at
-    ``position + 1``. A log that has lost its records may begin again at lower positions. A reader then continues at the
-    first record that the log has.
+    ``position`` ascends along a stream. Positions of different streams cannot be compared. After this record, a reader
+    continues at ``position + 1``. A log that has lost its records may begin again at lower positions. A reader then
+    continues at the first record that the log has.
 
     ``time`` is when the log got the record, in seconds by the log's own clock. It can only be compared with the
     ``time`` of another entry, and the clocks of the log's servers may differ. In Kafka without LogAppendTime, the
@@ -85,6 +87,8 @@ class Entry(NamedTuple):
 class Pointer(msgspec.Struct, array_like=True, frozen=True):
     """The place at which a new reader begins to read one stream: the stream's newest state.
 
+    A state is the live blocks of the stream, as records. A CLEAR is the first of them.
+
     Attributes:
         epoch: the newest epoch of the stream.
         seq: the seq of the CLEAR with which the newest complete state begins; -1 if this epoch has no complete state
@@ -99,9 +103,10 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Writer(Protocol):
-    """The writer of one stream for one *turn*, which lasts until it is closed, fails, or is fenced.
+    """The writer of one stream for one *turn*. The turn lasts until the writer is closed, fails, or is fenced.
 
-    ``epoch`` identifies the turn. It is greater than the epoch of every earlier turn.
+    A writer is fenced when another writer claims the stream. ``epoch`` identifies the turn. It is greater than the
+    epoch of every earlier turn of the stream.
     """
 
     epoch: int
@@ -109,7 +114,7 @@ class Writer(Protocol):
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records to the stream in this order, and return the position of the last one.
 
-        After the call has returned, the records survive every failure that the log promises to survive.
+        When the call returns, the log's servers have stored the records as safely as they are configured to.
 
         Raises:
             FencedError: another writer has claimed the stream. None of these records is in the log.
@@ -118,15 +123,17 @@ class Writer(Protocol):
         """
 
     async def point(self, pointer: Pointer) -> None:
-        """Replace the stream's pointer.
+        """Replace the stream's pointer, at which a new reader begins.
 
         Raises:
-            FencedError: another writer has claimed the stream. Its pointer stays in the log.
+            FencedError: another writer has claimed the stream. The pointer of that writer stays in the log.
             UnavailableError: the log failed. It has either the new pointer or the former one.
         """
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the log still has the records from this position on.
+        """Return whether the log still has all of the stream's records from ``position`` on.
+
+        The log may have deleted the oldest records, because it keeps them only for a limited time.
 
         Raises:
             UnavailableError: the log does not answer. The writer may continue nevertheless.
@@ -149,20 +156,19 @@ class Reader(Protocol):
         """
 
     async def ends(self) -> dict[str, int]:
-        """Return a mark for each stream, which stands for the present end of the stream.
+        """Return a number for each stream, which stands for the present end of the stream.
 
-        :meth:`reached` returns at least this mark once :meth:`take` has returned everything that the log has now.
+        Once :meth:`take` has returned everything that the log has now, :meth:`reached` returns at least this number. So
+        the caller knows when it has read a stream to its end.
 
         Raises:
             UnavailableError: the log cannot be reached.
         """
 
     async def reached(self, key: str) -> int:
-        """Return the mark up to which a stream is read.
+        """Return a number that says how far the stream is read. It can be compared with the number from :meth:`ends`.
 
-        It can be compared with the marks of :meth:`ends`.
-
-        :meth:`take` has returned every record up to this mark that the log has.
+        :meth:`take` has returned every record that the log had up to the place for which this number stands.
         """
 
     async def close(self) -> None:
@@ -170,7 +176,7 @@ class Reader(Protocol):
 
 
 class Log(Protocol):
-    """A log that keeps each stream's records, and one pointer for each stream, under the stream's key.
+    """A log, which has the records of each stream and one pointer for each stream. A stream is identified by its key.
 
     Attributes:
         refused: names of streams and records that this version cannot read. The caller counts and removes them.
@@ -181,7 +187,7 @@ class Log(Protocol):
     async def claim(self, key: str) -> Writer:
         """Become the writer of a stream.
 
-        When this returns, the former writer cannot append any more.
+        When this method returns, the former writer of the stream cannot append any more.
 
         Raises:
             UnavailableError: the stream was not claimed. The former writer may be fenced nevertheless. Claim the stream
@@ -189,7 +195,7 @@ class Log(Protocol):
         """
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the newest pointer of every stream, or only that of the stream with this key.
+        """Return the newest pointer of every stream. With ``key``, return only the pointer of the stream with this key.
 
         A pointer that cannot be read is left out, and added to :attr:`refused`.
 
@@ -198,9 +204,9 @@ class Log(Protocol):
         """
 
     async def read(self, starts: Mapping[str, int]) -> Reader:
-        """Open a reader of these streams.
+        """Open a reader of several streams.
 
-        ``starts`` has the position of the first record to read, by stream.
+        ``starts`` has the position of the first record to read, by the key of the stream.
 
         Raises:
             UnavailableError: the log cannot be reached.
@@ -208,31 +214,33 @@ class Log(Protocol):
 
 
 def now_as_turn() -> int:
-    """Return the present time as the number of a turn: the seconds since 1970 times :data:`TICKS`."""
+    """Return the present time as the number of a writer's turn: the seconds since 1970 times :data:`TICKS`."""
     return int(time.time() * TICKS)
 
 
 def next_epoch(last: int) -> int:
-    """Return an epoch that is greater than ``last``, the newest known epoch of a stream; 0 if none is known.
+    """Return an epoch for the next writer of a stream. It is greater than ``last``.
 
-    The upper bits of an epoch are the number of the writer's turn. It is at least the present time as a turn. So no
-    number is used twice, even if the log has lost everything and the writer remembers nothing. If the clock was also
-    set back, the random lower bits distinguish the two epochs. If the next turn does not fit, because another program
-    wrote the pointer, the present time as a turn is used.
+    ``last`` is the newest known epoch of the stream; 0 if none is known.
+
+    The upper bits of an epoch are the number of the writer's turn, which is at least the present time as a number. So
+    no number is used twice, even if the log has lost everything and the writer remembers nothing. If the clock was also
+    set back, the random lower bits distinguish the two epochs. If the next number of a turn has too many bits, because
+    another program wrote the pointer, the present time is used.
     """
     turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
     return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)
 
 
 def next_turn(last: Pointer | None, former: int = 0) -> Pointer:
-    """Return the pointer of a stream's next writer.
+    """Return the pointer that the next writer of a stream stores when it claims the stream.
 
-    The next writer has no state in the log yet. So the position is that of the last pointer, because the former
-    writer's state may be in the log.
+    The next writer has no state in the log yet. So the pointer keeps the position of the last pointer, because the
+    former writer's state may be there.
 
     Args:
         last: the pointer in the log; None if there is none.
-        former: the newest epoch that this process has used. The log may have lost it.
+        former: the newest epoch of the stream that this process has used. The log may have lost it.
     """
     epoch = next_epoch(max(former, 0 if last is None else last.epoch))
     return Pointer(epoch, -1, START if last is None else last.position)
@@ -259,7 +267,7 @@ def read_pointer(data: bytes) -> Pointer:
 
 
 def pointer_of(fields: Sequence[bytes]) -> Pointer:
-    """Return the pointer with the values of a Redis hash, which are decimal numbers: epoch, seq and position.
+    """Return the pointer that is stored in Redis as a hash with three decimal numbers: epoch, seq and position.
 
     Raises:
         ValueError: a value is not a number, or is out of range.
@@ -273,12 +281,12 @@ def pointer_of(fields: Sequence[bytes]) -> Pointer:
 def take_pointer(
     found: dict[str, Pointer], refused: Refused, name: bytes | str, value: bytes | Sequence[bytes]
 ) -> None:
-    """Decode the pointer in ``value``, and put it into ``found`` under the stream's key ``name``.
+    """Decode the pointer in ``value``, and put it into ``found`` under ``name``, the key of the stream.
 
     An empty value means that the operator has erased the stream, so ``name`` is removed from ``found``.
 
-    A client with the permission to write a stream's pointer can write any bytes. If the value is not a pointer, it is
-    added to ``refused``, and other streams are not affected.
+    A client with the permission to write a stream's pointer can write any bytes. If the value is not a pointer, the
+    name is added to ``refused``, and other streams are not affected.
     """
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     found.pop(text, None)

@@ -1,9 +1,9 @@
-"""Follow one stream in a log: decide which records to accept, and which of the stream's blocks the reader then has.
+"""Follow one stream in a log: decide which records to accept, and how many of the stream's blocks the reader then has.
 
 A follower receives records in the order of the log. Some are duplicates, some are of former writers, and some are
-missing because the log's retention has deleted them. The follower returns the writer's own stream: first a state that
-begins with AllBlocksCleared, and then every batch once. :class:`Relayed` makes events for the relay from these records.
-This module does no I/O.
+missing because the log has deleted its oldest records. The follower returns only the records that a reader needs: first
+a state that begins with AllBlocksCleared, and then every batch once. :class:`Relayed` makes events for the relay from
+these records. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kvbus.parts.log.contract import START, Pointer
 from kvbus.parts.log.record import RANDOM_BITS, DamagedError, Kind, Record, SchemaError, Stream, read
 
 LEASE: Final = 5.0
-"""Time in seconds between two leases of an idle writer."""
+"""Time in seconds after which a writer without batches appends a lease, a record which shows that it is running."""
 
 SILENCE: Final = 10.0
-"""Maximum time in seconds between two records of an epoch.
+"""Maximum time in seconds between two records of one epoch.
 
-A writer that notices a longer interval between two of its own records begins another epoch. So a reader that knows of a
-longer interval may abandon the epoch for good.
+A writer that notices a longer interval between two of its own records begins another epoch. So a reader that has seen
+no record for longer may abandon the epoch: no record that it needs can follow.
 """
 
 LEASE_TTL: Final = 30.0
-"""Time in seconds without a record after which a stream's blocks are void, because its writer is gone.
+"""Time in seconds without a record after which a reader drops a stream's blocks, because the stream's writer is gone.
 
-If a reader has read the log to its end after this time, the stream's epoch is over for good.
+If a reader has then read the log to its end, no record of this epoch that it needs can follow.
 
 The value has to be more than ``2 * SILENCE``. A writer sends each record after the log has confirmed the record before
 it, and the interval between two confirmations is shorter than :data:`SILENCE`. So the log gets two successive records
@@ -41,9 +41,9 @@ that much later than the first.
 
 OTHER_SCHEMA: Final = "other_schema"
 REASONS: Final[dict[type[Exception], str]] = {DamagedError: "damaged", SchemaError: OTHER_SCHEMA}
-"""Names under which records that cannot be read are counted, by the error of `read`.
+"""Reasons under which undecodable records are counted, by the type of the error that `read` raises.
 
-A record with any other error is counted as ``malformed``.
+If `read` raises any other ValueError, the reason is ``malformed``.
 """
 
 
@@ -64,7 +64,7 @@ class Holds(Enum):
 
 
 class Step(NamedTuple):
-    """A record that is neither a duplicate nor unusable, so the reader can continue at its seq.
+    """A record that the follower accepts. It is not a duplicate, and the reader can use it.
 
     Attributes:
         record: the record.
@@ -77,19 +77,19 @@ class Step(NamedTuple):
 
 
 class Follower:
-    """The state of a reader of one stream.
+    """The position of a reader in one stream of a log, and the rules by which it accepts or drops records.
 
     Attributes:
         epoch: the epoch of the newest record that was accepted; 0 before the first such record.
-        seq: the seq of the next record.
+        seq: the seq that the next record of the epoch should have.
         holds: how many of the stream's blocks the reader has now.
-        counts: number of records that were not given to the reader, by reason: ``double`` (a duplicate), ``old_epoch``
-            (of a former writer), ``malformed`` (not a record), ``damaged`` (the checksum is wrong), ``other_schema``
-            (this version does not read it), ``known`` (part of a state that the reader already has), ``unusable``
-            (after missing records and before the next state) and ``late`` (of an abandoned epoch). Three further counts
-            are not of such records: ``lost`` is the number of missing records. ``expired`` is how many times the writer
-            was silent for too long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because
-            the log had lost its epochs and the writer's clock was set back.
+        counts: number of records that the reader did not get, by reason: ``double`` (a duplicate), ``old_epoch`` (of a
+            former writer), ``malformed`` (not a record), ``damaged`` (the checksum is wrong), ``other_schema`` (this
+            version cannot read it), ``known`` (part of a state that the reader already has), ``unusable`` (after
+            missing records and before the next state) and ``late`` (of an abandoned epoch). Three keys count something
+            else: ``lost`` is the number of missing records. ``expired`` is how many times the writer was silent for too
+            long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because the log had lost
+            its epochs and the writer's clock was set back.
     """
 
     def __init__(self) -> None:
@@ -102,30 +102,31 @@ class Follower:
         self._unusable = False
         """Whether a record after the newest state was unusable or is missing."""
         self._given_up = False
-        """Whether the epoch is abandoned. Its further records are dropped."""
+        """Whether the epoch is abandoned, because its writer was silent for too long.
+
+        Its further records are dropped.
+        """
         self.heard = 0.0
         """Time at which the newest record came, by the clock of :meth:`follow`'s caller."""
 
     @property
     def stranded(self) -> bool:
-        """Whether records come, but none is usable before the next state.
+        """Whether the reader has no blocks and cannot use the arriving records until the next state comes.
 
         The reader then has to look for an earlier state in the log.
         """
         return self.holds is Holds.NOTHING and self._unusable
 
     def follow(self, data: bytes, now: float) -> Step | None:
-        """Process the next record of the log.
-
-        Return it if the reader can continue at its seq; otherwise None.
+        """Decide whether the reader needs the next record of the log. Return the record, or None if it is dropped.
 
         If :attr:`Step.known` is True, the reader already has the content of the record. Otherwise it has to apply the
         record: a CLEAR begins with AllBlocksCleared, a STATE and a BATCH have events, and a GONE removes all blocks of
         the stream. If records are missing, :attr:`holds` becomes ``NOTHING``, and the reader has to remove all blocks,
         too.
 
-        A relay that publishes the stream under the log's own numbers also needs the records that the reader already
-        has.
+        Records that the reader already has are returned for a relay that publishes the stream with the seqs of the log.
+        Such a relay must not leave out a seq.
         """
         try:
             record = read(data)
@@ -167,9 +168,9 @@ class Follower:
         self.holds = Holds.NOTHING if self.holds is Holds.NOTHING else Holds.FORMER
 
     def _reach(self, seq: int) -> None:
-        """Count the missing records before ``seq`` as lost.
+        """Count the records between the expected seq and ``seq`` as lost.
 
-        The reader's blocks are then void, because it lacks changes.
+        If there are any, the reader's blocks become void, because the changes in the lost records are missing.
         """
         if seq > self.seq:
             self.counts["lost"] += seq - self.seq
@@ -179,7 +180,7 @@ class Follower:
             self._unusable = True
 
     def _given(self, record: Record) -> str | None:
-        """Return the reason for which a record is not given to the reader; None if it is given."""
+        """Return the reason why the reader does not get a record (a key of ``counts``); None if the reader gets it."""
         if record.kind is Kind.GONE:
             self.holds = Holds.NOTHING
             return None
@@ -203,8 +204,8 @@ class Follower:
     def expire(self, now: float) -> bool:
         """Return whether the stream's blocks become void now, because the log had no record for :data:`LEASE_TTL`.
 
-        This is for a reader of a single stream. An aggregator also considers how far it has read the log, and calls
-        :meth:`give_up`.
+        Only the reader of a single stream uses this method. An aggregator, which reads many streams, also considers how
+        far it has read the log, and calls :meth:`give_up`.
         """
         if self.holds is Holds.NOTHING or now - self.heard < LEASE_TTL:
             return False
@@ -213,9 +214,9 @@ class Follower:
         return True
 
     def give_up(self) -> None:
-        """Abandon the epoch.
+        """Abandon the epoch, because the log had no record of it for :data:`LEASE_TTL`.
 
-        The caller has found that the log had no record of it for :data:`LEASE_TTL`.
+        The reader has no blocks any more.
 
         Later records of this epoch are dropped. A writer that was silent for so long begins another epoch.
         """
@@ -229,13 +230,13 @@ class Relayed:
 
     Args:
         key: the stream's key.
-        pointer: the stream's pointer, at which reading begins.
+        pointer: the stream's pointer in the log, which says where its newest state is. Reading begins there.
 
     Attributes:
         stream: the names that the stream's key contains: cluster, model, worker and rank.
         pointer: the newest pointer that was read from the log.
-        position: the position at which reading continues.
-        slot: the slot of the source; None while the stream is not a source.
+        position: the position of the next record to read.
+        slot: the number of the source in the relay; None while the stream is not a source.
         over: whether the stream has ended. It then has no blocks until its next epoch.
         written: the time at which the log got the stream's newest record, by the log's clock.
         alive: whether a record came after the reader had caught up with the log. This proves that the writer was
@@ -254,11 +255,11 @@ class Relayed:
         self.alive = False
         self.follower = Follower()
         self._sent = 0
-        """The epoch of the newest record that was accepted. It is kept when reading begins again."""
+        """The epoch of the newest record that was accepted. :meth:`begin_again` does not reset it."""
         self._begun = pointer
-        """The pointer with which reading began the last time."""
+        """The pointer at which reading began or, after :meth:`begin_again`, began again."""
         self._sent_at = START
-        """The position of the newest record that was accepted since reading began the last time."""
+        """The position of the newest record that was accepted. :meth:`begin_again` resets it."""
 
     def begin_again(self) -> None:
         """Read the stream again from its newest state on, as a new reader does."""
@@ -272,15 +273,17 @@ class Relayed:
     def misses_state(self) -> bool:
         """Whether the log has a state that this reader has skipped and needs.
 
+        The caller then calls :meth:`begin_again`.
+
         There are two cases. In the first case, records come and none is usable. In the second case, the log has lost
         its records and begins again. The pointer then has a later epoch, but its position is not after the records of
         the earlier epoch that were read.
 
-        In the first case, only some states help. A state before the records that were sent does not help, because it
-        does not contain the missing records, and its numbers are already used. But the state of a later epoch helps.
-        The reader may have skipped that state: if it has read from a server that was cut off from the network, it may
-        be at a higher position than the one at which the other servers began that epoch. Such a state is looked for
-        once.
+        In the first case, not every state helps. A state before the records that were passed to the relay does not
+        help: it does not contain the missing records, and routers have already got batches with its seqs. But the state
+        of a later epoch helps. The reader may have skipped that state because it read from a server that was cut off
+        from the network. It may then be at a higher position than the one at which the other servers began that epoch.
+        The reader looks for such a state only once.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
@@ -293,7 +296,12 @@ class Relayed:
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Process the next record of the log.
 
-        Return the event for the relay; None if the relay does not need the record.
+        Return its event for the relay; None if the relay does not need the record.
+
+        Args:
+            data: the record.
+            position: the position of the record in the log.
+            now: the present time by the caller's clock.
         """
         self.position = position + 1
         step = self.follower.follow(data, now)
@@ -329,10 +337,14 @@ class Relayed:
         return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:
-        """Return an event for the relay: a state without blocks, which routers get under the number ``seq``."""
+        """Return an event for the relay: a state without blocks, which routers get with the seq ``seq``."""
         return RecordReceived(self.slot or 0, seq, begins=True, ends=True)
 
 
 def _number(epoch: int, seq: int) -> int:
-    """Return the number under which routers get a record. Its high bits are the epoch's turn, its low bits the seq."""
+    """Return the seq with which routers get a record of a log.
+
+    The seq that routers get ascends even if the writer changes: its high bits are the epoch's turn, its low bits
+    ``seq``.
+    """
     return epoch >> RANDOM_BITS << EPOCH_BITS | seq

@@ -50,14 +50,14 @@ from kvbus.parts.log.kafka_client import (
 from kvbus.parts.log.place import REQUEST, Place
 
 FETCH: Final = 0.2
-"""Time in seconds for which one request waits for records while a topic is read to its end.
+"""Maximum time in seconds for which one request waits for records while a topic is read to its end.
 
-It has to be short. The last offsets of a partition may belong to the markers of a transaction, which consumers do not
-get, so a request may wait in vain.
+It is short because such a request may wait in vain: the last offsets of a partition may belong to the markers of a
+transaction, which consumers do not get.
 """
 
 COMMIT: Final = 5.0
-"""Age in seconds from which on a transaction is committed with the next append."""
+"""Age in seconds of the open transaction from which on the next append commits it."""
 
 TRANSACTION: Final = 60.0
 """Time in seconds after which the broker aborts an open transaction and fences its producer."""
@@ -66,7 +66,7 @@ EARLIEST: Final = -2
 """Special time in an OffsetRequest, with which the broker returns the first offset of a partition."""
 
 CONFIRM: Final = 5.0
-"""Time in seconds between two checks that the brokers agree on the leaders of the partitions."""
+"""Time in seconds between two checks that a reader reads from the brokers that are the leaders of the partitions."""
 
 MOST: Final = 500
 """Maximum number of records that one call of :meth:`KafkaReader.take` returns."""
@@ -95,10 +95,10 @@ class KafkaWriter:
         await self._send(self._place.pointers, [write_pointer(pointer)])
 
     async def keeps(self, position: int) -> bool:
-        """Return whether Kafka still has the records from this position on.
+        """Return whether Kafka still has the stream's records from ``position`` on.
 
-        It has them if the first offset of the stream's partition is not after the position. The partition's leader is
-        asked.
+        Kafka deletes the oldest records of a partition first. So it has them if the first offset of the stream's
+        partition is not after ``position``. The partition's leader is asked for that offset.
         """
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
@@ -157,9 +157,9 @@ class KafkaReader:
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
         self._next: dict[TopicPartition, int] = {}
-        """By partition: the offset after the last record that was read."""
+        """By partition: the offset after the last record that :meth:`take` has returned."""
         self._known: dict[TopicPartition, int | None] = {}
-        """By partition: the leader that the brokers have confirmed last."""
+        """By partition: the leader from which records were read at the last successful check by :func:`_confirm`."""
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
@@ -168,7 +168,8 @@ class KafkaReader:
         async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for part, records in taken.items():
-            # Kafka has lost records that were read, and the offsets begin again, so read all streams of the partition
+            # An offset that is lower than the expected one shows that Kafka has lost records, and that the offsets
+            # begin again. So read all streams of the partition from its beginning.
             if records[0].offset < self._next.get(part, START):
                 for name, (key, _) in self._starts.items():
                     if self._parts[key] == part:
@@ -183,7 +184,7 @@ class KafkaReader:
     async def ends(self) -> dict[str, int]:
         """Return the end offset of each stream's partition.
 
-        Every few seconds, also check that the brokers that were asked are the leaders of their partitions.
+        Every few seconds, also check that the consumer reads from the brokers that are the leaders of these partitions.
         """
         parts = set(self._parts.values())
         known = _led(self._consumer, parts)
@@ -196,7 +197,7 @@ class KafkaReader:
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
-        """Return the consumer's offset in the stream's partition."""
+        """Return the offset of the next record that the consumer reads in the stream's partition."""
         async with said(self._place):
             position: int = await self._consumer.position(self._parts[key])
         return position
@@ -207,15 +208,12 @@ class KafkaReader:
 
 
 def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-    """Return the leader of each partition, as the consumer knows it.
-
-    The consumer reads each partition from its leader.
-    """
+    """Return the leader of each partition according to the consumer, which reads each partition from its leader."""
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 
 async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
-    """Check that the consumer has read each partition from the leader on which most of its brokers agree.
+    """Check that the consumer has read each partition from the broker that most brokers call the partition's leader.
 
     A broker that is cut off from the other brokers lacks newer records. If kvbus read from it, kvbus could use an epoch
     twice, or abandon an epoch whose writer is running.
@@ -223,7 +221,7 @@ async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPa
     Args:
         place: the settings of the connections.
         consumer: the consumer that has read the partitions.
-        known: the broker from which it has read, by partition.
+        known: by partition: the broker from which the consumer has read it.
 
     Raises:
         UnavailableError: a partition was read from another broker, or too few brokers answer.
@@ -240,7 +238,7 @@ class KafkaLog:
     """A log in Kafka; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers and the name of the topic. The topics of records and of pointers have to exist.
+        place: the servers, and the name of the topic of records. This topic and the topic of pointers have to exist.
     """
 
     def __init__(self, place: Place) -> None:
@@ -250,7 +248,8 @@ class KafkaLog:
     async def claim(self, key: str) -> KafkaWriter:
         """Become the writer of a stream.
 
-        Start a producer whose transactional id is the stream's key, and append the next epoch to the topic of pointers.
+        Start a producer whose transactional id is the stream's key, which fences the former writer's producer. Then
+        append a pointer with the next epoch to the topic of pointers.
         """
         async with said(self._place):
             options = self._place.options()
@@ -266,7 +265,7 @@ class KafkaLog:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
-            # the former writer is fenced now, so the topic has all its pointers, and the newest one can be read
+            # Read the newest pointer only now. The former writer is fenced, so it cannot append another pointer.
             pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
         except BaseException:
@@ -276,10 +275,10 @@ class KafkaLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the newest pointers from the topic of pointers, which is read completely.
+        """Read the topic of pointers from its beginning to its end, and return the newest pointer of each stream.
 
-        With ``key``, only the partition of that key is read. The topic is compacted, so it usually has one record for
-        each stream.
+        With ``key``, only the partition of that key is read, and only the pointer of that stream is returned. The topic
+        is compacted, so it usually has one record for each stream.
         """
         found: dict[str, Pointer] = {}
         async with contextlib.aclosing(self._everything(self._place.pointers, key)) as records:
@@ -320,7 +319,7 @@ class KafkaLog:
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Return a reader of the partitions of these streams.
 
-        It reads each partition from the lowest position of the partition's streams on.
+        It begins in each partition at the lowest position from which one of the partition's streams is to be read.
         """
         async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
             of = {key: parts[partition_of(key, len(parts))] for key in starts}
@@ -337,12 +336,11 @@ class KafkaLog:
     async def _consumer(
         self, topic: str, *, keep: bool = False
     ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
-        """Yield a consumer of a topic, and the topic's partitions.
+        """Yield a started consumer, and the partitions of a topic. The caller assigns the partitions that it reads.
 
         The consumer is stopped after the block. With ``keep``, it is stopped only if the block has failed.
         """
-        # subscribe to the topic, because the consumer then learns its partitions; the caller assigns the wanted
-        # partitions
+        # Subscribe to the topic at first, because the consumer then learns the topic's partitions.
         async with said(self._place):
             options = self._place.options()
             consumer = AIOKafkaConsumer(

@@ -1,4 +1,4 @@
-"""Corrections of aiokafka: its clients can be cancelled, close their connections, and skip unreadable batches.
+"""Corrections of aiokafka: its clients can be cancelled, always close their connections, and skip undecodable batches.
 
 The module also finds out why a broker refuses kvbus.
 """
@@ -28,7 +28,7 @@ PROBE: Final = 5.0
 """Timeout in seconds of a request that asks a broker why it refuses kvbus."""
 
 ASK: Final = 5.0
-"""Time in seconds after which kvbus asks a broker why a request is not done."""
+"""Number of seconds after which an unfinished request makes kvbus ask a broker whether it refuses kvbus."""
 
 CLOSE: Final = 1.0
 """Timeout in seconds of closing a connection."""
@@ -44,17 +44,17 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker does not offer SCRAM-SHA-512"),
     errors.IllegalSaslStateError: ("authentication_failed", "the broker expects no password at this port"),
 }
-"""By the client's error: the reason as a label of counters, and a sentence for the operator."""
+"""By the type of an aiokafka error: the reason for kvbus's counters, and a sentence for the operator."""
 
 SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanismError, errors.IllegalSaslStateError)
-"""Errors whose arguments are not added to the sentence in :data:`DENIED`, because they say nothing new."""
+"""Types of errors whose own text is not added to the sentence in :data:`DENIED`, because it says nothing new."""
 
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Convert errors of aiokafka to errors of the log's contract.
+    """Run the block, and convert errors of aiokafka to the errors that the contract of a log defines.
 
-    If an error has no known reason, ask a broker for it.
+    If an error does not say why the request failed, ask a broker for the reason.
 
     Raises:
         FencedError: another producer has started with the same transactional id.
@@ -64,7 +64,7 @@ async def said(place: Place) -> AsyncIterator[None]:
         yield
     except errors.ProducerFenced as error:
         raise FencedError("another producer has this transactional id") from error
-    # aiokafka raises an AssertionError if its transaction has already failed
+    # AssertionError: aiokafka raises it if its transaction has already failed.
     except (
         errors.KafkaError,
         errors.IllegalStateError,
@@ -77,13 +77,14 @@ async def said(place: Place) -> AsyncIterator[None]:
 
 
 async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
-    """Wait up to :data:`REQUEST` seconds for a coroutine of aiokafka, which would try again forever.
+    """Wait up to :data:`REQUEST` seconds for a coroutine of aiokafka, which by itself would try again forever.
 
     Stop waiting as soon as a broker refuses kvbus.
 
     Args:
         place: the servers of the log.
-        options: the client's options for TLS and authentication. They may be older than the files.
+        options: the client's options for TLS and authentication. The files from which they were read may have changed
+            since.
         work: the coroutine.
 
     Raises:
@@ -109,11 +110,11 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
-    """Request the topics' metadata from the brokers.
+    """Find out why the brokers refuse kvbus: request the metadata of the log's topics from one broker after the other.
 
-    Return why the brokers refuse; None if one broker returns the topics.
+    Return the error that explains it; None if a broker returns the topics.
 
-    ``options`` are the client's options for TLS and authentication. If they are None, the files are read for them.
+    ``options`` are the client's options for TLS and authentication. If they are None, they are read from the files.
     """
     found: UnavailableError | None = None
     for host, port in place.addresses:
@@ -132,7 +133,7 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
 
 
 async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
-    """Ask one broker for the metadata of these topics, over a separate connection, and return its answer.
+    """Request the metadata of these topics from one broker, over a separate connection, and return the broker's answer.
 
     Raises:
         KafkaError, OSError, TimeoutError: the broker does not answer.
@@ -153,7 +154,7 @@ def _text(error: BaseException) -> str:
 
 
 def _named(error: BaseException) -> UnavailableError | None:
-    """Return an UnavailableError with the reason of aiokafka's error; None if the reason is unknown.
+    """Return an UnavailableError that says why an operation of aiokafka failed; None if the reason is unknown.
 
     The reason may be that of ``error`` itself, or of an error that caused it.
     """
@@ -168,14 +169,14 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 
 STOP: Final = 2.0
-"""Timeout in seconds of committing and of closing a client's connections."""
+"""Maximum time in seconds for committing the open transaction, and for closing a client's connections."""
 
 
 class Keys:
-    """A deserializer of record keys, which returns each key unchanged.
+    """A deserializer of record keys that returns each key unchanged, and has the list of refused batches.
 
-    aiokafka passes the deserializer to the object that unpacks a partition's records. kvbus's own version of that
-    object adds the batches that it cannot decode to :attr:`refused`.
+    aiokafka passes the deserializer to the object that unpacks a partition's records. kvbus replaces that object by its
+    own version, which finds the list here and adds the batches that it cannot decode.
     """
 
     def __init__(self, refused: Refused) -> None:
@@ -187,7 +188,7 @@ class Keys:
 
 
 class _Batches:
-    """The record batches in one answer of a broker. ``newest`` is the batch that was returned last."""
+    """The record batches in one answer of a broker. ``newest`` is the batch that :meth:`next_batch` returned last."""
 
     def __init__(self, records: Any) -> None:
         self.has_next = records.has_next
@@ -248,7 +249,7 @@ def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
 
 
 def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Let a client finish its first requests, even if the caller is cancelled.
+    """Change a client so that it finishes its first requests to a broker even if its start is cancelled.
 
     Otherwise aiokafka would not close the connection of these requests.
     """
@@ -285,9 +286,9 @@ async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 def _give_up(client: AIOKafkaClient) -> None:
     """Close the connections that a failed or slow `stop` has left open, and end the client's remaining tasks.
 
-    aiokafka's producer cancels one of its tasks and waits for its other tasks. While the broker accepts nothing, these
-    tasks connect again and again. After this call, they are cancelled as soon as they ask for a connection or for the
-    list of topics.
+    aiokafka's producer cancels one of its tasks and waits for its other tasks. While the broker accepts no records,
+    these tasks connect again and again. After this call, they are cancelled as soon as they ask for a connection or for
+    the list of topics.
     """
 
     def nothing(*_: object, **__: object) -> asyncio.Future[None]:
@@ -305,9 +306,9 @@ def _give_up(client: AIOKafkaClient) -> None:
 
 
 class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
-    """The connections of a client that was stopped.
+    """A dictionary of connections, which replaces that of a stopped client and closes each connection that is added.
 
-    If the client was opening a connection at that moment, the connection is closed once it is open.
+    The client may have been opening a connection when it was stopped, and adds the connection once it is open.
     """
 
     def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
@@ -316,12 +317,18 @@ class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of every client. ``options`` are those of TLS and authentication."""
+    """Return the options with which every client of aiokafka is created.
+
+    ``options`` are those of TLS and authentication.
+    """
     return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Return the number of the partition that Kafka's own clients choose for a key."""
+    """Return the number of the partition to which Kafka's own clients write records with this key.
+
+    ``partitions`` is the topic's number of partitions.
+    """
     return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
@@ -340,11 +347,11 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
 async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
     """Return the broker that leads each partition, according to most of the brokers that have the partition.
 
-    All brokers are asked. A broker that is cut off from the other brokers does not know that it is no longer the
-    leader, and its records are old.
+    All brokers are asked, because a broker that is cut off from the other brokers does not notice that it is no longer
+    the leader, and lacks newer records.
 
-    If two brokers have the partition, the vote of one is enough. Otherwise nothing could be read while the other broker
-    is down. A partition is missing in the result if too few brokers agree.
+    If only two brokers have the partition, the answer of one is enough. Otherwise nothing could be read while the other
+    broker is down. A partition is missing in the result if too few brokers agree.
     """
     votes: dict[TopicPartition, Counter[int]] = {}
     sizes: dict[TopicPartition, int] = {}
