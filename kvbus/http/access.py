@@ -3,13 +3,14 @@
 Some paths are open to every client. The other paths are open to programs on this machine (or in this pod), and to
 clients with a valid token.
 
-A program is local if both ends of its connection have loopback addresses. A port-forward arrives on loopback, so it
-counts as local. A request's headers cannot prove that a client is local. But a browser states truthfully the host name
-that it requests, and the site whose page sent the request. So kvbus can refuse requests from pages of other sites, and
-requests for a host name that an attacker has pointed to loopback (DNS rebinding).
+A program is local if both ends of its connection have loopback addresses. A connection through `kubectl port-forward`
+arrives on loopback, so its client counts as local. A request's headers cannot prove that a client is local. But a
+browser states truthfully the host name that it requests, and the site whose page sent the request. So kvbus can refuse
+requests from pages of other sites, and requests for a host name that an attacker has pointed to loopback (DNS
+rebinding).
 
-A client that is not local sends a bearer token, from any address and through any proxy. A browser never sends such a
-token without being asked to.
+A client that is not local sends a bearer token, from any address and through any proxy. A browser never adds such a
+token to a request by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from kvbus.http.credentials import Credentials, Token, find
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
-"""Allowed values of Sec-Fetch-Site: a request from kvbus's own page, and an address that a user has typed."""
+"""Values of the header Sec-Fetch-Site with which a browser may read the paths that are open to local clients.
+
+``same-origin`` marks a request from kvbus's own page, and ``none`` marks a request for an address that a user has
+typed.
+"""
 
 _HOW: Final = {
     HttpRefusal.PEER: (
@@ -108,7 +113,7 @@ class Access:
     def holds(self, caller: Caller) -> bool:
         """Return whether a client still has access.
 
-        A local client always has; another one needs a token that is still valid.
+        A local client always has access. Any other client has access while its token is valid.
         """
         return caller.token is None or caller.token in self.credentials.tokens
 
@@ -125,7 +130,9 @@ class Access:
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
         """Return the reason why a request does not count as local; None if it does."""
-        # Check both ends: a service mesh's proxy sends requests of all clients from 127.0.0.6 to the pod's address.
+        # Check both ends of the connection. The proxy of a service mesh forwards the requests of all clients from
+        # 127.0.0.6 to the pod's address, so a loopback address of the client alone does not prove that the client is
+        # local.
         for name in ("peername", "sockname"):
             end = None if request.transport is None else request.transport.get_extra_info(name)
             if not end or not is_loopback(end[0]):

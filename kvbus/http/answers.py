@@ -44,7 +44,7 @@ def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str)
 
 
 async def in_slices(work: Generator[None, None, T]) -> T:
-    """Run a generator and return its result. Each iteration of the event loop runs one step."""
+    """Run a generator to its end, and return its result. The event loop runs other tasks after each step."""
     while True:
         try:
             next(work)
@@ -104,7 +104,12 @@ async def status_page(request: web.Request) -> web.Response:
 
 
 def page_file(package: str, path: str) -> web.Response:
-    """Return the file of a page that a path names. The files are in the folder ``static`` of a package."""
+    """Return one file of a page.
+
+    Args:
+        package: the package whose folder ``static`` has the file.
+        path: the requested path, which is a key of :data:`FILES`.
+    """
     name, kind = FILES[path]
     text = (resources.files(package) / "static" / name).read_bytes()
     return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})

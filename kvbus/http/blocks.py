@@ -1,6 +1,6 @@
 """``GET /blocks``: the live blocks of the sources, one on each line.
 
-The event loop handles batches between two parts.
+The answer is written in short parts. Between two parts, the event loop handles batches.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from kvbus.http.content_log import current
 from kvbus.telemetry.readings import LiveBlocks
 
 LINES: Final = 20
-"""Number of lines made in one iteration of the event loop."""
+"""Number of lines of ``/blocks`` that kvbus encodes in one iteration of the event loop."""
 
 MAX_DUMPS: Final = 4
 """Maximum number of unfinished ``/blocks`` answers. Further requests get the status 503."""
 
 
 class Observed(Protocol):
-    """The attributes of the daemon from which ``/blocks`` is answered."""
+    """The attributes of the daemon that an answer to ``/blocks`` needs."""
 
     relay: Relay
     process: ProcessStats
@@ -48,7 +48,8 @@ async def dump_blocks(observed: Observed, request: web.Request) -> web.StreamRes
         return refused(process, 503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
     process.http_dumps += 1
     try:
-        # freeze all indexes in the same iteration, so that the sources match; this is cheap
+        # Each LiveBlocks freezes the index of its source, which copies nothing. All of them are created in the same
+        # iteration of the event loop, so that the answer shows all sources as of the same moment.
         lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)

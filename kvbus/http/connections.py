@@ -29,17 +29,23 @@ So Kubernetes's probes can always connect.
 """
 
 TIMEOUT: Final = 10.0
-"""Seconds that a client may take for the TLS handshake and its next request, and for reading an answer."""
+"""Maximum seconds that a client may take for the TLS handshake and its next request, or to read a part of an answer."""
 
 MAX_UNANSWERED_BYTES: Final = 65_536
-"""Maximum number of bytes that a client may send between two answers: heads, bodies, and pipelined requests."""
+"""Maximum number of bytes that a client may send between two answers.
+
+Heads and bodies of requests count, and so do further requests that are sent before the answer (pipelining).
+"""
 
 ACCEPT_AGAIN: Final = 0.1
-"""Seconds until the server accepts connections again after the system had no free file descriptor."""
+"""Seconds until the server accepts connections again after accepting one has failed.
+
+It fails if the system has no free file descriptor.
+"""
 
 
 class ConnectionStats(Protocol):
-    """The counters of connections: the open ones, and those that the server has closed, by reason."""
+    """The counters that a server updates: number of open connections, and number of connections closed, by reason."""
 
     http_connections: int
     http_closed: Counter[str]
@@ -52,7 +58,7 @@ class Connection(asyncio.Protocol):
         address: the client's address.
         served: whether the client has received an answer on this connection.
         answering: whether a handler is answering a request of this connection.
-        waiting: whether that handler waits until other answers are complete.
+        waiting: whether the handler of this connection's request waits until answers to other clients are complete.
     """
 
     def __init__(self, connections: Connections, address: str) -> None:
@@ -108,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._inner.connection_lost(exc)
 
     def close(self, reason: str) -> None:
-        """Close the connection immediately, even if the client has not read everything, and count the reason."""
+        """Close the connection immediately, without sending the rest of an answer, and count the reason."""
         self._connections.closed(reason)
         self._connections.forget(self)
         if self._transport is not None:
@@ -121,9 +127,9 @@ class Connections:
     """An aiohttp server with limits for its connections.
 
     Args:
-        app: answers the requests.
-        stats: the counters of connections.
-        context: returns the TLS context of a new connection; None without TLS.
+        app: the aiohttp application that answers the requests.
+        stats: the counters that the server updates.
+        context: function that returns the TLS context for a new connection, or None if the server does not use TLS.
         most: maximum number of open connections.
         timeout: maximum seconds for the TLS handshake and a complete request.
         max_unanswered: maximum number of bytes that a client may send between two answers.
@@ -186,7 +192,8 @@ class Connections:
     async def close(self) -> None:
         """Stop accepting connections, wait for unfinished answers, and close every connection.
 
-        The wait is limited by the option ``shutdown_timeout``.
+        The server waits for answers up to ``shutdown_timeout`` seconds, which is an option of
+        :class:`aiohttp.web.AppRunner`.
         """
         if self._accepting is not None and self._listener is not None:
             self._accepting.cancel()
@@ -224,14 +231,15 @@ class Connections:
             self.forget(connection)
 
     def _make_room(self) -> bool:
-        """Close a connection if the maximum number is open, so that a new one can be accepted.
+        """Close one connection if the maximum number is open, so that a new connection can be accepted.
 
-        It closes a connection of the address with the most connections. If all connections of that address are being
-        answered, the address with the next most connections follows. Within an address the order is: the oldest idle
-        connection that has received an answer, the newest connection whose request waits, the oldest idle connection.
+        The server closes a connection of the client address that has the most connections. Of these connections, it
+        closes the oldest idle one that has received an answer. If there is none, it closes the newest one whose request
+        waits until other answers are complete. If there is none either, it closes the oldest idle one. If requests of
+        all connections of this address are being answered, the address with the next most connections follows.
 
         Returns:
-            False if the maximum number is open and all connections are being answered.
+            False if the maximum number is open and requests of all connections are being answered.
         """
         if len(self._open) < self._most:
             return True
@@ -247,7 +255,7 @@ class Connections:
         return False
 
     def closed(self, reason: str) -> None:
-        """Count a connection that the server closes. An empty reason is not counted."""
+        """Count a connection that the server closes, by the reason. If the reason is empty, count nothing."""
         if reason:
             self._stats.http_closed[reason] += 1
 
@@ -276,9 +284,9 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Mark a connection whose request waits until other answers are complete.
+        """Mark a connection as waiting while its request waits until answers to other clients are complete.
 
-        The server may close it for a new connection.
+        If the maximum number of connections is open, the server may close a waiting connection to accept a new one.
         """
         connection = _of(transport)
         if connection is None:

@@ -48,12 +48,21 @@ def new_token() -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text is valid as the name of a token's owner, with which a line of the file begins."""
+    """Return whether a text is a valid name of a token's owner.
+
+    Each line of ``http_tokens_file`` begins with such a name.
+    """
     return _is_name(text) is not None
 
 
 def line_of(name: str, token: str, *, content: bool) -> str:
-    """Return the line of ``http_tokens_file`` that makes a token valid."""
+    """Return the line of ``http_tokens_file`` that makes a token valid.
+
+    Args:
+        name: the name of the token's owner.
+        token: the token, of which the line contains only the hash.
+        content: whether the owner may read blocks and batches, besides the status.
+    """
     return f"{name} sha256:{_digest(token).hex()}{'' if content else f' {STATUS}'}"
 
 
@@ -108,7 +117,7 @@ class Tls:
 
     Attributes:
         context: the server's TLS context.
-        content: hash of the files from which the context was made.
+        content: hash of the certificate and key files. If it has changed, the context is made again.
     """
 
     context: ssl.SSLContext = field(compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""The JSON entries of ``/sources`` and ``/routers``, made from readings of the bus."""
+"""The JSON entries of ``/sources`` and ``/routers``, made from the current readings of sources and routers."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def source_entry(
         replay_endpoint: the endpoint of the engine's replays; None without one.
         found: the discoverer that found the engine, and the place where it found it; None for a configured source.
         dialled_in: the addresses of the engines that have connected to kvbus; None if kvbus dials the engine.
-        slot: the source's number. An output with a port for each source serves it at its first port plus this number.
-            On a merged output it is the source's rank.
+        slot: the source's number. An output with a port for each source sends this source's stream at the output's
+            first port plus this number. A merged output has one stream, in which this number is the source's rank.
     """
     stats = source.stats
     return _entry(
@@ -130,5 +130,9 @@ def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry
 
 
 def _entry(kind: type[T], reading: object, **others: Any) -> T:
-    """Return an entry. Its fields are those in ``others``, and otherwise the attributes of ``reading``."""
+    """Return an entry of the class ``kind``.
+
+    A field that is in ``others`` gets its value from there. Any other field gets the value of the attribute of
+    ``reading`` with the same name.
+    """
     return kind(**{name: getattr(reading, name) for name in kind.__struct_fields__ if name not in others}, **others)

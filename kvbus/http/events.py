@@ -1,9 +1,10 @@
 """``GET /events``: a stream of server-sent events, for clients that do not speak ZeroMQ.
 
-It contains the changes of sources and routers, rates once a second, and for clients with the right to content also the
-batches of an output. kvbus queues nothing for a client. Each client has positions in data that kvbus keeps anyway: the
-timeline, the newest sample, and the journals of an output. It reads from them at its own pace, so it costs no memory. A
-slow client misses only data that kvbus no longer keeps, and it gets an event that states what it has missed.
+It contains the changes of sources and routers, and the rates once a second. Clients with the right to content can also
+request the batches of an output. kvbus queues nothing for a client. Each client has positions in data that kvbus keeps
+anyway: the timeline of changes, the newest sample of the rates, and the journals of an output. A client reads from them
+at its own pace, so a client costs no memory. A slow client misses only data that kvbus no longer keeps. It then gets an
+event that states which data it has missed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAX_FOLLOWERS: Final = 4
 """Maximum number of clients of ``/events`` that get the batches of an output. Further requests get the status 503."""
 
 PART: Final = 32
-"""Maximum number of events of a batch that a client gets in one iteration of the event loop."""
+"""Maximum number of events of one batch that kvbus sends to a client in one iteration of the event loop."""
 
 MAX_POSITIONS: Final = 256
 """Maximum number of streams whose positions an event's id contains. Clients send the id in a header of limited size.
@@ -47,10 +48,10 @@ class Listener:
     """One client of ``/events``.
 
     Attributes:
-        number: the number of the last transition sent to the client.
-        sampled: the number of the last sample sent to the client.
+        number: the number of the last transition (change of a source or router) sent to the client.
+        sampled: the number of the last sample of the rates sent to the client.
         output: the output whose batches the client gets; None if it gets no batches.
-        reading: counts the content sent to the client, for the content log.
+        reading: counters of the blocks and bytes sent to the client, for the content log; None if it gets no batches.
         seqs: the next seq of each stream of the output, by slot.
     """
 
@@ -90,12 +91,15 @@ class Events:
         self._closed = False
 
     def room(self, output: Output | None) -> bool:
-        """Return whether one more client is admitted. ``output`` is the output whose batches it requests, or None."""
+        """Return whether the limits admit one more client.
+
+        The client requests the batches of ``output``, or no batches if this is None.
+        """
         followers = sum(each.output is not None for each in self._listeners)
         return len(self._listeners) < MAX_LISTENERS and (output is None or followers < MAX_FOLLOWERS)
 
     def sampled(self) -> None:
-        """Record that the history has a new sample."""
+        """Record that the history has a new sample of the rates, so that all clients get it."""
         self._samples += 1
         self._rates = b""
 
@@ -118,7 +122,8 @@ class Events:
         Args:
             request: the client's request.
             output: the output whose batches the client gets; None for no batches.
-            last_id: the id of the last event that the client has received; empty if it begins.
+            last_id: the id of the last event that the client has received; empty if the client does not resume a
+                stream.
 
         Raises:
             TimeoutError: the client reads too slowly.
@@ -147,7 +152,8 @@ class Events:
     def _start(self, listener: Listener, last_id: str) -> bytes:
         """Set a client's positions, and return the event ``start``, which says whether the client could resume.
 
-        The positions are those of the client's last id. Without a usable id, they are after the newest data.
+        The id of the last event that the client received contains the positions. Without a usable id, the client gets
+        only data that is newer than this call.
         """
         because = self._resume(listener, last_id) if last_id else ""
         if because or not last_id:
@@ -230,7 +236,7 @@ class Events:
                 event = next(events, None)
                 while event is not None:
                     some, event = [event, *islice(events, PART - 1)], next(events, None)
-                    if event is None:  # the position moves only after a complete batch
+                    if event is None:  # the client resumes after complete batches only
                         listener.seqs[slot] = after
                     last_id = "" if event else listener.id_in(process)
                     blocks = sum(len(each.get("block_hashes", ())) for each in some)

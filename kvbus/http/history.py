@@ -72,7 +72,7 @@ class Course:
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
-        """Return the samples at the given positions, in the given order, by name.
+        """Return the samples at the positions ``order``, in this order, by the name of the value.
 
         Values have four significant digits.
         """
@@ -102,12 +102,12 @@ class History:
     ) -> Generator[None, None, None]:
         """Take one sample of every source and output, a few sources in each step.
 
-        It becomes visible when it is complete.
+        The sample becomes visible when it is complete.
 
         Args:
             relay: the relay with the sources and outputs.
             drivers: the drivers of the outputs, in the order of the configuration.
-            stats: the counters of these drivers.
+            stats: the counters of these outputs, in the same order.
             clock: returns the time of a monotonic clock, in seconds.
             wall: the time of day, in seconds.
         """

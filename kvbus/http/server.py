@@ -84,9 +84,10 @@ class Path(NamedTuple):
 
     Attributes:
         handler: makes the answer.
-        shows: what the answer shows, which decides who may read it. ``nothing``: nothing about the bus, so every client
-            may read it. ``status``: every client may read it, unless ``http_open`` is ``probes``. ``content``: local
-            programs and owners of tokens may read it.
+        shows: the kind of the answer's content, which decides who may read it. ``nothing`` is an answer that reveals
+            nothing about the bus, so every client may read it. ``status`` is for every client too, unless ``http_open``
+            is ``probes``. ``content`` (blocks and batches) is for local programs and for clients with a token that
+            allows it.
         takes: the names of the allowed query parameters.
         methods: the allowed HTTP methods.
     """
@@ -161,8 +162,8 @@ class AdminServer:
         if where is None:
             return
         self.address = await self._connections.listen("http", *where)
-        # Start the first worker thread now. This blocks the event loop for about 20 ms, and otherwise the first request
-        # of /metrics would cause it.
+        # Start asyncio's first worker thread before there are requests. This blocks the event loop for about 20 ms,
+        # which would otherwise happen during the first request of /metrics.
         await asyncio.to_thread(lambda: None)
 
     def _context(self) -> ssl.SSLContext | None:
@@ -179,7 +180,7 @@ class AdminServer:
                 async with asyncio.timeout(connections.TIMEOUT):
                     await response.prepare(request)
                     await response.write_eof()
-            except TimeoutError:  # a partial answer must not look complete
+            except TimeoutError:  # abort, because a partial answer must not look complete
                 self._observed.process.http_closed["slow"] += 1
                 if request.transport is not None:
                     request.transport.abort()
@@ -285,13 +286,13 @@ class AdminServer:
         if self.address is None:
             return
         if now >= self._next_sample:
-            self._next_sample = now + SAMPLE - 0.05  # between two ticks: each second has one sample
+            self._next_sample = now + SAMPLE - 0.05  # half a tick early, so that the tick after one second is due
             observed = self._observed
             whole = observed.relay, observed.drivers, observed.output_stats
             if self._sampling is not None and self._sampling.done():
                 self._sampling.result()
                 self._sampling = None
-            # If the previous sample is still incomplete because the event loop is busy, this one is skipped.
+            # If the previous sample is still incomplete because the event loop is busy, skip this sample.
             if self._sampling is None:
                 work = self.history.sample(*whole, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
@@ -373,7 +374,7 @@ class AdminServer:
         return await send(request, text, CONTENT_TYPE)
 
     async def _livez(self, _request: web.Request) -> web.Response:
-        # an answer proves that the event loop runs
+        # Kubernetes asks only whether the event loop runs, and any answer proves that.
         return plain("ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
@@ -386,7 +387,7 @@ class AdminServer:
         return await send(request, b"[" + b",".join(entries) + b"]", "application/json")
 
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
-        """Return the encoded ``/sources`` entries of all sources. Each step makes a few of them."""
+        """Return the encoded ``/sources`` entries of all sources. Each step of the generator makes a few of them."""
         observed, entries = self._observed, list[bytes]()
         for slot, found in read_sources(observed.relay):
             stream, since = observed.streams[slot], partial(observed.since, slot)

@@ -27,7 +27,8 @@ class Transition(msgspec.Struct, frozen=True):
         at: the time of day, in seconds.
         kind: the kind of the change: state, epoch, repaired, finding or router.
         name: the source's name, or the name of the router's output.
-        after: the new state, or a word in its place. It selects the colour on the page.
+        after: the new state. For a change without a state it is a word such as ``connected``. It selects the colour of
+            the change on the page.
         text: a sentence about what has happened and why.
     """
 
@@ -69,9 +70,9 @@ class Timeline:
         return islice(self._kept, max(0, number + 1 - self.first), None)
 
     def look_at_routers(self, relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> None:
-        """Add a change for each router that has connected or disconnected.
+        """Add a change for each router that has connected or disconnected since the last call.
 
-        Without a changed counter, no router is read.
+        If no output has counted a new connection or disconnection, the routers are not read, because that takes longer.
         """
         counted = [(each.routers, sum(each.router_disconnects.values())) for each in stats]
         if counted == self._counted:
