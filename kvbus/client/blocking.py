@@ -21,7 +21,8 @@ class BlockingSubscriber:
 
     ``for update in BlockingSubscriber(Subscriber(…))`` opens the sockets at the first step, and closes them when the
     loop ends. ``with BlockingSubscriber(…) as subscriber`` keeps them open for the block; call `receive` for each
-    update. The sockets are read only while `receive` waits. See `Subscriber` for what that means.
+    update. The sockets are read only while `receive` waits. The docstring of `Subscriber` describes the consequences
+    for a slow caller.
 
     Args:
         subscriber: the subscriber to read.
@@ -51,8 +52,8 @@ class BlockingSubscriber:
             try:
                 self._runner.run(self._take(timeout))
             except asyncio.CancelledError:
-                # asyncio does not turn a Ctrl-C into KeyboardInterrupt if it comes just before Runner.run resets its
-                # interrupt count
+                # If Ctrl-C comes just before Runner.run resets its interrupt count, asyncio cancels the task but raises
+                # no KeyboardInterrupt. So raise it here.
                 raise KeyboardInterrupt from None
         return self._taken.popleft()
 
@@ -81,10 +82,10 @@ class BlockingSubscriber:
         self.close()
 
     async def _take(self, seconds: float | None) -> None:
-        """Wait for an update, and then take all updates that are ready.
+        """Wait for an update, and then move all updates that are ready from the subscriber to the queue of `receive`.
 
-        Taking them in one run of the event loop is faster: starting a run for each update would cost more than the
-        update.
+        They are moved in one run of the event loop, because starting a run for each update would take longer than the
+        update itself.
         """
         async with asyncio.timeout(seconds):
             self._taken.append(await self._subscriber.receive())

@@ -1,4 +1,4 @@
-"""Apply the updates of one stream to an index of prefixes."""
+"""The feed: it applies the updates of one stream to an index of prefixes."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Status:
     """The condition of one stream.
 
     Attributes:
-        state: ``connecting``: the state has not arrived, or there has been no live batch if the publisher has no state.
-            ``live``: every known batch has been applied. ``gap``: batches are missing. ``conflict``: several publishers
-            share the endpoint.
-        partial: whether batches were lost for good. The workers then hold blocks that are not in the index, until the
-            next epoch, rebuild or snapshot.
+        state: ``connecting`` until the state has arrived, or until the first live batch if the publisher sends no
+            state. ``live``: every known batch has been applied. ``gap``: batches are missing. ``conflict``: several
+            publishers share the endpoint.
+        partial: whether batches were lost for good. The workers then hold blocks that are not in the index. This ends
+            with the next epoch, rebuild or snapshot.
         unreachable: the reason why there is no connection; empty if there is one.
         seq: the seq of the last applied batch; -1 before the first.
         refused: number of events and batches that were not applied, by reason.
@@ -77,7 +77,7 @@ class Status:
         return self.state != "connecting" or self.partial or bool(self.unreachable)
 
     def note(self, update: Update) -> None:
-        """Change the condition according to an update."""
+        """Change the condition of the stream according to one of its updates."""
         match update:
             case Received(seq=seq):
                 self.seq = seq
@@ -104,10 +104,11 @@ class Status:
 
 
 class Feed:
-    """The application of one stream's updates to an index, in which each rank of the stream is a separate worker.
+    """A part of the router that applies the updates of one stream to the index. Each rank is a separate worker.
 
-    A worker may have several KV-cache groups. The feed applies only one of them, until the worker is cleared: the group
-    of the first store with tokens that carries prefixes.
+    A worker of a hybrid model has several KV-cache groups. The feed applies the events of only one of them: the group
+    of the worker's first store that has tokens and a kind of cache that is used for prefixes. After the worker is
+    cleared, the group is chosen again.
 
     Args:
         name: the name of the workers, which is the stream's name.
@@ -133,9 +134,9 @@ class Feed:
         """
 
     def of(self, topic: bytes) -> Feed:
-        """Return the feed of one topic, if each topic of the stream is a separate stream.
+        """Return the feed of one topic. It is used if each topic of a subscription is a separate stream (``by_topic``).
 
-        Its workers have the name ``NAME/TOPIC``.
+        The workers of this feed have the name ``NAME/TOPIC``.
         """
         found = self._topics.get(topic)
         if found is None:
@@ -190,8 +191,8 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        # An offloaded block may be announced without tokens and without a group, so such a store does not select the
-        # group.
+        # An offloaded block may be announced without tokens and without a group. So a store without tokens does not
+        # select the worker's group.
         if tokens:
             self._groups.setdefault(worker, _group(event))
         else:

@@ -92,7 +92,9 @@ class PrefixIndex(Generic[W]):
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks, by the digest of the prompt up to the block's end.
+        """Return the hashes of a worker's oldest blocks.
+
+        The key of a hash is a digest of the prompt up to the block's end.
 
         At most ``most`` blocks are read.
         """
@@ -112,7 +114,7 @@ class PrefixIndex(Generic[W]):
             elif worker in self._workers:
                 self._workers[worker].clear_medium(medium_of(event))
             return
-        if isinstance(event, dict):  # a store with fields that the struct does not have
+        if isinstance(event, dict):  # the decoder returns a dict for a store with fields that BlockStored lacks
             event = readable(event)
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
         medium = medium_of(event)
@@ -213,9 +215,9 @@ class _Block:
         size: number of tokens in the block; 0 if the publisher does not state it.
         media: the media that hold the block.
         parent: the hash of the block before this one; None for the first block of a prompt.
-        label: the content of the block; None as long as its tokens are unknown.
-        place: the digest of the prompt up to the end of the block. It is None as long as the block's tokens or the
-            place of its parent are unknown.
+        label: the content of the block; None while its tokens are unknown.
+        place: the digest of the prompt up to the end of the block. It is None while the block's tokens or the place of
+            its parent are unknown.
     """
 
     __slots__ = ("label", "media", "parent", "place", "size")
@@ -246,7 +248,10 @@ class _WorkerBlocks:
         It can be higher than 1, because engines may have several hashes for equal tokens.
         """
         self._waiting: Final[dict[Hash, set[Hash]]] = {}
-        """Hashes of the blocks that need their parent's place to compute their own, by the parent's hash."""
+        """Hashes of the blocks whose place cannot be computed yet because their parent has none, by the parent's hash.
+
+        A place is a digest of the prompt up to the end of a block.
+        """
 
     def media_of(self, block: Hash) -> Sequence[str]:
         """Return the media that hold the block with this hash."""
@@ -258,7 +263,7 @@ class _WorkerBlocks:
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks, by the digest of the prompt up to the block's end.
+        """Return the hashes of the oldest blocks. The key of a hash is a digest of the prompt up to the block's end.
 
         Read at most ``most`` blocks.
         """
@@ -270,7 +275,10 @@ class _WorkerBlocks:
         return self._blocks[block].size
 
     def store(self, event: BlockStored, medium: str) -> None:
-        """Add the blocks of a store event. A block that already has a place keeps it."""
+        """Add the blocks of a store event, and compute their places (digests of the prompt up to the end of the block).
+
+        A block that already has a place keeps it. A block whose parent has no place waits for it.
+        """
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         lora = _adapter(event.lora_id, event.lora_name)
         found = _labels(event, lora if isinstance(lora, str) else None, root=parent is None)
@@ -386,7 +394,10 @@ _LENGTH: Final = Struct("<Q")
 
 
 def _root(lora: Adapter, shape: Shape) -> bytes:
-    """Return the digest from which the place of a prompt's first block is computed. The block has no parent."""
+    """Return the digest that a prompt's first block uses instead of a parent's place, because it has no parent.
+
+    It depends on the LoRA adapter and on the form of the blocks.
+    """
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
 

@@ -1,8 +1,7 @@
 """Find out why a subscriber has no connection.
 
-libzmq retries without a message, so kvbus connects once with its own code to see the error.
-
-The subscriber reports the reason once, and again if it changes.
+libzmq retries a failed connection and does not report the error. So kvbus opens one connection with its own code, to
+see the error. The subscriber reports the reason once, and again if it changes.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Reachability(MissingConnection):
             self._say(outcome.sentence)
         elif self._refused in _STOPS:
             self._say(Outcome(self._endpoint, _STOPS[self._refused]).sentence)
-        elif self._refused or not first:  # at first, libzmq may still be connecting
+        elif self._refused or not first:  # at the first attempt, libzmq may still be connecting
             self._say(_NO_PUBLISHER.format(self._endpoint))
 
     def _say(self, why: str) -> None:

@@ -64,14 +64,14 @@ class PrefixRouter:
         self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # These are written by the event loop and read by any thread, under the lock.
+        # The event loop writes these attributes, and any thread reads them. Both hold the lock.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}
         self._away: Final[set[str]] = set()
         self._failure: BaseException | None = None
 
-        # These are used only by the event loop.
+        # Only the event loop uses these attributes.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -127,7 +127,9 @@ class PrefixRouter:
             return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
-        """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
+        """Return the hashes of each worker's oldest blocks.
+
+        The key of a hash is a digest of the prompt up to the block's end.
 
         Two workers that compute hashes in the same way have the same hash for the same digest. At most ``most`` blocks
         of each worker are read.
@@ -149,7 +151,10 @@ class PrefixRouter:
             return len(self._index)
 
     async def settled(self) -> None:
-        """Wait until the state of each stream is complete, or known to be unavailable. `status` shows which it is."""
+        """Wait until the state of each stream is complete, or known to be unavailable.
+
+        `status` shows for each stream which of the two is the case.
+        """
         self._check()
         await self._settled.wait()
         self._check()
@@ -281,8 +286,8 @@ class PrefixRouter:
             with self._lock:
                 if feed.discarded:
                     return
-                # Lost batches of one topic do not make the stream partial, because kvbus then sends the state of this
-                # topic again.
+                # If batches of one topic are lost, kvbus sends the state of this topic again. So the loss does not make
+                # the whole stream partial.
                 if part is feed or not isinstance(update, Lost):
                     feed.status.note(update)
                 (self._away.update if feed.status.unreachable else self._away.difference_update)(feed.names)

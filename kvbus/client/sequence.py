@@ -1,4 +1,4 @@
-"""The order of one stream for users of the library: the decisions of the sequencer, as updates.
+"""The sequencer for users of the library: it puts the batches of one stream in order, and returns updates.
 
 The sequencer is the one that the daemon uses (:mod:`kvbus.core.sequencing`). Its settings here suit any publisher that
 speaks the protocol: a replay may be a compacted state, and the user decides what happens after a loss. This module
@@ -69,7 +69,8 @@ class BufferLimits:
     Attributes:
         held_batches: maximum number of batches in the reorder buffer. At the limit, the subscriber drops newer batches
             and requests them again later.
-        held_bytes: maximum size in bytes of the payloads in the reorder buffer. At the limit, the same happens.
+        held_bytes: maximum size in bytes of the payloads in the reorder buffer. At this limit, the subscriber drops
+            newer batches and requests them again later, too.
     """
 
     held_batches: int = 10_000
@@ -155,11 +156,12 @@ class Sequence:
             self.stats,
         )
 
-        # The connection. If the sockets do not report one, the stream counts as connected after `connect_s`.
+        # The state of the live connection. If the sockets report no connection, the stream counts as connected after
+        # `connect_s`.
         self._connect_s: Final = timing.connect_s
         self._connect_at = inf
 
-        # What was reported to the caller about the stream.
+        # The reports about the stream that the caller has got.
         self._position: int | None = 0 if self._asks and from_start else None
         self._gap_end = 0
         """The first seq after the last reported gap."""
@@ -168,7 +170,7 @@ class Sequence:
         self._owes_synced = False
         self._in_conflict = False
 
-        # The publisher, and the last request to it.
+        # The id of the current publisher, and the number of the last request to it.
         self._publisher: bytes | None = None
         self._request = -1
         self._out: list[Output] = []
@@ -191,8 +193,8 @@ class Sequence:
     def open(self, now: float) -> list[Output]:
         """Start the timer for the first request, which waits briefly for the live connection.
 
-        If the request came first, the publisher could publish a batch after its answer, but before it has the
-        subscription.
+        A request that is sent before the publisher has the subscription could miss a batch: one that is published after
+        the answer and before the subscription.
         """
         self._connect_at = now + self._connect_s
         return self._take()
@@ -221,7 +223,7 @@ class Sequence:
         if self._changed(message.publisher_id):
             sequencer.publisher_changed(now)
         if known and seq < sequencer.next:
-            self.stats.duplicates += 1  # the publisher's id shows that it is the same epoch
+            self.stats.duplicates += 1  # the publisher's id shows that the batch is repeated, and not of a new epoch
         else:
             sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
         out = self._take()
@@ -307,7 +309,7 @@ class Sequence:
                 self._position = 0
                 self._gap_end = 0
                 if action.reason in (RestartReason.WENT_BACK, RestartReason.PAYLOAD):
-                    self._publisher = None  # the new publisher's id comes with its first message
+                    self._publisher = None  # unknown until the new publisher's first message
                 self._out.append(Restarted(self.epoch, action.reason))
             elif isinstance(action, actions.Synced):
                 synced = self.stats.replays > 0
@@ -346,8 +348,9 @@ class Sequence:
             self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
         self._unanswered = unanswered
         self._owes_synced |= synced
-        # In the phase PROBE, the sequencer has asked for newer batches. After a complete replay (`synced`) there is
-        # nothing to wait for. After a snapshot, its answer may have the batches that follow the snapshot.
+        # In the phase PROBE, the sequencer has requested newer batches and waits for the answer. After a complete
+        # replay (`synced`), the stream is complete without this answer. After a snapshot it is not, because the answer
+        # may contain the batches that follow the snapshot.
         quiet = sequencer.phase is Phase.LIVE or (synced and sequencer.phase is Phase.PROBE)
         if self._owes_synced and quiet and self._asks and not unanswered:
             self._owes_synced = False

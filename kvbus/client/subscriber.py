@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
 
-_YIELD_EVERY: Final = 256  # updates returned before other tasks may run
+_YIELD_EVERY: Final = 256  # number of updates that `receive` returns before it lets other tasks run
 
 
 class SubscriberClosedError(Exception):
@@ -166,7 +166,7 @@ class Subscriber:
         return len(self._updates)
 
     def open(self) -> None:
-        """Open the sockets. The first call of `receive` does this too. It needs a running event loop.
+        """Open the sockets, in a running event loop. The first call of `receive` does this too.
 
         Raises:
             BindError: the endpoint cannot be bound.
@@ -182,7 +182,8 @@ class Subscriber:
         self._follow(self._sequence.open(self._now()))
         self._reachability.missing_at(self.endpoint or "", self._now())
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            # There is no connection to wait for, or ZeroMQ reports none because the endpoint is inproc.
+            # Without a live stream there is no connection to wait for, and ZeroMQ reports no connection for an inproc
+            # endpoint. So treat the stream as connected now.
             self.on_connection(up=True)
 
     async def aclose(self) -> None:
@@ -193,7 +194,7 @@ class Subscriber:
         self._wake()
         try:
             await self._reachability.aclose()
-        finally:  # the caller may be cancelled during this wait
+        finally:  # close the sockets even if the caller is cancelled during this wait
             await self._sockets.aclose()
 
     async def receive(self) -> Update:
@@ -326,7 +327,7 @@ class Subscriber:
         if self._waiter is not None:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
-        # Read before the timer is set, because an answer that waits in the socket is not late.
+        # Read the sockets before setting the timer, because an answer that has already arrived must not time out.
         self._sockets.read(on=True)
         deadline = min(self._reachability.deadline, *(sequence.deadline for sequence in self._sequences))
         timer = None if deadline == inf else self._loop.call_at(deadline, self._wake)

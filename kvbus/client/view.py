@@ -43,7 +43,8 @@ class _Tokens:
 
     def __init__(self, raw: bytes, size: int, count: int, blocks: int) -> None:
         self._size: Final = size
-        # vLLM omits the hashes of masked blocks but sends their tokens. The tokens of a single block are then unknown.
+        # vLLM omits the hashes of masked blocks but sends their tokens. It is then unknown which tokens belong to which
+        # block, so keep none.
         self._raw = raw if count == size * blocks else b""
         self._parts: list[bytes] | None = [] if count else None
 
@@ -225,8 +226,8 @@ class BlockView:
     def apply_batch(self, batch: Batch) -> list[Change]:
         """Apply the events of a batch in order, and return the changes.
 
-        The order matters, because one batch may remove and store the same hash. A second AllBlocksCleared in a batch
-        removes the offloaded blocks, as vLLM means it.
+        The order matters, because one batch may remove and store the same hash. vLLM sends a second AllBlocksCleared in
+        a batch to clear its offloaded blocks too, so it removes these blocks from the view.
         """
         changes: list[Change] = []
         cleared = False
@@ -274,7 +275,8 @@ class BlockView:
         raw = bytes(event.token_ids)
         count = count_tokens(raw)
         if not isinstance(count, Reason) and 0 < count < event.block_size * len(hashes):
-            # More tokens are valid, because vLLM omits the hashes of masked blocks.
+            # Too few tokens are an error. Too many are not, because vLLM omits the hashes of masked blocks but sends
+            # their tokens.
             count = Reason.TOKEN_COUNT
         if isinstance(count, Reason):
             self.refused[count] += 1
@@ -291,7 +293,8 @@ class BlockView:
                 continue
             if self._copies:
                 known.copies += 1
-            # An offloaded block may first be announced without tokens. A later store with tokens replaces it.
+            # An offloaded block may first be announced without tokens. If a later store has its tokens, replace the
+            # block.
             if tokens and not known._tokens:  # noqa: SLF001
                 better = Block(key, event, tokens, index)
                 better.copies = known.copies
@@ -322,7 +325,7 @@ def _sent(value: Any) -> Any:
 
 
 def _medium(name: str | UnsetType | None) -> str:
-    # The name of an unknown medium is kept, so that its blocks still reach routers.
+    # Keep the name of an unknown medium, so that its blocks still reach routers.
     return medium_key(name) or str(name).upper()
 
 
