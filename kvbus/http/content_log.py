@@ -16,14 +16,17 @@ from typing import Final
 log = logging.getLogger("kvbus.http.content")
 
 EVERY: Final = 10.0
-"""Seconds between two writes of the lines."""
+"""Seconds after which kvbus writes the lines of the content log again."""
 
 MAX_LINES: Final = 1000
-"""Maximum number of lines that kvbus collects. When it is reached, they are written immediately."""
+"""Maximum number of lines that kvbus collects, one for each caller, path and status.
+
+When it is reached, kvbus writes the lines immediately and begins again.
+"""
 
 
 class Reading:
-    """An answer with content that is being sent.
+    """An answer with blocks or batches that is being sent to a client, and its counters for the content log.
 
     Attributes:
         status: the status code of the answer; 200 until the answer is complete.
@@ -49,7 +52,7 @@ current: Final[ContextVar[Reading]] = ContextVar("reading")
 
 
 class ContentLog:
-    """The numbers of answers, blocks and bytes that clients read over HTTP, and the log of these numbers."""
+    """The log of the answers, blocks and bytes that clients read over HTTP, and the counters for its next lines."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
@@ -57,7 +60,7 @@ class ContentLog:
         self._next = 0.0
 
     def begin(self, caller: str, path: str) -> Reading:
-        """Record the beginning of an answer that the current task sends."""
+        """Record that the current task begins to send an answer to the client ``caller``, and return its counters."""
         reading = Reading(caller, path)
         current.set(reading)
         self._open.add(reading)
@@ -69,13 +72,13 @@ class ContentLog:
         self._add(reading, answers=1)
 
     def look(self, now: float) -> None:
-        """Write the lines if :data:`EVERY` seconds have passed since the last time."""
+        """Write the log lines if :data:`EVERY` seconds have passed since they were last written."""
         if now >= self._next:
             self._next = now + EVERY
             self.write()
 
     def write(self) -> None:
-        """Write the lines now. Include the blocks and bytes that were sent of unfinished answers."""
+        """Write the log lines now. They include the blocks and bytes of unfinished answers."""
         for reading in self._open:
             if reading.bytes:
                 self._add(reading, answers=0)
