@@ -1,4 +1,4 @@
-"""Answers to routers: replays, snapshots, and states for routers that have subscribed or lost batches.
+"""Answers to requests of routers (replays and snapshots), and states for routers that subscribed or lost batches.
 
 A *state* is the live blocks of a stream, as batches. An answer is a generator of messages. It reads the journal and the
 state only when the router can receive the next message. So kvbus stores no messages for a router that does not read,
@@ -6,7 +6,7 @@ except the state that it is sending to this router.
 
 The batches of a state need seqs. For a router that has just subscribed, they are the seqs after the stream's newest
 one. In the answer to a replay request, they are seqs up to the stream's newest one. If the state needs new seqs, all
-other routers get an empty batch for each of them. So the numbering is dense for every router.
+other routers get an empty batch for each of them. So no router sees a hole in the numbering.
 """
 
 from __future__ import annotations
@@ -40,15 +40,18 @@ Request = TypeVar("Request", ReplayRequest, SnapshotRequest)
 MAX_FILLER: Final = 1_000_000
 """Maximum number of empty batches in one replay answer.
 
-They fill the seqs between a state and the journal. To send more of them would take longer than a router waits.
+Empty batches fill the seqs between the state and the journal's batches. Routers would time out if kvbus sent more.
 """
 
 _ROOM: Final = 2**62
-"""Number of seqs offered to a snapshot reply, whose batches need no seqs. It is larger than any state."""
+"""Number of seqs that a state may use in a snapshot reply: more than any state needs.
+
+The batches of a snapshot reply have no seqs, so their number is not limited.
+"""
 
 
 class StreamState:
-    """Access to the state of one stream, for the answers to routers.
+    """The state (live blocks) of one output stream, from which answers to routers are made.
 
     The stream is looked up at each use, because an output may be replaced while a router reads an answer.
 
@@ -71,12 +74,15 @@ class StreamState:
 
     @property
     def output(self) -> Output:
-        """The output that currently has the number ``number``."""
+        """The output at this object's position in the relay's list of outputs.
+
+        It changes when the output is replaced.
+        """
         return self._outputs[self._number]
 
     @property
     def stream(self) -> OutputStream:
-        """The output's stream that is currently in slot ``at``."""
+        """The stream in this object's slot of the output. It changes when the output is replaced."""
         return self.output.streams[self._at]
 
     @property
@@ -86,7 +92,9 @@ class StreamState:
         return self._at < len(streams) and self.output.serves(streams[self._at])
 
     def transfer(self) -> Transfer | None:
-        """Return the state for routers that have just subscribed or have lost batches; None if there is no state yet.
+        """Prepare the transfer of the state to routers that have just subscribed or lost batches.
+
+        None: there is no state yet.
 
         The state's batches have the seqs after the stream's newest one. A router that has received only some of them
         cannot continue by a replay from the next seq, so these seqs are marked (:meth:`mark_incomplete`).
@@ -104,17 +112,20 @@ class StreamState:
         return transfer
 
     def newest(self) -> StateSnapshot:
-        """Return the state as of the stream's newest batch. Several routers share it until the live blocks change."""
+        """Return the state as of the stream's newest batch.
+
+        Its requesters share one snapshot until the live blocks change.
+        """
         snapshot = self._known()
         if snapshot is None or snapshot.seq < self.stream.changed_seq:
             snapshot = self._make()
         return snapshot
 
     def ending_after(self, start: int) -> StateSnapshot:
-        """Return a state that ends at its own seq (``snapshot.seq``) and has room for its batches from ``start`` on.
+        """Return a state whose batches fit into the seqs from ``start`` to the seq as of which it was taken.
 
-        If the stream has too few seqs from ``start`` on, publish empty batches until there are enough. Use the snapshot
-        that other routers are reading if the journal has every batch after it.
+        If there are too few seqs from ``start`` on, publish empty batches until there are enough. Use the snapshot that
+        other routers are reading if the journal has every batch after it.
         """
         stream = self.stream
         snapshot = self._known()
@@ -130,12 +141,18 @@ class StreamState:
         return snapshot
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Mark the seqs ``[first, end)``: a router may hold part of a state there, so no replay may begin at them."""
+        """Mark the seqs ``[first, end)``. A router may have received only a part of a state there.
+
+        A replay that begins at a marked seq begins with the complete state, not with the journal's batches.
+        """
         if first < end:
             self._do(wal.SeqsIncomplete(self._number, self._at, first, end), self._out.now)
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Record, for each source of the stream, whether routers refuse the newest answer to a replay from seq 0."""
+        """Record, for each source of the stream, whether routers refuse the newest answer to a replay from seq 0.
+
+        A finding shows the record to the operator.
+        """
         name = self.output.spec.name
         for _, source in self._out.sources_of(self.output, self._at):
             if refused:
@@ -163,7 +180,10 @@ class StreamState:
         return snapshot
 
     def _clears(self) -> ClearsWhere:
-        """Return where a state has AllBlocksCleared: before each source's blocks, before the first block, nowhere."""
+        """Return where a state contains AllBlocksCleared.
+
+        "each" is before the blocks of each source, "first" is before the first block, and "none" is nowhere.
+        """
         if self.output.spec.profile.clears == "rank":
             return "each"
         return "none" if self._out.clears_others(self.output, self._at) else "first"
@@ -178,21 +198,23 @@ class StreamState:
 class ReplayAnswer:
     """The answer to a router's replay request; an :class:`~kvbus.core.commands.Answer`.
 
-    If the journal holds the batch ``start`` and no router can hold part of a state there
+    If the journal holds the batch with the requested seq ``start``, and no router can hold only part of a state there
     (:class:`~kvbus.core.outputs.stream.IncompleteSeqs`), the answer consists of the journal's batches. Otherwise it
     begins with a snapshot (AllBlocksCleared and the live blocks), and the journal's batches follow. The output's
-    profile decides which seqs the snapshot gets:
+    profile decides which seqs the snapshot's batches get:
 
-    *Its own seqs*, which end at the newest one when it was taken. The answer then begins later than ``start``. This is
-    used for every ``start`` if the profile does not need a contiguous answer, and for start 0 if the requester accepts
-    an answer that begins late. The length of the answer does not depend on the length of the stream.
+    *The snapshot's own seqs*. The last of them is the newest seq at the time of the snapshot. The answer then begins
+    later than ``start``. This is used for every ``start`` if the profile does not need a contiguous answer, and for
+    start 0 if the requester accepts an answer that begins late. The length of the answer does not depend on the length
+    of the stream.
 
     *The seqs from ``start`` on*, with empty batches between the live blocks and the journal. This is used for all other
     requests. The length of the answer depends on the number of batches that the router missed. If more than
     ``MAX_FILLER`` empty batches were needed, the snapshot gets its own seqs.
 
-    The answer is *only END* for a start after the newest batch. So is the answer to a request from 0 by a router that
-    refuses an answer that begins late (llm-d), if the router gets the same state because of its subscription.
+    The answer consists of END alone if ``start`` is after the newest batch. It also consists of END alone if a router
+    that refuses an answer that begins late (llm-d) requests a replay from 0, and gets the same state because of its
+    subscription.
 
     An answer ends at the batch that was the newest when the journal part began. Later batches are on the live stream.
     If the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
@@ -202,11 +224,11 @@ class ReplayAnswer:
     parsed, and otherwise ``complete``.
 
     Args:
-        state: the access to the state of the stream.
+        state: the state of the stream that the router reads.
         request: the router's request.
-        has_state: whether the router gets the state because of its subscription, or has got it.
-        rebuilds: whether the requester is another kvbus. It rebuilds its blocks from the answer, and accepts one that
-            begins late.
+        has_state: whether the router has got the state because of its subscription, or will get it.
+        rebuilds: whether the requester is another kvbus. It rebuilds its blocks from the answer, and accepts an answer
+            that begins later than requested.
     """
 
     def __init__(
@@ -227,24 +249,29 @@ class ReplayAnswer:
     def messages(self) -> Iterator[list[bytes]]:
         """Yield the messages of the answer, and END as the last one.
 
-        Yield ``[]`` while the next batch is being built.
+        Yield ``[]`` while the next batch is being built, so that the caller can do other work.
         """
         yield from self._state_alone() if self._request.state else self._batches()
         self.over = True
         yield self.refusal()
 
     def refusal(self) -> list[bytes]:
-        """Return END. A requester that gets no batch then does not wait until its timeout."""
+        """Return END, the message that ends an answer without batches.
+
+        The requester need not wait until its timeout.
+        """
         return replay_end(self._framing, self.envelope)
 
     def _batches(self) -> Iterator[list[bytes]]:
         """Yield the answer's batches, from the requested seq to the newest one.
 
-        They come from the journal. If the journal lacks a batch, a state replaces it and all batches before it.
+        They come from the journal. If the journal lacks a batch, the answer has the current state in place of that
+        batch and all batches before it.
         """
         state, seq = self.state, self._request.start
         begun = False
-        # keep the snapshot until its journal part has been read, so that later requesters can share it
+        # hold the snapshot until this answer has sent the journal's batches after it: until then, other requesters can
+        # use the same snapshot
         snapshot: StateSnapshot | None = None
         if self._refuses_late:
             state.mark_refused(refused=False)
@@ -265,9 +292,9 @@ class ReplayAnswer:
                     self._end = state.stream.next_seq
 
     def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
-        """Yield a state under the seqs from ``first`` on.
+        """Yield the batches of a state under the seqs from ``first`` on, and then empty batches up to the state's seq.
 
-        Then yield empty batches up to the seq as of which it was taken.
+        The state's seq is the newest seq of the stream at the time of the snapshot.
         """
         state, stream = self.state, self.state.stream
         snapshot = state.ending_after(first)  # publishes empty batches if needed: read next_seq after it
@@ -275,7 +302,8 @@ class ReplayAnswer:
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):
             first = end - chunks.count
-        # the requester has part of the state at these seqs, so it must not continue there with batches of the journal
+        # The answer may break off at one of these seqs. The requester then holds only part of the state, so its next
+        # request must get the complete state, not the journal's batches from that seq on.
         state.mark_incomplete(first + 1, end)
         topic, publisher_id = stream.topic, stream.publisher_id
         empty = encode(stream.wire, [], 0.0, stream.rank)
@@ -295,7 +323,8 @@ class ReplayAnswer:
             begun: whether batches of the answer were already sent.
 
         Returns:
-            Whether the state gets its own seqs. Its batches then end at the seq as of which it was taken.
+            True if the last batch of the state gets the newest seq at the time of the snapshot. The answer then begins
+            later than ``first``, without empty batches.
         """
         own_seqs = not begun and (not self.state.stream.profile.filled_replay or (first == 0 and self._takes_late))
         if filler <= (0 if own_seqs else MAX_FILLER):
@@ -307,7 +336,10 @@ class ReplayAnswer:
         return True
 
     def _state_alone(self) -> Iterator[list[bytes]]:
-        """Yield only the state. Each of its batches has the seq of the next live batch, as vllm#50134 proposes."""
+        """Yield the batches of the state, without the journal's batches.
+
+        Each of them has the seq of the next live batch, as vllm#50134 proposes.
+        """
         stream, snapshot = self.state.stream, self.state.newest()
         self.outcome = "compacted"
         topic, seq, publisher_id = stream.topic, stream.next_seq, stream.publisher_id
@@ -321,7 +353,9 @@ class ReplayAnswer:
 
 
 class SnapshotAnswer:
-    """The answer to a router's snapshot request, as one message; an :class:`~kvbus.core.commands.Answer`.
+    """The answer to a router's snapshot request: one message with the state.
+
+    It is an :class:`~kvbus.core.commands.Answer`.
 
     A state may be large, so kvbus builds and sends the message frame by frame. All requesters share the state, and
     kvbus never stores a complete message for a requester that does not read.
@@ -339,13 +373,13 @@ class SnapshotAnswer:
     def messages(self) -> Iterator[list[bytes]]:
         """Yield the message in parts. Each part except the last one is an :class:`Unfinished`.
 
-        Yield ``[]`` while the next part is being built.
+        Yield ``[]`` while the next part is being built, so that the caller can do other work.
         """
         if not self._valid or not self._published:
             self.over = True
             yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
             return
-        # the state may have been taken at an earlier seq; the batches after that seq are empty
+        # The newest seq is right even if the state was taken at an earlier seq: all batches after that seq are empty.
         seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
         chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
         reader, left = chunks.reader(), chunks.count
@@ -364,7 +398,7 @@ class SnapshotAnswer:
                 yield []
 
     def refusal(self) -> list[bytes]:
-        """Return the reply which says that kvbus has no snapshot now."""
+        """Return the snapshot reply which says that kvbus can send no snapshot now."""
         return self._head(UNAVAILABLE)
 
     def _head(self, seq: int) -> list[bytes]:
@@ -372,7 +406,9 @@ class SnapshotAnswer:
 
 
 class RouterRequests:
-    """The handlers of requests from routers of all outputs. Each handler appends the command that starts an answer.
+    """The handlers of requests from routers of all outputs. Each handler adds a command to the relay's commands.
+
+    The command makes the daemon send the answer.
 
     Args:
         out: the outgoing side of the relay. It has the streams, and collects the commands.
@@ -414,9 +450,9 @@ class RouterRequests:
         return request
 
     def subscribed(self, event: Subscribed, now: float) -> None:
-        """Send the state to routers that need it, if the stream has a state.
+        """Command the daemon to send the stream's state to routers that need it, if the stream has a state.
 
-        Otherwise the daemon reports the routers again.
+        If it has none yet, do nothing: the daemon reports the same routers again later.
         """
         del now
         state = self._state_of(event.output, event.stream)

@@ -1,7 +1,7 @@
 """Apply records of the write-ahead log to indexes, numberings and journals.
 
-A record has the same effect whether the relay has just made the decision or a previous process made it. The reasons of
-a decision do not matter here: the sequencer decides. After a restart,
+A record has the same effect whether the relay has just made the decision or a previous process made it. This module
+does not need the reasons of a decision, which the sequencer has made. After a restart,
 :meth:`~kvbus.core.relay.Relay.apply_record` also restores the sequencer's position.
 """
 
@@ -19,12 +19,12 @@ from kvbus.core.wire.codec import MAX_UNKNOWN, decode
 
 
 class Applier:
-    """The handlers of all types of write-ahead-log records.
+    """The handlers of write-ahead-log records: one method for each type of record.
 
     Args:
         sources: the relay's sources, by slot.
         out: the relay's outgoing side, which publishes the resulting batches.
-        max_events: maximum number of events in a batch.
+        max_events: maximum number of events in a batch of an engine.
     """
 
     def __init__(self, sources: list[Source], out: Outgoing, max_events: int) -> None:
@@ -48,7 +48,7 @@ class Applier:
         }
 
     def apply(self, record: wal.Record, now: float) -> None:
-        """Apply one record: call the handler of its type."""
+        """Apply one record of the write-ahead log: call the handler for its type."""
         self._by_type[type(record)](record, now)
 
     def _delivered(self, record: wal.Delivered, now: float) -> None:
@@ -149,7 +149,11 @@ class Applier:
             self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
-        """Forget a source's blocks and clear them at the routers. They may differ from the engine's cache."""
+        """Clear a source's blocks at the routers and empty its index.
+
+        Call this when the known blocks may differ from the blocks in the engine's cache. ``same_epoch`` says that the
+        publisher has not restarted.
+        """
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)

@@ -1,8 +1,8 @@
 """Write and load checkpoints. A checkpoint is the relay's complete state at one moment.
 
-The indexes are frozen first (copy-on-write), as for a state snapshot. So the relay continues while the checkpoint is
-written in slices. The write-ahead log has the changes after that moment (:mod:`kvbus.core.write_ahead_log`). After a
-restart, the checkpoint is loaded into a new relay.
+The indexes are frozen first (copy-on-write), as for a state snapshot. So the relay continues to work while the
+checkpoint is written in slices. The write-ahead log has the changes after that moment
+(:mod:`kvbus.core.write_ahead_log`). After a restart, the checkpoint is loaded into a new relay.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """Freeze the relay's current state, and return an iterator of blobs that describe it.
+    """Freeze the relay's current state, and return an iterator of the blobs that make up a checkpoint of it.
 
-    The caller may read it later.
+    The caller may read the iterator later: the blobs describe the state at the time of the call.
     """
     head = {
         "sources": [_source_head(source) for source in relay.sources],
@@ -54,10 +54,10 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 
 
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
-    """Yield each index that has blocks of a source, with the number of its output and its position.
+    """Yield the address and the index of each index that has blocks of a source: output number, position, index.
 
-    An index of the normalizer has no output (None). Its position is 0 for live blocks and 1 for tail blocks. Each
-    output with a view has one separate index for the source, at position 0.
+    A normalizer's index belongs to no output (None). Its position is 0 for live blocks and 1 for tail blocks. An output
+    with a view has an index of its own for the source, at position 0.
     """
     for which, index in enumerate(source.normalizer.indexes):
         yield None, which, index
@@ -205,7 +205,8 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # the checkpoint does not store these counts, because block sizes may have changed while it was written
+                # Count the references anew. The checkpoint does not store these counts, because a block size may have
+                # changed while the checkpoint was written.
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

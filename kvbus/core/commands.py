@@ -29,7 +29,7 @@ class Publish(msgspec.Struct, gc=False):
 class RequestReplay(msgspec.Struct, frozen=True):
     """Request a replay from a source's engine, from seq ``start`` on, on a separate connection.
 
-    The events with the answer carry the id ``request``.
+    The events that report the engine's answer carry the id ``request``.
     """
 
     source: int
@@ -40,7 +40,7 @@ class RequestReplay(msgspec.Struct, frozen=True):
 class RequestSnapshot(msgspec.Struct, frozen=True):
     """Request a snapshot from a source's engine, on a separate connection.
 
-    The event with the answer carries ``request``.
+    The event that reports the engine's reply carries the id ``request``.
     """
 
     source: int
@@ -48,7 +48,7 @@ class RequestSnapshot(msgspec.Struct, frozen=True):
 
 
 class CancelReplay(msgspec.Struct, frozen=True):
-    """Close the connection of a replay or snapshot request to an engine."""
+    """Close the connection on which a replay or a snapshot was requested from an engine."""
 
     source: int
     request: int
@@ -60,7 +60,7 @@ class Answer(Protocol):
     Attributes:
         envelope: the frames that each message starts with. The first of them is the identity of the router's
             connection.
-        outcome: the label under which metrics count the complete answer.
+        outcome: the label under which metrics count the answer when it is complete.
         over: whether the last message was read from :meth:`messages`.
     """
 
@@ -69,12 +69,12 @@ class Answer(Protocol):
     over: bool
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Yield the messages of the answer. Read the next one only when the router can receive it.
+        """Yield the messages of the answer. The caller reads the next one only when the router can receive it.
 
         A message is ``[]`` while the next message is being built. It is an
         :class:`~kvbus.core.outputs.snapshot.Unfinished` part if more frames of the same message follow. Reading a
-        message may change the relay: carry out the commands of :meth:`~kvbus.core.relay.Relay.take_commands` before
-        sending the message.
+        message may change the relay. So the caller carries out the commands of
+        :meth:`~kvbus.core.relay.Relay.take_commands` before it sends the message.
         """
 
     def refusal(self) -> list[bytes]:
@@ -98,7 +98,7 @@ class AnswerSnapshot(msgspec.Struct, frozen=True):
 
 
 class SendState(msgspec.Struct, frozen=True):
-    """Send a state only to these routers. Then send them the live stream from seq ``transfer.end_seq`` on."""
+    """Send a state only to the listed routers. Then send them the live stream from seq ``transfer.end_seq`` on."""
 
     output: int
     stream: int

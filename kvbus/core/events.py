@@ -13,16 +13,16 @@ from kvbus.core.types import Refused
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The relay starts without the state of a previous process. This is the first event.
+    """The relay starts without the saved state of a previous process. This is the first event.
 
-    ``wall`` is the time of day in seconds, as in :class:`Tick`.
+    ``wall`` is the time of day in seconds since 1970.
     """
 
     wall: float = 0.0
 
 
 class SourcePlaced(msgspec.Struct, frozen=True):
-    """A source is put into a slot. A source that is in the slot is removed. All other sources are unaffected.
+    """A source is put into a slot. If another source is in the slot, it is removed. The other slots do not change.
 
     ``streams`` describes the slot's stream on each output. An output with one stream for all sources has no separate
     stream for the slot. The stream of a slot continues its numbering, even if another source gets the slot.
@@ -40,7 +40,7 @@ class SourceRemoved(msgspec.Struct, frozen=True):
 
 
 class OutputPlaced(msgspec.Struct, frozen=True):
-    """An output replaces the output with this number, or is added if no output has this number."""
+    """A new output replaces the output with this number, or is added if no output has this number."""
 
     output: int
     spec: OutputSpec
@@ -69,9 +69,9 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
 
 
 class SourceUnreachable(msgspec.Struct, frozen=True):
-    """The daemon has found out why it cannot connect to the engine's publisher.
+    """The daemon has tried to find out why it cannot connect to the engine's publisher.
 
-    ``why`` is the finding; None if the daemon has found no reason.
+    ``why`` is a finding that explains the reason to the operator. It is None if the daemon has found no reason.
     """
 
     source: int
@@ -79,9 +79,9 @@ class SourceUnreachable(msgspec.Struct, frozen=True):
 
 
 class FurtherRankFound(msgspec.Struct, frozen=True):
-    """The daemon has found that the source's engine may have more ranks than are configured.
+    """The daemon has looked for ranks of the source's engine that are not configured.
 
-    ``finding`` describes it; None if there is no sign of further ranks any more.
+    ``finding`` explains to the operator that there may be such ranks. It is None if there is no sign of them any more.
     """
 
     source: int
@@ -89,7 +89,10 @@ class FurtherRankFound(msgspec.Struct, frozen=True):
 
 
 class SourcesNamed(msgspec.Struct, frozen=True):
-    """The configuration sections and the endpoints of sources, by slot. Findings show them to the operator."""
+    """The section of the configuration and the endpoints of each source, by slot.
+
+    Findings name them to the operator.
+    """
 
     places: dict[int, Place]
 
@@ -107,11 +110,11 @@ class RecordReceived(msgspec.Struct, gc=False):
     Attributes:
         seq: the seq under which every router gets the record.
         payload: a batch in kvbus's own (canonical) encoding. It is empty for a lease (a sign of life of the log's
-            writer), and for the beginning of a state without blocks.
+            writer), and for the first record of a state that has no blocks.
         begins: whether this is the first record of a state. It clears all blocks of the source.
         more: whether further records of the same state follow.
         ends: whether this is the last record of a state.
-        known: whether a reader that has all earlier records already knows the content.
+        known: whether the record repeats blocks that a reader already knows if it has all earlier records.
     """
 
     source: int
@@ -124,9 +127,9 @@ class RecordReceived(msgspec.Struct, gc=False):
 
 
 class LogReached(msgspec.Struct, frozen=True):
-    """The log of a source has become readable (``reached`` is True) or unreadable.
+    """The log from which a source is read has become readable (``reached`` is True) or unreadable.
 
-    While the log cannot be read, the source's blocks stay, because no change of the blocks is known.
+    While the log cannot be read, the source's blocks stay: kvbus does not know of any change.
     """
 
     source: int
@@ -166,7 +169,7 @@ class ReplayAborted(msgspec.Struct, frozen=True):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Messages from a source's engine have arrived in this process, but kvbus has not read them yet.
+    """Messages from a source's engine wait in a socket of this process. kvbus has not read them yet.
 
     They belong to the answer to request ``request``, or to the live stream if ``request`` is None. The daemon reports
     this for an answer before each :class:`Tick`, and for the live stream before an answer begins.
@@ -177,7 +180,7 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class RequestWaits(msgspec.Struct, frozen=True):
-    """The request with the id ``request`` is queued after other requests.
+    """The request to an engine with the id ``request`` is not sent yet: it is queued after other requests.
 
     :class:`RequestSent` reports when it is sent.
     """
@@ -187,9 +190,9 @@ class RequestWaits(msgspec.Struct, frozen=True):
 
 
 class RequestSent(msgspec.Struct, frozen=True):
-    """The daemon has sent a request that had to wait (:class:`RequestWaits`). If ``sent`` is False, sending failed.
+    """The daemon has tried to send a request to an engine that was queued (:class:`RequestWaits`).
 
-    A request whose sending failed still waits.
+    ``sent`` is False if sending failed. Such a request stays in the queue.
     """
 
     source: int
@@ -200,9 +203,9 @@ class RequestSent(msgspec.Struct, frozen=True):
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router requests a replay of stream ``stream`` of output ``output``.
 
-    ``frames`` are the frames as a ROUTER socket received them. ``has_state`` says that the router gets the state
-    because of its subscription, under the conditions in docs/PROTOCOL.md. ``rebuilds`` says that the requester is
-    another kvbus (:data:`~kvbus.core.wire.frames.REBUILDS`).
+    ``frames`` are the frames as a ROUTER socket received them. ``has_state`` says that the router has got, or will get,
+    the state because of its subscription, under the conditions in docs/PROTOCOL.md. ``rebuilds`` says that the
+    requester is another kvbus (:data:`~kvbus.core.wire.frames.REBUILDS`).
     """
 
     output: int
@@ -224,7 +227,7 @@ class SnapshotAsked(msgspec.Struct, gc=False):
 
 
 class Subscribed(msgspec.Struct, frozen=True):
-    """These routers need the state of a stream: they have just subscribed, or kvbus dropped batches for them.
+    """The listed routers need the state of a stream: they have just subscribed, or kvbus dropped batches for them.
 
     The daemon sends them no live batch of the stream until it carries out the relay's
     :class:`~kvbus.core.commands.SendState`.
@@ -236,16 +239,18 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 
 class EngineEmptied(msgspec.Struct, gc=False):
-    """The API of a source's engine says that the engine sleeps, so its cache is empty.
+    """The API of a source's engine says that the engine sleeps. A sleeping engine's cache is empty.
 
-    The engine's stream announces this only when the engine wakes up.
+    The relay needs this event because the engine's stream announces the clear only when the engine wakes up.
     """
 
     source: int
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed. The daemon sends a tick several times a second, and at once while :attr:`Relay.backlog` is set.
+    """Time has passed.
+
+    The daemon sends a tick ten times a second, and without delay while :attr:`Relay.backlog` is set.
 
     ``wall`` is the time of day in seconds since 1970. It becomes the ``ts`` of batches that no engine sent. ``stood``
     is the number of seconds since the last tick in which the process was suspended. The relay's time (``now``) does not

@@ -1,8 +1,8 @@
 """Expire blocks on media whose removals an engine never announces.
 
-Without its server's log of events, LMCache announces the blocks that it stores on the CPU, but not the blocks that it
-evicts there. kvbus removes such a block if the engine has not stored it again for the configured time. A store of a
-block also proves that the block's ancestors still exist: otherwise the engine would have stored them again, too.
+If LMCache runs without its server's log of events, it announces the blocks that it stores on the CPU, but not the
+blocks that it evicts there. kvbus removes such a block if the engine has not stored it again for the configured time. A
+store of a block also proves that the block's ancestors still exist: otherwise the engine would have stored them again.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from kvbus.core.types import Hash, medium_key
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, Event
 
 SLICE: int = 4096
-"""Maximum number of blocks that kvbus removes at one tick because they have expired."""
+"""Maximum number of expired blocks that kvbus removes at one tick."""
 
 STEPS: int = 64
-"""Number of time steps in the lifetime of a block. The time of a store is rounded down to a step."""
+"""Number of steps into which the lifetime of a block is divided. The time of a store is rounded down to a step."""
 
 Place = tuple[int | None, str, Hash]
-"""The place of a block in an engine's cache: group, medium key and hash."""
+"""The position of a block in an engine's cache: group, medium key and hash."""
 
 
 class Lifetimes:
-    """The blocks of one source that expire, with the time at which the engine last stored each of them.
+    """The blocks of one source that can expire, with the time at which the engine last stored each of them.
 
     Time advances in steps of a 64th of ``seconds``, so a block may expire up to one step too early. The steps save
-    work: within a step, kvbus renews a chain of blocks once, even if many blocks are stored after it.
+    work: within a step, kvbus updates the blocks of a chain once, even if the engine stores many blocks after it.
 
     Args:
         media: the media whose blocks expire.
@@ -50,9 +50,9 @@ class Lifetimes:
         return len(self._heard)
 
     def begin(self, now: float) -> None:
-        """Start the lifetime of the index's blocks that have none.
+        """Start the lifetime of each block of the index that has none yet.
 
-        After a restart, the time of their last store is unknown.
+        After a restart of kvbus, the time at which the engine last stored a block is unknown.
         """
         now -= now % self._step
         for (group, medium), chunk, a, b in in_order(self._index):
@@ -65,7 +65,10 @@ class Lifetimes:
         self._heard.clear()
 
     def see(self, events: Iterable[Event], now: float) -> None:
-        """Update the lifetimes after a batch. The caller must have applied the batch to the index."""
+        """Restart the lifetimes of the blocks that a batch stores, and end those of the blocks that it removes.
+
+        The caller must have applied the batch to the index.
+        """
         now -= now % self._step
         for event in events:
             if isinstance(event, AllBlocksCleared):
@@ -86,9 +89,9 @@ class Lifetimes:
                     self._hear(key, table, event.parent_block_hash, now)
 
     def _hear(self, key: TableKey, table: Table, block: Hash | None, now: float) -> None:
-        """Restart the lifetime of this block and its ancestors.
+        """Restart the lifetime of a block and its ancestors, because the engine has stored the block.
 
-        Children precede their parents in the order of expiry.
+        A child is restarted before its parent, so that it also expires before its parent.
         """
         while block is not None and (chunk := table.blocks.get(block)) is not None:
             if self._heard.get((*key, block)) == now:

@@ -1,9 +1,9 @@
-"""Relay sources whose stream is read from a log (Kafka, NATS, Redis): routers get each record under the log's number.
+"""Relay sources whose stream is read from a log (Kafka, NATS, Redis). Routers get each record under the log's number.
 
 Two kvbus that read the same log publish the same batches under the same seqs, so a router may switch between them.
-Therefore kvbus never uses a seq of such a stream for another batch. The state for a router is the log's records from
-the newest state on. A lease record serves as the heartbeat. A source is removed only after its stream has ended.
-docs/decisions/log.md explains why the result is exact.
+Therefore kvbus never uses a seq of such a stream for a batch that is not in the log. If a router needs the state, it
+gets the log's records from the log's newest state on. A lease record serves as the heartbeat. A source is removed only
+after its stream has ended. docs/decisions/log.md explains why the result is exact.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 EPOCH_BITS: Final = 26
 """Number of low bits of an outgoing seq that hold the seq of the record. The higher bits hold the log's writer epoch.
 
-They hold 67 million records, which last 15 days at 50 records a second. Then the writer begins another epoch.
+The low bits can count 67 million records, which last 15 days at 50 records a second. Then the writer begins another
+epoch.
 """
 
 LAST: Final = (1 << EPOCH_BITS) - 1
-"""The seq that ends an epoch whose writer is gone. No record of a log has this seq."""
+"""The seq, within an epoch of a log's writer, that ends the epoch of a writer that is gone. No record has this seq."""
 
 
 class Numbered:
@@ -68,8 +69,8 @@ class Numbered:
             source.stats.last_batch = source.ts = batch.ts
             if batch.rank is not None:
                 self._see_rank(slot, source, batch.rank)
-        # encode before the index fills in missing fields of the events: every kvbus must publish the same bytes,
-        # whether it applies the record or already knows its content
+        # Encode before the index fills in missing fields of the events. Every kvbus must publish the same bytes, and a
+        # kvbus that already knows the record's content does not apply it to its index.
         leaving = [
             (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
             for number, output in enumerate(self._outputs)
@@ -88,7 +89,7 @@ class Numbered:
         source.sequencer.stand_at(phase, epoch, (event.seq & LAST) + 1)
 
     def _encoded(self, wire: Wire, source: Source, whole: bytes, batch: Batch | None) -> tuple[bytes, bytes]:
-        """Return the record as routers read it, and an empty batch for routers that already know its content."""
+        """Return a record's batch in an output's encoding, and an empty batch for routers that know its content."""
         empty = encode(wire, [], source.ts, source.rank)
         if batch is None or not batch.events:
             return empty, empty
@@ -100,9 +101,9 @@ class Numbered:
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
-        """Apply a record's batch to the index.
+        """Apply the batch of a log record to the source's index. ``begins`` empties the index first.
 
-        The normalizer's output is not used: every kvbus publishes the record itself.
+        The events that the normalizer returns are not published: every kvbus publishes the record itself.
         """
         if begins:
             source.normalizer.reset()
@@ -116,6 +117,6 @@ class Numbered:
         source.see_rank(rank)
 
     def placed(self, slot: int) -> None:
-        """Set the rank of a new source to the last rank that its stream had, until a record names the rank."""
+        """Give a new source the last rank that its slot's stream had, until a record of the log names the rank."""
         for output in self._outputs:
             self._sources[slot].rank = output.streams[slot].rank

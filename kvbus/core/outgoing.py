@@ -31,20 +31,21 @@ class Outgoing:
         self._sources = sources
         self._outputs = outputs
         self.needs_tokens = False
-        """Whether the routers of some output compute block hashes from tokens, so that they need the tokens of every
-        block."""
+        """Whether some output's routers need the tokens of every block, because they compute hashes from tokens."""
         self._plain: list[tuple[int, Output]] = []
         self.fitted: list[tuple[int, Output]] = []
-        """Number and output of each output whose routers need adapted batches: see
-        :mod:`kvbus.core.outputs.fitting`."""
+        """The outputs whose routers cannot read every batch unchanged, each with its number.
+
+        :mod:`kvbus.core.outputs.fitting` adapts batches for them.
+        """
         self.sort_outputs()
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
-        """Whether some output sends removals of single blocks in place of an AllBlocksCleared."""
+        """Whether some output may send removals of single blocks in place of an AllBlocksCleared."""
         self._do = do
         self.wall = 0.0
         """The time of day in seconds. It becomes the ``ts`` of batches that no engine sent.
 
-        No decision depends on it.
+        No decision of the relay depends on it.
         """
         self.now = 0.0
         """The time of the newest event that the relay has received, in seconds on the relay's monotonic clock."""
@@ -83,7 +84,10 @@ class Outgoing:
         self._clear_known(number, output, spec.known_slots, now)
 
     def begin(self, record: wal.Begun, now: float) -> None:
-        """Send AllBlocksCleared on each stream that continues the numbering of a previous process."""
+        """Send AllBlocksCleared on each stream that continues the numbering of a previous process.
+
+        Its routers may still hold blocks that the previous process announced.
+        """
         self.wall = record.wall
         for number, output in enumerate(self._outputs):
             self._clear_known(number, output, record.slots[number], now)
@@ -102,9 +106,9 @@ class Outgoing:
                 self._publish_clear(number, at, rank, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
-        """Create the streams of the new source in slot ``i``.
+        """Create or update the stream of slot ``i`` on each output, because a new source gets the slot.
 
-        Send AllBlocksCleared to routers of the slot's previous source.
+        Send AllBlocksCleared to routers that may still hold blocks of the slot's previous source.
         """
         for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
             if new.hidden:
@@ -136,7 +140,10 @@ class Outgoing:
                 self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
-        """Record whether slot ``i`` is free (``closed``). Forget the views and snapshots of its previous source."""
+        """Record whether slot ``i`` is free (``closed``).
+
+        Delete the view indexes and the snapshots of the slot's previous source.
+        """
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -145,7 +152,7 @@ class Outgoing:
                 output.snapshots.pop(i, None)
 
     def forget(self, i: int) -> None:
-        """Forget a source's blocks in every output's view, because the content of the engine's cache is unknown.
+        """Delete a source's blocks from every output's view, because the content of the engine's cache is unknown.
 
         A view has a separate index, for routers whose keys have restricted rights.
         """
@@ -160,9 +167,10 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
     def cleared_under(self, i: int, source: Source, now: float) -> None:
-        """Send AllBlocksCleared under the rank that an engine has just named, because it is not the rank known so far.
+        """Send AllBlocksCleared under the rank that an engine has just named.
 
-        Under that rank, routers may still hold blocks that a previous kvbus process announced.
+        Call it when that rank differs from the rank that kvbus assumed. Routers may still hold blocks under it, which a
+        previous kvbus process announced.
         """
         for number, output in enumerate(self._outputs):
             # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not be a clear
@@ -177,7 +185,7 @@ class Outgoing:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def clear(self, i: int, source: Source, now: float) -> None:
-        """Clear a source's blocks at all routers. Call it before the blocks are removed from the index."""
+        """Clear a source's blocks at all routers. Call it before the blocks are removed from the source's index."""
         self.publish(i, source, [AllBlocksCleared()], now)
         for number, output in self._fitted_of(i):
             removals = partial(removals_of, output.index_of(i, source))
@@ -191,11 +199,10 @@ class Outgoing:
             self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
-        """Publish the events of a source's last batch on all outputs.
+        """Publish the events that result from a source's newest batch on all outputs.
 
-        Divide them into batches that every router accepts.
-
-        The events may announce a complete cache. ``blocks`` is the number of blocks that the events name.
+        Divide the events into batches that every router accepts, because there may be very many: an engine can announce
+        a complete cache in one batch. ``blocks`` is the number of blocks that the events name.
         """
         self._publish_batches(i, source, events, blocks, now)
         if self.fitted:
@@ -231,9 +238,10 @@ class Outgoing:
         *,
         cleared: Cleared = (),
     ) -> None:
-        """Publish the events of a source's last batch on the outputs whose routers need adapted batches.
+        """Publish the events of a source's newest batch on the outputs whose routers need adapted batches.
 
-        ``cleared`` has, for each AllBlocksCleared among the events, a function that builds the equivalent removals.
+        ``cleared`` has, for each AllBlocksCleared among the events, a function that builds removals of the cleared
+        blocks, for routers that must not get the AllBlocksCleared.
         """
         for number, output in self._fitted_of(i):
             if output.view is None:
@@ -243,10 +251,10 @@ class Outgoing:
                 self._publish_fit(number, output, i, source, *own, now)
 
     def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
-        """Apply events to the outputs' views without publishing them.
+        """Apply events of an expired source to the outputs' views without publishing them.
 
-        A view has a separate index, for routers whose keys have restricted rights. This method is for a source whose
-        engine is gone, because its blocks are cleared at the routers.
+        The source's blocks are cleared at the routers, because its engine is gone. A view is the separate index for
+        routers whose keys have restricted rights. It stays up to date in case the engine comes back.
         """
         for _, output in self._fitted_of(i):
             if output.view is not None:
@@ -282,7 +290,7 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[Index]:
-        """Return the blocks of the other ranks of the same pod, one index per rank, as routers know them.
+        """Return the blocks of the other ranks in the pod of slot ``i``, one index for each rank, as routers know them.
 
         The list is empty if the output's routers apply AllBlocksCleared to a single rank.
         """
@@ -353,13 +361,14 @@ class Outgoing:
                     self._do(wal.Heartbeat(number, at, self.wall), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
-        """Send an empty batch on the stream that a heartbeat record names."""
+        """Send an empty batch on the stream that a heartbeat record of the write-ahead log names."""
         number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # with one stream for all sources, the stream may exist before the first source
+            # the stream for all sources may exist before the first source: then there is no source to take ts and rank
+            # from
             ts, rank = (self.wall, 0)
             if not output.spec.merged or self._sources:
                 source = self._sources[0 if output.spec.merged else at]
@@ -370,11 +379,14 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
-        """Mark the seqs at which a router may hold part of a state, as a record names them."""
+        """Mark seqs at which a router may hold only a part of a state.
+
+        A record of the write-ahead log names the seqs.
+        """
         del now
         self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
     def sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
-        """Return the sources whose blocks the stream ``at`` announces, each with its slot."""
+        """Return the sources whose blocks are announced on the stream in slot ``at``, each with its slot."""
         slots = range(len(self._sources)) if output.spec.merged else (at,)
         return [(i, self._sources[i]) for i in slots if i not in output.hidden]

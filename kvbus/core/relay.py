@@ -65,9 +65,10 @@ from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_rep
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
-"""Maximum number of a source's batches that are delivered for one event.
+"""Maximum number of a source's batches that kvbus delivers while it handles one event.
 
-kvbus spreads the rest of a long catch-up over later events, so that the event loop can serve other connections.
+If more batches are ready, for example after a long replay, kvbus delivers them while it handles later events. So the
+event loop can serve other connections in between.
 """
 
 
@@ -97,14 +98,14 @@ class Relay:
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
 
-        # Attributes that the daemon reads.
+        # The daemon reads the following attributes.
         self.backlog = False
-        """Whether work was postponed to keep the event loop responsive.
+        """Whether the relay has postponed work to keep the event loop responsive.
 
-        The daemon then sends a :class:`~kvbus.core.events.Tick` soon.
+        The daemon then sends a :class:`~kvbus.core.events.Tick` without delay.
         """
         self.records: Records | None = None
-        """The new records of the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
+        """The records for the write-ahead log that are not on disk yet (:mod:`kvbus.core.write_ahead_log`).
 
         None if kvbus keeps no state on disk.
         """
@@ -146,7 +147,10 @@ class Relay:
         return self.take_commands()
 
     def take_commands(self) -> list[Command]:
-        """Return and forget the collected commands. Reading an answer to a router may have added some."""
+        """Return the collected commands and empty the list.
+
+        Reading an answer to a router may have added commands to it.
+        """
         out = self._out
         commands, out.commands = out.commands, []
         return commands
@@ -195,13 +199,14 @@ class Relay:
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
-        """Continue all streams at later seqs: routers may have received batches that are not in the saved state.
+        """Continue all streams at later seqs after a restart from the saved state.
 
-        Mark every source as expired, so that kvbus announces its blocks again once the engine is in sync.
+        Routers may have received batches that are not in the saved state, so their seqs are skipped. Mark every source
+        as expired, so that kvbus announces its blocks again once the engine is in sync.
 
         Args:
-            first_seq: function that returns the seq at which a stream continues, by the output's number and the
-                stream's slot.
+            first_seq: function that returns the seq at which a stream continues. Its arguments are the output's number
+                and the stream's slot.
         """
         for number, output in enumerate(self.outputs):
             for at, stream in output.served_streams.items():
@@ -213,7 +218,7 @@ class Relay:
     def recovery_finished(self, now: float) -> None:
         """Finish the recovery of the saved state.
 
-        Every source is disconnected until the daemon reports its connection.
+        Every source counts as disconnected until the daemon reports its connection.
         """
         for source in self.sources:
             source.sequencer.recovery_finished()
@@ -308,8 +313,9 @@ class Relay:
             sequencer, topics = source.sequencer, source.topics
             taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
             source.topic = source.topic if topics.own is None else topics.own
-            # In the phase BACKFILL, a batch counts as the beginning of a state only if the publisher's clears empty
-            # every tier. If the publisher is another kvbus, the operator configures whether they do.
+            # A batch that begins with a clear may be the first of a state, which replaces all earlier batches. While
+            # kvbus catches up on old batches (BACKFILL), this is certain only if the publisher's clears empty every
+            # tier. If the publisher is another kvbus, the operator configures whether they do.
             for seq, payload in taken:
                 whole = (
                     sequencer.state_may_begin(seq, payload)

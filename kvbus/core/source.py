@@ -1,7 +1,7 @@
 """The current state of one source (one engine publisher), with examples of its refused or left-out batches.
 
 An example describes the first message or batch that was refused for a reason. It contains no tokens. There is at most
-one example for each reason, so their number is limited.
+one example for each reason, so the number of examples is limited.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvbus.core.wire.dialects import Sniffer
 from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 MIN_ANSWERS_ALONE: Final = 3
-"""Number of replay answers in a row without a live batch after which kvbus reports that batches come only by replay.
+"""Number of replay answers in a row without a live batch after which a finding says that batches come only by replay.
 
-A single such answer is normal when kvbus starts later than the engine, and a second one after the loss of the last
-batch.
+A single such answer is normal when kvbus starts later than the engine. A second one is normal after the last batch of
+the live stream was lost.
 """
 
 _ELSEWHERE: Final[frozenset[str]] = frozenset(
@@ -43,27 +43,27 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
         Filtered.TOPIC,
     }
 )
-"""Reasons for which kvbus keeps no batch as an example.
+"""Reasons of counted refusals for which kvbus keeps no batch as an example.
 
-They concern messages that are not batches, seqs, or batches that are forwarded unchanged.
+They concern messages that are not batches, wrong seqs, or batches that kvbus forwards unchanged.
 """
 
 REANNOUNCED: Final = "reannounced"
-"""Name of the count of stores whose blocks were all live already.
+"""Key under which the number of stores whose blocks were all live already is listed among the counts of refusals.
 
-It stands in a table whose other counts have the names of reasons (:class:`~kvbus.core.types.Reason`).
+The other keys are reasons (:class:`~kvbus.core.types.Reason`).
 """
 
 _LONGEST: Final = 24
-"""Maximum length of a medium's name in an example, in characters. The engine chooses the name."""
+"""Maximum number of characters of a medium's name in an example. The engine chooses the name, so it may be long."""
 
 
 MAX_SKEW_S: Final = 5.0
-"""Tolerated difference between the clocks of engine and kvbus, in seconds."""
+"""Tolerated difference between the clocks of engine and kvbus, in seconds. A larger one is reported as a finding."""
 RECENT_S: Final = 600.0
-"""Seconds after the last refused message until the finding about refused messages ends."""
+"""Seconds without a refused message after which the finding about refused messages ends."""
 MIN_SKEWED: Final = 3
-"""Number of comparisons in a row that must show a difference before kvbus reports that the engine's clock is wrong."""
+"""Number of comparisons of the clocks in a row that must show a difference before a finding reports it."""
 
 
 class Source:
@@ -75,7 +75,7 @@ class Source:
         """Whether the slot of this source is free: the source was removed, or the configuration has no source for the
         slot."""
 
-        # Objects that process the batches.
+        # The objects that handle the engine's batches.
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec, self.stats)
         self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
@@ -84,27 +84,26 @@ class Source:
         expire = Lifetimes(spec.expiring_media, spec.expire_after, self.normalizer.index)
         self.lifetimes = expire if spec.expiring_media else None
 
-        # Values from the newest batch.
+        # Values that the newest batch had, or that the configuration has until a batch arrives.
         self.rank = spec.rank
         self.ranked = False
         """Whether the engine has named its rank in this epoch.
 
-        The first rank that it names holds until the epoch ends.
+        The first rank that the engine names stays the source's rank until the epoch ends.
         """
         self.ts = 0.0
         self.topic = spec.topic
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
 
-        # Facts for findings.
+        # Facts from which findings for the operator are made.
         self.examples: dict[str, str] = {}
         """For each reason, a description of the first message or batch that was refused or left out for that reason."""
         self.unknown: set[str] = set()
         """Names of events and fields from the engine that this version of kvbus does not know, up to a maximum
         number."""
         self.reasons = 0
-        """Number of different reasons that had a count when kvbus last checked whether a new reason needs an
-        example."""
+        """Number of different reasons with a count at the last check. If there are more now, an example is missing."""
         self.place = Place()
         self.unreachable: Finding | None = None
         """The finding that explains why kvbus has no connection to the engine; None if there is no explanation."""
@@ -112,16 +111,19 @@ class Source:
         """The finding that the engine seems to have more ranks than are configured; None if there is no sign of further
         ranks."""
         self.clock_off = 0.0
-        """Seconds by which the engine's clock is behind kvbus's clock (negative: ahead); 0 if the difference is
-        tolerable."""
+        """Seconds by which the engine's clock is behind kvbus's clock.
+
+        It is negative if the engine's clock is ahead, and 0 if the difference is tolerable.
+        """
         self._clock_seen = 0, 0
-        """Number of live batches at the last comparison of the clocks, and number of comparisons in a row that showed a
-        difference."""
+        """Number of live batches at the last comparison of the clocks, and number of comparisons in a row with a
+        difference.
+        """
         self._rises: dict[str, tuple[int, float]] = {}
-        """For each counted reason, its count at the last tick, and the time at which the count last rose."""
+        """For each reason of refusals, its count at the last tick, and the time at which the count last rose."""
         self._ticked = 0.0
         self.answers_alone = 0
-        """Number of replay answers in a row that brought missing batches while no live batch came."""
+        """Number of replay answers in a row that brought missing batches while no batch came on the live stream."""
         self._counted = 0, 0
         """Number of live batches and number of recovered batches when the last replay answer ended."""
         self.down_since: float | None = None
@@ -130,18 +132,16 @@ class Source:
         self.partial_since: float | None = None
         """The time of day at which :attr:`partial` became True; None while it is False."""
 
-        # Facts about the outputs and their routers.
+        # Facts about the blocks at the routers.
         self.refused_replays: set[str] = set()
-        """Names of the outputs whose routers refuse the newest answer to a replay from 0.
+        """Names of the outputs whose routers refuse the newest answer to a replay from seq 0.
 
-        That answer begins late, because an answer from 0 would need too many empty batches.
+        They refuse it because it begins at a later seq. An answer that begins at 0 would need too many empty batches.
         """
         self.needs_tokens = False
-        """Whether the routers of some output get only blocks with known tokens, because they compute hashes from
-        tokens."""
+        """Whether some output sends only blocks with known tokens, because its routers hash tokens themselves."""
         self.announced = False
-        """Whether kvbus has announced at least one block of this source to routers since the last clear that
-        it sent."""
+        """Whether kvbus has announced blocks of this source to routers since it last sent them a clear."""
         self.expired = False
         """Whether the engine was gone for ``source_timeout``, so that the blocks were cleared at the routers.
 
@@ -149,7 +149,10 @@ class Source:
         """
 
     def answer_ended(self) -> None:
-        """Record whether the replay answer that has just ended brought batches while no live batch came."""
+        """Record whether the replay answer that has just ended brought missing batches while no live batch came.
+
+        :attr:`replay_alone` uses the record.
+        """
         batches, recovered = self._counted
         self._counted = self.stats.batches, self.stats.recovered
         if self.stats.batches > batches:
@@ -159,11 +162,11 @@ class Source:
 
     @property
     def replay_alone(self) -> bool:
-        """Whether the engine's batches repeatedly come by replay, and none comes on the live stream."""
+        """Whether the engine's batches have repeatedly come by replay while none came on the live stream."""
         return self.answers_alone >= MIN_ANSWERS_ALONE and self.stats.batches == self._counted[0]
 
     def look_at_clock(self, wall: float) -> None:
-        """Compare the time in the newest live batch with the time of day, to detect a wrong clock.
+        """Compare the time in the newest live batch with the time of day, to detect a wrong clock of the engine.
 
         Call it at each tick.
         """
@@ -183,7 +186,7 @@ class Source:
                 self._rises[reason] = count, now
 
     def recent(self) -> dict[str, int]:
-        """Return the counts of refused messages, for each reason that occurred recently.
+        """Return the counts of refused messages for the reasons that occurred recently.
 
         Recently means in the last `RECENT_S` seconds or since the last tick.
         """
@@ -217,8 +220,8 @@ class Source:
     def partial(self) -> bool:
         """Whether the engine may hold blocks that kvbus cannot know.
 
-        This is so if the engine's replay buffer had dropped old batches, if batches were lost, if a memory tier held
-        more blocks than were announced, or if stores were refused.
+        Possible causes are: the engine's replay buffer had dropped old batches, batches were lost, a memory tier held
+        more blocks than were announced, or kvbus refused stores.
         """
         normalizer = self.normalizer
         left_out = bool(normalizer.refused) or (self.needs_tokens and normalizer.hash_only)
@@ -227,8 +230,8 @@ class Source:
     def keep_example(self, seq: int, payload: bytes, batch: Batch | Reason) -> None:
         """Keep a batch as the example of each refusal reason that has no example yet.
 
-        Call it after each batch if the number of counted reasons has grown. Then this batch caused every reason that
-        has no example.
+        Call it after a batch for which a reason was counted for the first time. Every reason without an example then
+        comes from this batch.
 
         Args:
             seq: the batch's seq; -1 for a part of a snapshot.
@@ -248,9 +251,9 @@ class Source:
         self.examples.update((str(reason), text) for reason in new)
 
     def refuse_message(self, reason: Reason, frames: Sequence[bytes]) -> None:
-        """Count a message that is not a batch.
+        """Count a message of the engine that is not a batch.
 
-        Keep its frame sizes as the example of the reason if there is none yet.
+        Keep the sizes of its frames as the example of ``reason`` if that reason has no example yet.
         """
         self.stats.rejected[reason] += 1
         if reason not in self.examples:

@@ -1,6 +1,6 @@
 """The configuration of a source: the facts about one engine publisher that the relay needs.
 
-The daemon builds it once from the operator's configuration. The fields have the names of the configuration keys.
+The daemon builds it from the operator's configuration. The fields have the names of the configuration keys.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import msgspec
 from kvbus.core.blocks.index import SMALL
 
 ATTEMPTS: Final = 2
-"""Maximum number of replay requests for one gap: the first request and one retry. Then the missing batches are lost."""
+"""Maximum number of replay requests for one gap: the first request and one retry.
+
+After the last of them has failed, the missing batches count as lost.
+"""
 
 SNAPSHOT_TIMEOUTS: Final = 5
 """Timeout of a snapshot request, in multiples of ``replay_timeout``.
@@ -24,7 +27,7 @@ Duplicates = Literal["count", "ignore", "last"]
 
 
 class Place(NamedTuple):
-    """The names of a source in findings: its section of the configuration, and its endpoints."""
+    """The names under which findings mention a source: its section of the configuration, and its endpoints."""
 
     section: str = "sources[]"
     endpoint: str = "its endpoint"
@@ -42,21 +45,19 @@ class SourceSpec(msgspec.Struct, frozen=True):
     topic: bytes = b""
     """Prefix of the topic under which the engine publishes the source's batches."""
     shared: bool = False
-    """Whether another source reads batches from the same event socket, or from the same replay socket."""
+    """Whether another source reads from the same event socket of the engine, or from the same replay socket."""
     numbered: bool = False
     """Whether the source is read from a log (Kafka, NATS, Redis).
 
-    Routers then get its records under the log's numbers.
+    Routers then get the log's records under the log's numbers.
     """
     copied_below: int = SMALL
-    """Tables of the index with fewer blocks than this are copied for a snapshot.
+    """Number of blocks below which a table of the index is copied for a snapshot.
 
-    Larger tables are frozen (copy-on-write).
-
-    See :mod:`kvbus.core.blocks.index`.
+    A larger table is frozen instead: later changes go to an overlay (:mod:`kvbus.core.blocks.index`).
     """
 
-    # Requests to the publisher, and timeouts.
+    # Requests to the publisher, and their timeouts and limits.
     replay: bool = True
     """Whether the publisher answers replay requests."""
     snapshot: bool = False
@@ -71,41 +72,52 @@ class SourceSpec(msgspec.Struct, frozen=True):
     reorder_batches: int = 20_000
     max_held_bytes: int = 256 * 1024 * 1024
     reorder_grace: float = 0.2
-    """Seconds to wait for a missing batch, in case it is only late, if the publisher cannot be asked for it."""
+    """Seconds that kvbus waits for a missing batch, which may only be late, before it gives the batch up as lost.
+
+    This applies only to a publisher that answers no requests for missing batches.
+    """
     on_lost: Literal["clear", "keep"] = "clear"
     """Whether kvbus clears the source's blocks at the routers after batches were lost, or keeps them.
 
-    If kvbus reconnects to a publisher and gets no answer about the epoch, ``keep`` also means that it assumes the same
-    epoch.
+    After kvbus has reconnected to a publisher, it asks whether the epoch is still the same. If it gets no answer,
+    ``keep`` also means that it assumes the same epoch.
     """
 
-    # Fields of the client library, which reads streams of engines and of kvbus. The daemon leaves them at their
-    # defaults.
+    # Only the client library, which reads streams of engines and of kvbus, sets the following fields. The daemon leaves
+    # them at their defaults.
     compacted: bool = False
     """Whether a replay answer may hold a state in place of old batches, as the answers of another kvbus do.
 
     kvbus then applies live batches only after the answer has ended, because a state is valid only when it is complete.
-    The content of an answer proves nothing about a live batch with the same seq. After a connection, kvbus probes an
-    idle publisher at growing intervals, even if live batches come: many readers may follow the same publisher.
+    It does not compare a batch of the answer with the live batch of the same seq, because the two may differ within one
+    epoch. After a connection, kvbus probes an idle publisher at growing intervals, even if live batches come: many
+    readers may follow the same publisher.
     """
     from_now: bool = False
-    """Whether the first epoch begins with the first live batch. Earlier batches are not requested."""
+    """Whether kvbus begins the first epoch at the first live batch, and does not request the batches before it."""
     attempts: int = ATTEMPTS
-    """Maximum number of requests for one gap or for the history of one epoch. Then the missing batches are lost."""
+    """Maximum number of requests for one gap, or for the history of one epoch.
+
+    After the last of them has failed, the missing batches count as lost.
+    """
     snapshot_timeout: float | None = None
-    """Seconds after which a snapshot request has failed.
+    """Seconds after which a snapshot request counts as failed.
 
     None means :data:`SNAPSHOT_TIMEOUTS` times ``replay_timeout``.
     """
     backfill_pause: float | None = None
-    """Seconds until kvbus repeats a request for the epoch's history that got no answer.
+    """Seconds after which kvbus repeats a request for an epoch's older batches that got no answer.
 
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Seconds after an answer with a state in which a live batch with a seq of that answer counts as a late copy."""
+    """Seconds after a replay answer with a state, in which a live batch with a seq of that answer counts as a late
+    copy.
 
-    # Interpretation of the events.
+    Later, such a batch may also come from a publisher that has restarted.
+    """
+
+    # How kvbus interprets the engine's events, and how many blocks it keeps.
     block_size: int | None = None
     """Number of tokens per block that routers get. None: kvbus learns it from the stream."""
     duplicates: Duplicates = "count"

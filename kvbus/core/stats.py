@@ -12,11 +12,11 @@ import msgspec
 class SourceStats(msgspec.Struct):
     """Counters of the batches and events of one source, by how kvbus handled them.
 
-    ``missing == recovered + lost + pending`` holds at every moment. ``pending`` is not a counter: the sequencer counts
-    the missing batches that may still come.
+    ``missing == recovered + lost + pending`` holds at every moment. ``pending``, the number of missing batches that may
+    still come, is no field of this class: the sequencer knows it.
     """
 
-    # The live stream.
+    # Counters of the batches that arrived on the live stream, and of their events.
     batches: int = 0
     bytes: int = 0
     stored: int = 0
@@ -24,7 +24,7 @@ class SourceStats(msgspec.Struct):
     cleared: int = 0
     last_batch: float = 0.0
 
-    # Sequencing.
+    # Counters of the sequencer: missing and repeated batches, and requests to the engine.
     gaps: int = 0
     missing: int = 0
     recovered: int = 0
@@ -41,17 +41,17 @@ class SourceStats(msgspec.Struct):
     stale_replies: int = 0
     timeouts: int = 0
 
-    # Normalizing.
+    # Counters of the normalizer.
     rebuilds: int = 0
     reannounced: int = 0
-    """Number of stores of at least two blocks, beginning at the start of a prompt, whose blocks were all live already.
+    """Number of stores of at least two blocks, from a prompt's first block on, whose blocks were all live already.
 
     They are cache hits that the engine announces, or stores of real copies. kvbus cannot distinguish them.
     """
     most_copies: int = 0
-    """Highest number of further copies, besides the first one, that a block has had."""
+    """Highest number of copies that one block has had at the engine, without the block itself."""
 
-    # Rejected batches and events, and filtered ones, by reason.
+    # Numbers of rejected batches and events, of filtered ones, and of refused connections, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
@@ -64,27 +64,30 @@ class SourceStats(msgspec.Struct):
 
 
 class NumberingStats(msgspec.Struct):
-    """Counters of one output inside the relay. They are counted before the output's driver gets the batches."""
+    """Counters that the relay keeps for one output. The counters of sent batches are in :class:`OutputStats`."""
 
     heartbeats: int = 0
     malformed: int = 0
-    """Number of requests of routers that kvbus cannot answer, because they lack even the identity frame."""
+    """Number of requests of routers that kvbus could not answer, because they lacked even the identity frame."""
     other_group: int = 0
-    """Number of events left out because the output's routers accept the events of only one group."""
+    """Number of events left out because the output's routers accept only one KV-cache group of each source."""
     not_read: int = 0
-    """Number of stores left out because the keys of the output's routers have no right to read their blocks."""
+    """Number of stores left out because the output's routers have no right to read the stored blocks."""
     undecided: int = 0
     """Number of stores left out because their parent is unknown: kvbus cannot determine whether routers may
     read them."""
 
 
 class OutputStats(msgspec.Struct):
-    """Counters of the batches, states and answers that one output's driver has sent or failed to send."""
+    """Counters of the batches, states and answers of one output.
+
+    The output's driver, which has the sockets, counts them.
+    """
 
     parts: frozenset[str] = frozenset()
-    """The optional parts that the output uses. Possible names: log, dynamo, interpose, replay, keys."""
+    """The optional parts of kvbus that the output uses. Possible names: log, dynamo, interpose, replay, keys."""
 
-    # The live stream.
+    # Counters of the live stream to routers, or of the log that the output writes.
     batches: int = 0
     events: int = 0
     bytes: int = 0
@@ -96,20 +99,26 @@ class OutputStats(msgspec.Struct):
     router_states: Counter[str] = msgspec.field(default_factory=Counter)
     """For each state of a router, how often routers have entered it."""
     publishers: int = 0
-    """Number of connected engines, at ports to which both engines and routers connect."""
+    """Number of engines that are connected at this output. Engines connect to an output only if it interposes.
+
+    An output interposes if it listens at the address to which both engines and routers connect.
+    """
     publishers_limit: int = 0
     publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
-    """Number of states sent, by reason: ``subscribed`` or ``lost`` (batches).
+    """Number of states sent to routers, by reason: ``subscribed``, or ``lost`` for a router that lost batches.
 
     A state is counted once for each router.
     """
     state_bytes: int = 0
-    """Bytes of the states that kvbus has appended to a log, as the log stores them."""
+    """Number of bytes of the states that kvbus has appended to a log.
+
+    They are counted in the form that the log stores.
+    """
     streams_written: int = 0
     """Number of streams that kvbus writes to a log."""
     states_overdue: int = 0
-    """Number of streams whose newest state in the log is older than it should be."""
+    """Number of streams of a log to which kvbus should have written a new state already."""
     streams_fenced: int = 0
     """Number of streams of a log that this kvbus no longer writes, because another writer took over or they were
     erased."""
@@ -123,7 +132,7 @@ class OutputStats(msgspec.Struct):
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
 
-    # Answers to replay requests of routers.
+    # Counters of answers to replay requests of routers.
     replay_requests: Counter[str] = msgspec.field(default_factory=Counter)
     replay_batches: int = 0
     replay_sessions: int = 0
@@ -139,20 +148,21 @@ class RouterView(msgspec.Struct, frozen=True):
         stream: slot of the stream that the router reads.
         peer: address of the router's end of the connection.
         since: time of day at which the connection was opened, in seconds.
-        topics: the first few topic prefixes that the router has subscribed to, each shortened.
+        topics: the first few topic prefixes that the router has subscribed to. Long ones are shortened.
         subscriptions: number of the router's subscriptions.
         state: the router's state, as the output's driver names it.
-        states_sent: how often the router was sent the state of the stream.
+        states_sent: how often kvbus has sent the router the state of the stream.
         state_sent_at: time of day at which the state was last sent, in seconds; None if it was never sent.
         queued_batches: number of batches that wait in kvbus for the router.
         queued_bytes: number of bytes that kvbus has written and that the router's kernel has not acknowledged.
-        behind_seconds: age in seconds of the oldest batch that the router lacks.
+        behind_seconds: age in seconds of the oldest batch that kvbus has not yet sent to the router.
         dropped_batches: number of batches that kvbus dropped for this router.
         dropped_events: number of events in the dropped batches.
         left: why the connection ended; None while it is open.
         left_at: time of day at which the connection ended, in seconds; None while it is open.
-        name: name of the owner of the router's CURVE key; empty if there is none.
-        dropped_at: time of day at which kvbus last dropped a batch for the router; None if it dropped none.
+        name: name of the owner of the router's CURVE key; empty if the router has no key.
+        dropped_at: time of day, in seconds, at which kvbus last dropped a batch for the router; None if it dropped
+            none.
     """
 
     stream: int
@@ -210,27 +220,26 @@ class ProcessStats:
 
     def __init__(self) -> None:
         self.state_writing: bool | None = None
-        """Whether kvbus writes its state to ``state_dir``. None without a ``state_dir``.
+        """Whether kvbus writes its state to ``state_dir``. It is False after a write has failed.
 
-        False after a write has failed.
+        None if no ``state_dir`` is configured.
         """
         self.state_refused = 0
         """Number of files of a saved state that kvbus could not use and moved aside."""
         self.http_connections = 0
         """Number of open HTTP connections."""
         self.http_dumps = 0
-        """Number of answers of ``/blocks`` that kvbus is sending."""
+        """Number of answers to HTTP requests for ``/blocks`` that kvbus is sending at this moment."""
         self.http_listeners = 0
         """Number of HTTP clients that follow ``/events``."""
         self.http_closed: Counter[str] = Counter()
-        """Number of HTTP connections that kvbus closed, by reason: ``too_many`` or ``slow``."""
+        """Number of HTTP connections that kvbus closed, by reason: ``too_many`` connections, or a ``slow`` client."""
         self.http_refused: Counter[HttpRefusal] = Counter()
         """Number of HTTP requests that kvbus refused, by reason: the client has no right, or kvbus was busy."""
         self.config_reloads: Counter[str] = Counter()
         """How often kvbus read its changed configuration, by outcome: ``applied`` or ``refused``."""
         self.config_refused: list[str] = []
-        """The keys because of which kvbus refused the newest configuration; empty while that configuration is
-        in force."""
+        """The keys because of which kvbus refused the newest configuration; empty if that one is in force."""
         self.key_reloads: Counter[str] = Counter()
         """How often kvbus read changed files with CURVE keys, HTTP tokens or certificates, by outcome.
 
@@ -239,12 +248,12 @@ class ProcessStats:
         self.views_limit = 0
         """Maximum number of views, which are separate streams for router keys with different rights."""
         self.slots_present = self.slots_gone = self.slots_limit = 0
-        """Number of slots whose source is present, number of slots whose source is gone, and maximum number.
+        """Three numbers: slots whose source is present, slots whose source is gone, and the maximum number of slots.
 
         Each rank of an engine has its own slot.
         """
         self.slots_reused = 0
-        """How often kvbus gave the slot of a source that is gone to another source, because no slot was free."""
+        """How often kvbus gave another source the slot of a source that is gone, because no slot was free."""
         self.batch_age = Histogram(
             (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
         )

@@ -16,7 +16,7 @@ MAX_TOKEN_ID: Final = 2**32 - 1
 
 
 class Reason(StrEnum):
-    """The reason why kvbus rejected a batch or an event. Metrics have it as the label ``reason``."""
+    """The reason why kvbus rejected a batch or an event of an engine. Metrics have it as the label ``reason``."""
 
     FRAME_COUNT = "frame_count"
     FRAME_SIZE = "frame_size"
@@ -45,11 +45,11 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """A remark about a valid batch, event or block of an engine. Metrics have it as the label ``reason``.
+    """The reason why kvbus counted a valid batch, event or block of an engine. Metrics have it as the label ``reason``.
 
-    Batches, events and blocks with such a remark are not sent to routers, except with ``ORPHAN_PASSED``,
-    ``OTHER_RANK``, ``ODD_FIELD`` or ``HASH_ONLY``: these are counted and sent. ``OUTLIVED`` counts blocks that kvbus
-    removed because their lifetime ended, without an event of the engine.
+    kvbus does not send the counted batch, event or block to routers, with these exceptions: ``ORPHAN_PASSED``,
+    ``OTHER_RANK``, ``ODD_FIELD`` and ``HASH_ONLY`` are counted and sent. ``OUTLIVED`` counts blocks that kvbus removed
+    because their lifetime ended, without an event of the engine.
     """
 
     GROUP = "group"
@@ -83,7 +83,8 @@ class Refused(StrEnum):
     CLOSED = "closed"
     """The peer disconnected during the handshake.
 
-    It only tested whether the port is open, or it refused the handshake itself, for one of the other reasons.
+    Either it only tested whether the port is open, or it refused the handshake itself, because of its own check of the
+    key or the mechanism.
     """
 
 
@@ -99,7 +100,7 @@ class Tier(StrEnum):
 DEVICE_MEDIUM: Final = "GPU"
 
 UNKNOWN_MEDIUM: Final = "?"
-"""The index key of every medium that is not in :data:`MEDIA`."""
+"""The key under which the index keeps blocks on every medium that is not in :data:`MEDIA`."""
 
 MEDIA: Final[dict[str, Tier]] = {
     "GPU": Tier.DEVICE,
@@ -121,9 +122,9 @@ MEDIA: Final[dict[str, Tier]] = {
 """Every medium that an engine is known to name, in upper case, with its tier."""
 
 PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""The kinds of groups whose blocks a router can match with a prompt's prefix.
+"""The kinds of KV-cache groups whose blocks a router can match with a prompt's prefix.
 
-They are values of ``kv_cache_spec_kind`` (vLLM 0.22 and later).
+They are values of the engine's field ``kv_cache_spec_kind`` (vLLM 0.22 and later).
 """
 
 
@@ -133,12 +134,12 @@ def printable(block: Hash | None) -> int | str | None:
 
 
 def as_text(block: Hash | None) -> str | None:
-    """Return a hash as a string, for programs that lose digits of 64-bit integers (jq, browsers)."""
+    """Return a hash as a string, for JSON readers that lose digits of 64-bit integers (jq, browsers)."""
     return None if block is None else str(printable(block))
 
 
 HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"number": printable, "string": as_text}
-"""The functions that write hashes in JSON, by the value of the parameter ``hashes``.
+"""The functions that write hashes in JSON, by the value of the HTTP query parameter ``hashes``.
 
 ``number`` leaves integers unchanged, ``string`` makes every hash a string.
 """

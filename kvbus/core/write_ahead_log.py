@@ -18,7 +18,7 @@ from kvbus.core.sequencing.fingerprints import fingerprint, length
 class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
     """The sequencer has delivered the next batch of a source.
 
-    ``payload`` is empty in the encoded record, because the payloads are written after the records, unencoded.
+    ``payload`` is empty when the record is encoded, because the payloads are written after the records.
     """
 
     source: int
@@ -29,9 +29,9 @@ class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
 
 
 class EpochBegun(msgspec.Struct, tag=1, array_like=True, gc=False):
-    """The source's publisher has begun a new epoch. Nothing is known about its cache.
+    """The source's publisher has begun a new epoch, so kvbus knows none of the blocks in its cache.
 
-    ``partial`` says that its cache may hold blocks that kvbus cannot know. ``publisher_id`` is the publisher's new id.
+    ``partial`` says that the cache may hold blocks that kvbus cannot learn. ``publisher_id`` is the publisher's new id.
     """
 
     source: int
@@ -81,9 +81,9 @@ class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
 
 
 class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
-    """A snapshot from the source's publisher replaces the known blocks of its cache.
+    """A snapshot that the source's publisher has sent replaces the source's known blocks.
 
-    ``seq`` is the last batch it includes.
+    ``seq`` is the last batch that the snapshot includes.
     """
 
     source: int
@@ -92,9 +92,9 @@ class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
 
 
 class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
-    """A router may hold part of a state at the seqs ``[first, end)`` of a stream, so no replay may begin there.
+    """A router may hold only a part of a state at the seqs ``[first, end)`` of a stream.
 
-    See :mod:`kvbus.core.outputs.stream`.
+    A replay that begins there begins with the complete state (:mod:`kvbus.core.outputs.stream`).
     """
 
     output: int
@@ -104,7 +104,7 @@ class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
 
 
 class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
-    """The source has become partial at the time of day ``wall``, or is complete again (None).
+    """The source has become partial at the time of day ``wall``, or is not partial any more (None).
 
     The engine of a partial source may hold blocks that kvbus cannot know.
     """
@@ -114,7 +114,7 @@ class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
 
 
 class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
-    """The source's publisher has named its id for the current epoch. None: its batches carry no id."""
+    """The source's publisher has named its id for the current epoch. The id is None if its batches carry no id."""
 
     source: int
     publisher_id: bytes | None
@@ -127,9 +127,9 @@ class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
 
 
 class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
-    """The lifetime of these blocks has ended: see :mod:`kvbus.core.lifetimes`.
+    """The lifetime of the listed blocks has ended, so kvbus removes them: see :mod:`kvbus.core.lifetimes`.
 
-    Each has a group, a medium and a hash.
+    Each block is given by its group, medium and hash.
     """
 
     source: int
@@ -161,14 +161,17 @@ class StateError(ValueError):
 
 
 class Frame(NamedTuple):
-    """The records that are written to the disk together. ``payloads`` are the payloads of their batches, in order."""
+    """The encoded records that are written to the disk together.
+
+    ``payloads`` are the payloads of the batches that the records name, in order.
+    """
 
     body: bytes
     payloads: list[bytes]
 
 
 class Records:
-    """The records that were kept since the last write to the disk."""
+    """The records for the write-ahead log that were kept since the last write to the disk."""
 
     __slots__ = ("heads",)
 
@@ -187,14 +190,17 @@ class Records:
 
 
 def decode_records(body: bytes, payloads: bytes) -> list[Record] | None:
-    """Decode the records of one frame and put the payloads into them; return None if a payload is damaged.
+    """Decode the records of one frame of the write-ahead log, and put the payloads into them.
 
     Args:
         body: the encoded records.
-        payloads: the payloads of all their batches, joined.
+        payloads: the joined payloads of all batches that the records name.
+
+    Returns:
+        The records; None if a payload is damaged.
 
     Raises:
-        StateError: the body does not hold records.
+        StateError: ``body`` does not hold records.
     """
     try:
         records = _decode(body)
