@@ -1,8 +1,9 @@
 """Pass on the fields of a store that kvbus does not interpret, and replace values that routers cannot read.
 
-kvbus does not drop a block because a field has a value of an unexpected type. It keeps the original value, and sends a
-value that every router can read in its place. Values that distinguish prompts (extra keys, salt, adapter) are replaced
-by texts made of their bytes, so that different values stay different. Fields with other unreadable values are left out.
+kvbus does not drop a block because a field has a value of an unexpected type. It keeps the original value, and sends
+another value in its place, which every router can read. Values that distinguish prompts (extra keys, salt, adapter) are
+replaced by texts made of their bytes, so that different values stay different. Other fields with unreadable values are
+left out.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _decode_lists: Final = msgspec.msgpack.Decoder(
 _ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 TYPED: Final = ("lora_name", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
-"""Fields that kvbus passes on and that :class:`~kvbus.core.wire.schema.BlockStored` holds as decoded values.
+"""Fields of a store that kvbus passes on, and whose values it decodes.
 
-The :data:`CARRIED` fields are passed on as raw msgpack.
+The fields in :data:`CARRIED` are passed on, too, but stay raw msgpack.
 """
 
 _TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
@@ -35,9 +36,9 @@ _KNOWN: Final = frozenset(BlockStored.__struct_fields__)
 
 
 def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
-    """Return whether routers can read the lookahead tokens of ``count`` blocks.
+    """Return whether routers can read the field ``lookahead_token_ids`` of a store of ``count`` blocks.
 
-    They must be null, or a list with one list of token ids for each block.
+    It must be null, or a list with one list of token ids for each block.
     """
     try:
         lists = _decode_lists(raw)
@@ -47,9 +48,9 @@ def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def keys_ok(raw: Raw | bytes, count: int) -> bool:
-    """Return whether routers can read the ``extra_keys`` of ``count`` blocks.
+    """Return whether routers can read the field ``extra_keys`` of a store of ``count`` blocks.
 
-    They must be null, or a list with one entry for each block. An entry is null or a list of keys.
+    It must be null, or a list with one entry for each block. An entry is null or a list of keys.
     """
     try:
         keys = _decode(raw)
@@ -65,9 +66,9 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def set_aside(event: BlockStored) -> Extras:
-    """Replace the values of a store's :data:`CARRIED` fields that routers cannot read.
+    """Replace the values of a store's undecoded fields that routers cannot read. Return the original values, by field.
 
-    Return the original values, by field.
+    The undecoded fields are listed in :data:`CARRIED`.
     """
     count = len(event.block_hashes)
     odd: Extras = {}
@@ -80,9 +81,9 @@ def set_aside(event: BlockStored) -> Extras:
 
 
 def typed_readable(fields: Extras) -> Extras:
-    """Replace the values of the :data:`TYPED` fields that routers cannot read. Return the original values, by field.
+    """Replace the values of a store's decoded fields that routers cannot read. Return the original values, by field.
 
-    ``fields`` are the raw fields of a store.
+    The decoded fields are listed in :data:`TYPED`. ``fields`` are all fields of the store, as raw msgpack.
     """
     odd: Extras = {}
     for name in TYPED:
@@ -96,10 +97,9 @@ def typed_readable(fields: Extras) -> Extras:
 
 
 def readable(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a store in which routers can read all fields that the event struct defines.
+    """Return a copy of a store in which routers can read all fields that the struct BlockStored defines.
 
-    The store is a map, because it also has fields that the event struct does not define, or has values of unexpected
-    types.
+    The store is a map, because it also has fields that the struct does not define, or has values of unexpected types.
     """
     count = len(event["block_hashes"])
     found = dict(event)
@@ -116,15 +116,19 @@ def readable(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_names(extras: Extras) -> list[str]:
-    """Return the names of the extras that the event struct defines.
+    """Return the names of a store's extras that the struct BlockStored defines.
 
-    These fields are among the extras because their values have an unexpected type.
+    Extras are usually fields that it does not define. These are among them because their values have an unexpected
+    type.
     """
     return [name for name in extras if name in _KNOWN]
 
 
 def as_text(value: Any) -> str:
-    """Return a text that stands for a value of any type. Different values have different texts."""
+    """Return a text that represents a value of any type. Different values have different texts.
+
+    It replaces values that routers cannot read.
+    """
     return f"msgpack:{_encode(value).hex()}"
 
 
@@ -148,7 +152,7 @@ def _value(raw: Raw) -> Any:
 
 
 def _readable(name: str, raw: Raw, count: int) -> Any:
-    """Return the raw msgpack that replaces a value which routers cannot read; UNSET if the field is left out."""
+    """Return the raw msgpack that replaces a field's unreadable value, or UNSET if the field is left out."""
     if name in _TELL_APART:
         return Raw(_encode(as_text(_value(raw))))
     if name != "extra_keys":
@@ -175,9 +179,9 @@ def _is_key(key: Any) -> bool:
 
 
 def _per_block(value: list[Any], count: int) -> bool:
-    """Return whether a list has one entry for each of ``count`` blocks.
+    """Return whether a list from a store may be the list of entries for ``count`` blocks, one entry for each block.
 
-    An empty list is accepted for any number of blocks, and any list if ``count`` is 0.
+    An empty list is accepted for any number of blocks. Any list is accepted if ``count`` is 0.
     """
     return len(value) == count or not value or not count
 

@@ -1,8 +1,8 @@
 """Decode the payload of a batch into events.
 
-If all events of a batch are well-formed, one typed call decodes the batch. If that call fails, the codec decodes the
-envelope and then each event separately. It counts each bad event with a reason, and keeps the other events of the
-batch. The functions do not raise on bad input, but return a :class:`~kvbus.core.types.Reason`.
+If all events of a batch are well-formed, one typed call of msgspec decodes the batch. If that call fails, the codec
+decodes the batch's envelope and then each event separately. It counts each bad event with a reason, and keeps the other
+events of the batch. The functions do not raise on bad input, but return a :class:`~kvbus.core.types.Reason`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvbus.core.wire.schema import (
 )
 
 MAX_EVENTS: Final = 65_536
-"""Default maximum number of events in a batch. The batches of real engines have a few hundred events."""
+"""Default maximum number of events in a batch of an engine. Real engines send a few hundred events in a batch."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
@@ -70,13 +70,13 @@ _ARRAY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 AnyEvent = Event | dict[str, Any]
-"""An event that can be encoded. It is a plain map if it has fields that the event struct does not define."""
+"""An event that can be encoded: a struct, or a map if the event has fields that no struct defines."""
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
     """Decode a payload as a router needs it: without events that no router reads, and with every field set.
 
-    It works like :func:`decode`. Fields that the engine did not send are then set to None, as kvbus sends them. Stores
+    It works like :func:`decode`, with two differences. Fields that the engine did not send are set to None. Stores
     without tokens or without a block size are left out, and so are BlockInactive events.
     """
     batch = decode(payload, max_events)
@@ -97,10 +97,11 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
 
 
 def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode a payload of any dialect. Return a reason if the envelope is malformed or the batch has too many events.
+    """Decode the payload of a batch, in any engine's dialect.
 
-    A batch may contain both positional events and maps. Known publishers are vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23,
-    TensorRT-LLM through Dynamo, llm-d-inference-sim, and Dynamo's mocker.
+    Return a reason if the envelope is malformed or the batch has too many events. A batch may contain both positional
+    events and maps. Known publishers are vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo,
+    llm-d-inference-sim, and Dynamo's mocker.
     """
     found: MapBatch | ArrayBatch
     try:
@@ -118,24 +119,24 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch |
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
     """Return whether the first event of a payload is an AllBlocksCleared that names no medium.
 
-    Such an event makes all earlier events obsolete. Each state begins with it.
+    Such an event drops the blocks of all earlier batches, so a router needs none of them. Each state begins with it.
     """
     batch = decode(payload, max_events)
     return not isinstance(batch, Reason) and bool(batch.events) and clears_all(batch.events[0])
 
 
 def clears_all(event: object) -> bool:
-    """Return whether an event is an AllBlocksCleared that names no medium."""
+    """Return whether an event is an AllBlocksCleared that names no medium, so that it clears every medium."""
     return isinstance(event, AllBlocksCleared) and (event.medium is None or event.medium is UNSET)
 
 
 def lacks_field(event: BlockStored) -> bool:
-    """Return whether the engine sent a store without its block size or without its tokens."""
+    """Return whether a store lacks its block size or its tokens because the engine did not send them."""
     return event.block_size == NO_SIZE or event.token_ids == NO_TOKENS
 
 
 def complete(event: BlockStored) -> None:
-    """Set every field that the engine left out to None, because kvbus always sends these fields."""
+    """Set every field of a store that the engine left out to None, because kvbus always sends these fields."""
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
     if event.lora_id is UNSET:
@@ -192,7 +193,10 @@ def _open(payload: bytes | memoryview) -> RawBatch | Reason:
 def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     """Decode one event, or return the reason why it is rejected.
 
-    Add fields that the event structs do not define to ``extras``, and unknown names to ``unknown``.
+    Args:
+        raw: the event as msgpack.
+        extras: receives the fields that the event structs do not define.
+        unknown: receives the names of unknown fields and of an unknown event.
     """
     head = memoryview(raw)[0]
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
@@ -257,9 +261,10 @@ _LONGEST_NAME: Final = 48
 
 
 def note(unknown: set[str], kind: str, name: Any) -> None:
-    """Add the name of an unknown field or event to the set ``unknown``, for display.
+    """Add the name of an unknown field or event to the set ``unknown``, from which it is shown to the operator.
 
-    The name is shortened, and has only characters that are safe in terminals, logs and HTML.
+    The name is shortened, and has only characters that are safe in terminals, logs and HTML. ``kind`` is a word before
+    it.
     """
     if len(unknown) < MAX_UNKNOWN:
         text = name if isinstance(name, str) else ""
@@ -275,11 +280,14 @@ _REQUIRED: Final = {
 
 
 _OUT_OF_RANGE: Final = ("Expected `int` >=", "Expected `int` <=")
-"""The beginnings of msgspec's message for an integer that is outside the range of its field."""
+"""Texts with which msgspec's error message begins if an integer is outside the range of its field."""
 
 
 def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event | Reason:
-    """Return the event struct with these fields. If a field has a bad value, return the reason to reject the event."""
+    """Return the event struct for an event's fields.
+
+    If a field has a bad value, return the reason to reject the event.
+    """
     for name in _REQUIRED[tag]:
         if name not in fields:
             if name == "parent_block_hash":

@@ -1,15 +1,15 @@
 """Engine dialects: find the form of a payload, name its dialect, and translate Mooncake's RFC 1527 events.
 
-No message names the version of its engine. But the form of the first BlockStored and, if it is positional, its length
-limit the dialect to the releases named here (docs/PROTOCOL.md has the complete table). The name is shown to people. No
-code depends on it.
+No message names the version of its engine. But the form of the first BlockStored shows which releases may have sent it.
+If that event is positional, its length shows it, too. docs/PROTOCOL.md has the complete table. The name of the dialect
+is shown to people. No code depends on it.
 
 The translation of RFC 1527 follows the publisher of Mooncake's master (Mooncake#2214) and the RFC. It was not checked
 with the bytes of a release. Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope,
 which names the sender and the time. By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash``
-for older readers. The time of a batch is in milliseconds. A pool of blocks does not know tokens, so ``token_ids``,
-``block_size`` and ``parent_hash`` are null. kvbus counts such a store as ``tokenless``, and leaves it out unless the
-source has the blocks on another medium.
+for older readers. The time of a batch is in milliseconds. Mooncake's pool of blocks does not know tokens, so
+``token_ids``, ``block_size`` and ``parent_hash`` are null. kvbus counts such a store as ``tokenless``, and leaves it
+out unless the source has the blocks on another medium.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from msgspec import Raw
 # -- the form of a payload ------------------------------------------------------------------------------------------
 
 _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
-"""Offset of the events array in a batch, by the msgpack type byte of ``ts``.
+"""Offset in bytes of the events array in a batch, by the msgpack type byte of ``ts``.
 
-Every engine sends ``ts`` as float64. Other publishers send other types.
+Every engine sends ``ts`` as float64. Other publishers may send it as another type, which has another length.
 """
 
 _BEFORE_EVENTS: Final = 16
-"""Number of bytes at the beginning of a batch that always include the first byte of the first event."""
+"""Number of bytes from the beginning of a batch that always include the first byte of the first event.
+
+So it is enough to look at these bytes to see whether that event is an array.
+"""
 
 
 def event_offset(payload: bytes) -> int:
@@ -70,9 +73,9 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """A detector of the dialect of one source's batches.
+    """A detector of the dialect in which one source's engine sends its batches.
 
-    It remembers the name of the dialect for each form of batch.
+    It remembers the name of the dialect for each form of batch, so that it parses only the first batch of a form.
     """
 
     def __init__(self) -> None:
@@ -99,7 +102,7 @@ class Sniffer:
 
 
 def sniff(payload: bytes) -> str | None:
-    """Return the name of a batch's dialect, which its first event shows.
+    """Return the name of a batch's dialect. The form of its first event shows the dialect.
 
     Return None if the batch has no events or its first event is not a BlockStored.
     """
@@ -116,8 +119,8 @@ def sniff(payload: bytes) -> str | None:
         return _ARRAYS.get((payload[0] & 0x0F, length), f"array/{length}")
     if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
         return None
-    # The key is searched for in the bytes of the first event, without parsing it. So a value that equals the name of a
-    # key is mistaken for that key.
+    # Search for the key in the bytes of the first event without parsing it, to save time. A value that equals the name
+    # of a key is then taken for the key, but the dialect's name is only shown to people.
     end = at + 4096
     if payload.find(b"\xaaevent_type", at, at + 64) >= 0:
         return "rfc1527 (mooncake)"
@@ -166,17 +169,17 @@ _ENVELOPE: Final = frozenset(
 )
 """Fields of an RFC 1527 event that kvbus drops.
 
-They hold facts about the sender, the pool's own names, and copies of other fields for older readers.
+They hold facts about the sender, names that only Mooncake's pool uses, and copies of other fields for older readers.
 """
 
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 _IN_MILLISECONDS: Final = 1e11
-"""A ``ts`` above this number is in milliseconds. In seconds, it would be after the year 5138."""
+"""A batch's ``ts`` above this number is in milliseconds. In seconds, it would be after the year 5138."""
 
 
 def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
-    """Translate an RFC 1527 event. Return its type, and its fields under vLLM's names.
+    """Translate an RFC 1527 event (Mooncake). Return its type, and its fields under vLLM's names.
 
     Fields that RFC 1527 does not define are kept.
     """

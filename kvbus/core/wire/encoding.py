@@ -45,7 +45,7 @@ def encode_value(value: Any) -> Raw:
 def decode_value(raw: Raw | bytes) -> Any:
     """Decode raw msgpack from a field of an event.
 
-    It must be valid, which :func:`~kvbus.core.wire.codec.decode` has checked.
+    :func:`~kvbus.core.wire.codec.decode` has checked that it is valid.
     """
     return _decode_any(raw)
 
@@ -78,9 +78,9 @@ def hashes_of(event: AnyEvent) -> Sequence[Hash]:
 
 
 def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
-    """Return a copy of the event with these fields changed. The value UNSET removes a field.
+    """Return a copy of an event in which the fields named in ``changes`` have new values.
 
-    If ``changes`` is empty, return the event itself.
+    The value UNSET removes a field. If ``changes`` is empty, return the event itself.
     """
     if not changes:
         return event
@@ -99,7 +99,7 @@ def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
 
 
 def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
-    """Divide a store or a removal. Return one event for each range ``[first, end)`` of its blocks."""
+    """Divide a store or a removal into one event for each range ``[first, end)`` of its blocks in ``runs``."""
     hashes = hashes_of(event)
     if len(runs) == 1 and runs[0] == (0, len(hashes)):
         return [event]
@@ -128,8 +128,9 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
 def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: int) -> dict[str, Raw]:
     """Return the fields that no struct defines, for blocks ``[first, end)`` of a store of ``count`` blocks.
 
-    A field that is known to have one entry per block (:data:`~kvbus.core.wire.schema.PER_BLOCK`) is divided. If it does
-    not have ``count`` entries, it stays complete, because nobody has validated it.
+    A field that is known to have one entry per block (:data:`~kvbus.core.wire.schema.PER_BLOCK`) is cut to these
+    blocks. If it does not have ``count`` entries, it is returned complete: kvbus does not know which entries belong to
+    which block.
     """
     found = {name: Raw(value) for name, value in extras.items()}
     if end - first < count:
@@ -204,8 +205,9 @@ def encode_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> byt
 def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
     """Encode a batch as ``[ts, events, rank]`` with positional events, for routers that do not read maps.
 
-    A store ends with ``medium``, as in vLLM 0.10.2. A store that belongs to a group ends with ``group_idx``, as in vLLM
-    0.20, because the same hash may be live in several groups. Fields that have no position are left out.
+    A store ends with the field ``medium``, as in vLLM 0.10.2. If it belongs to a KV-cache group, it ends with
+    ``group_idx``, as in vLLM 0.20, because the same hash may be live in several groups. Fields that have no position
+    are left out.
     """
     return _encode((ts, [_to_array(e) for e in events], rank))
 

@@ -1,8 +1,8 @@
 """The frames of a live batch, of a replay request and of a replay answer, and functions that parse and build them.
 
-A live batch is ``[topic, seq, payload]`` in vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23. Replay answers have framing 3
-before vLLM 0.26 and SGLang 0.5.22, and framing 4 from these versions on. Other sources of these forms are
-llm-d-inference-sim, and the snapshot proposal for vLLM with its sequence frames of 24 bytes.
+A live batch is ``[topic, seq, payload]`` in vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23. A replay answer has three
+frames a message before vLLM 0.26 and SGLang 0.5.22 (framing 3), and four frames from these versions on (framing 4). The
+forms also follow llm-d-inference-sim, and the snapshot proposal for vLLM with its sequence frames of 24 bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Framing = Literal["3", "4"]
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
-    """Limits on the size of one message. ``max_frame_bytes`` applies to each frame, as in libzmq."""
+    """Limits on one received message. ``max_frame_bytes`` applies to each frame separately, as in libzmq."""
 
     max_frames: int = 16
     max_frame_bytes: int = 64 * 1024 * 1024
@@ -45,20 +45,23 @@ class ReplayMessage(msgspec.Struct):
     seq: int
     payload: bytes
     topic: bytes | None = None
-    """The topic of the batch; None in framing 3, which has no topic."""
+    """The topic of the batch.
+
+    It is None if replay answers have three frames (framing 3), which do not include a topic.
+    """
     publisher_id: bytes | None = None
 
 
 class ReplayEnd(msgspec.Struct):
-    """The END marker of a replay answer."""
+    """The END message, which ends a replay answer."""
 
 
 def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
     """Parse a live batch ``[topic, seq, payload]``. Return a reason if it is malformed.
 
-    ``seq`` is 8 bytes big-endian. In a frame of 24 bytes, a publisher id follows it. Further frames may follow the
-    payload: they belong to a later version, and are ignored. In such a message, the third frame must begin with the
-    msgpack byte of an array or a map, which a seq never begins with.
+    ``seq`` is 8 bytes big-endian. If the frame has 24 bytes, a publisher id follows the seq. Further frames may follow
+    the payload. They come from a later version of an engine, and are ignored. In such a message, the third frame must
+    begin with the msgpack byte of an array or a map, because a frame with a seq never begins with such a byte.
     """
     if len(frames) != 3 and not (3 < len(frames) <= limits.max_frames and frames[2][:1] >= b"\x80"):
         return Reason.FRAME_COUNT
@@ -77,8 +80,9 @@ def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Re
 def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage | ReplayEnd | Reason:
     """Parse one message of a replay answer, as a DEALER receives it. Return a reason if it is malformed.
 
-    Framing 3 is ``["", seq, payload]``. Framing 4 is ``["", topic, seq, payload]``, which llm-d-inference-sim uses too.
-    In both framings, seq is the last frame but one. END has ``FF x 8`` as its seq, and an empty payload.
+    Framing 3 is ``["", seq, payload]``. Framing 4 is ``["", topic, seq, payload]``, which llm-d-inference-sim uses,
+    too. In both framings, seq is the frame before the last one. END has eight bytes FF as its seq, and an empty
+    payload.
     """
     if not 1 <= len(frames) <= 4:
         return Reason.FRAME_COUNT
@@ -107,24 +111,26 @@ def replay_request(start: int) -> list[bytes]:
 
 
 ASKS_REPLAY: Final = b"kvbus:asks-replay"
-"""A subscription by which a router announces that it uses replays, and needs no state when it subscribes.
+"""A topic prefix to which a router subscribes to announce that it requests replays itself.
 
-No topic begins with these bytes, so the subscription matches no batch of kvbus or of an engine. kvbus's own subscribers
-send it if they can request a replay.
+It then gets no state when it subscribes. No topic begins with these bytes, so the subscription matches no batch of
+kvbus or of an engine. kvbus's own subscribers send it if they can request a replay.
 """
 
 
 REBUILDS: Final = b"kvbus:rebuilds:"
-"""Prefix of the routing id of a DEALER that builds its blocks from the replay answer. Eight random bytes follow it.
+"""Prefix of the routing id of a DEALER whose router builds its blocks from the replay answer.
 
-kvbus may answer a request from seq 0 only with END if the router gets the state on its live connection. It recognizes
-such a router by its address. A DEALER with this prefix gets the blocks in the answer, even if a router at the same
-address gets the state.
+Eight random bytes follow.
+
+If a router gets the state on its live connection, kvbus may answer its request from seq 0 only with END. kvbus
+recognizes the router by its address. A DEALER with this prefix gets the blocks in the answer even if a router at the
+same address gets the state.
 """
 
 
 STATE_REQUEST: Final = b"snapshot"
-"""The bytes that request the live state, in place of the start of a replay request (vllm#50134).
+"""The bytes that request the current state. They take the position of the start seq in a replay request (vllm#50134).
 
 Read as a number, they are higher than the seq of any stream.
 """
@@ -134,7 +140,7 @@ class ReplayRequest(msgspec.Struct):
     """A router's request for a replay, as a ROUTER socket received it.
 
     ``envelope`` holds the frames with which every reply must start. A request that is not ``well_formed`` is answered
-    only with END. If ``state`` is True, the request is answered with the live state.
+    only with END. If ``state`` is True, the router requests the current state in place of a replay.
     """
 
     envelope: list[bytes]
@@ -144,7 +150,7 @@ class ReplayRequest(msgspec.Struct):
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
-    """Parse a router's request for a replay; return None if the request has no identity.
+    """Parse a router's request for a replay. Return None if the request has no identity frame.
 
     The request is ``[identity, "", start]``, or ``[identity, start]`` from a DEALER that sends no delimiter. A request
     whose start is not an 8-byte number is marked as not well-formed. It is answered only with END, so that the
@@ -166,6 +172,9 @@ def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: byte
 
 
 def replay_end(framing: Framing, envelope: list[bytes]) -> list[bytes]:
-    """Return the frames of the END marker. Its topic is empty even if the stream has a topic, as in vLLM 0.26."""
+    """Return the frames of the END message, which ends a replay answer.
+
+    Its topic is empty even if the stream has a topic, as in vLLM 0.26.
+    """
     head = envelope if framing == "3" else [*envelope, b""]
     return [*head, END_SEQ, b""]

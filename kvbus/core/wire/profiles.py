@@ -1,4 +1,4 @@
-"""The profiles: how each family of routers reads events, and how batches are encoded for it."""
+"""The profiles: how each family of routers interprets events, and how batches are encoded for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 Encoding = Literal["map", "array"]
 
 Clears = Literal["rank", "connection", "pod", "pod or nothing"]
-"""The blocks that a router of this family drops at AllBlocksCleared.
+"""The blocks that routers of a family drop when they read an AllBlocksCleared.
 
 ``rank``: the blocks of the batch's rank. ``connection``: the blocks of all ranks on the connection. ``pod``: the blocks
 of all ranks of the pod. ``pod or nothing``: some versions drop the blocks of the pod, and other versions ignore the
@@ -38,49 +38,58 @@ event.
 """
 
 Topics = Literal["any", "pod and model", "empty", "kv-events"]
-"""The topics that a router of this family accepts.
+"""The topics under which routers of a family accept batches.
 
 ``any``: every topic. ``pod and model``: topics of the form ``kv@POD@MODEL``. ``empty``: only the empty topic.
-``kv-events``: only this topic.
+``kv-events``: only the topic with this name.
 """
 
 
 class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     """The encoding of batches for a family of routers.
 
-    Outputs with equal wires share the encoded bytes of each batch.
+    If the wires of several outputs are equal, kvbus encodes each batch once for all of them.
     """
 
     encoding: Encoding = "map"
     fold_hashes: bool = False
-    """Send a byte hash as an unsigned 64-bit integer: its last eight bytes.
+    """Whether a hash of bytes is sent as an unsigned 64-bit integer, made of its last eight bytes.
 
-    vLLM uses the same rule for integer hashes.
+    vLLM uses the same rule when it is configured to send integer hashes.
     """
     media: tuple[tuple[str, str], ...] = ()
-    """Pairs of names of media: a name that this family does not know, and the family's name for the same tier."""
+    """Replaced names of media. Each pair has a name that this family does not know, and its name for the same tier."""
     one_block: bool = False
-    """Send one block per store, for a family that uses the parent of a store as the parent of every block in it."""
+    """Whether each store has only one block, for routers that take a store's parent for the parent of each of its
+    blocks.
+    """
     fill_kinds: bool = False
-    """Add the kind ``full_attention`` to stores that name a group but no kind, for a family that drops such stores.
+    """Whether stores that name a group but no kind get the kind ``full_attention``.
+
+    The routers drop a store without a kind.
 
     vLLM 0.20 and 0.21 name no kind. The normalizer has already left out the groups whose blocks are not part of
     prefixes.
     """
     fold_pairs: bool = False
-    """Send only the first token of each EAGLE pair, for a family that cannot read pairs."""
+    """Whether only the first token of each EAGLE pair is sent, for routers that cannot read pairs."""
     drop_adapter_key: bool = False
-    """Send extra keys without the name of the adapter, for a family that treats every text among them as an image."""
+    """Whether extra keys are sent without the adapter's name, for routers that treat every text in them as an image."""
     drop_group: bool = False
-    """Send events without the number of their group. See :attr:`Profile.one_group`."""
+    """Whether events are sent without the number of their KV-cache group. See :attr:`Profile.one_group`."""
     strict: bool = False
-    """Leave out blocks whose tokens are unknown, because this family computes hashes from the tokens of each store."""
+    """Whether blocks with unknown tokens are left out, because the routers compute hashes from the tokens of each
+    store.
+    """
     drop_tokens: bool = False
-    """Send stores without token ids, and without other fields that reveal the content or the sender of a prompt."""
+    """Whether stores are sent without token ids and other fields that reveal the content or the sender of a prompt."""
 
     @property
     def by_event(self) -> bool:
-        """Whether each event has to be translated before it is encoded."""
+        """Whether this wire needs each event translated before the batch is encoded.
+
+        If not, the batch is encoded as it is.
+        """
         return bool(
             self.fold_hashes
             or self.media
@@ -94,18 +103,18 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A family of routers: its wire, its form of replay answers, and how its routers interpret the events."""
+    """A family of routers: the encoding of batches for it, its form of replay answers, and how it interprets events."""
 
     wire: Wire = Wire()
     framing: Framing = "4"
     filled_replay: bool = True
-    """Whether an answer that contains a state must be contiguous from the requested seq on.
+    """Whether a replay answer that contains a state must have every seq from the requested one on.
 
-    If it is True, empty batches fill the answer up. If it is False, the answer begins later, and the state has its own
-    seqs.
+    If it is True, kvbus adds empty batches after the state. If it is False, the state has its own seqs, and the answer
+    begins later than requested.
     """
     late_replay: bool = True
-    """Whether an answer to a request from seq 0 may begin later, with a state that has its own seqs.
+    """Whether the answer to a replay request from seq 0 may begin at a later seq, with a state that has its own seqs.
 
     llm-d rejects such an answer and forgets the pod's blocks. Therefore kvbus may answer its requests from 0 only with
     END.
@@ -123,13 +132,16 @@ class Profile(msgspec.Struct, frozen=True):
     A merged stream numbers the batches of all ranks together. For such a router, all its batches name rank 0.
     """
     one_group: bool = False
-    """Whether the router accepts only one group.
+    """Whether the router accepts the blocks of only one KV-cache group of each engine.
 
     kvbus sends it only the first group whose blocks are part of prefixes, and leaves out the number of the group.
     """
     topics: Topics = "any"
     one_stream: str = ""
-    """Why the router cannot read several streams on one connection, as the end of a sentence; empty if it can."""
+    """The reason why the router cannot read several streams on one connection, as the end of a sentence.
+
+    It is empty if the router can read several streams.
+    """
     short_seqs: bool = False
     """Whether the router drops a batch whose sequence frame has 24 bytes: the seq and then a publisher id."""
     max_events: int = 0
@@ -137,13 +149,13 @@ class Profile(msgspec.Struct, frozen=True):
     max_bytes: int = 0
     """Maximum size in bytes of a batch that the router accepts; 0 if there is no maximum."""
     reads_arrays: bool = False
-    """Whether the router decodes positional events too, even though kvbus sends it maps."""
+    """Whether the router could also decode positional events (arrays). kvbus sends it maps."""
 
     @property
     def hashes_tokens(self) -> bool:
         """Whether the router computes hashes from the tokens of each store.
 
-        Without the tokens, its view would be wrong.
+        If kvbus sent it a store without tokens, the router would compute wrong hashes.
         """
         return self.wire.strict
 
@@ -158,17 +170,23 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether kvbus can send each batch of a source to a router of this family as exactly one batch."""
+        """Whether routers of this family can get each batch of a source unchanged, as exactly one batch.
+
+        For other families, :mod:`kvbus.core.outputs.fitting` replaces clears, leaves events out or divides batches.
+        """
         return self.clears == "rank" and not (self.one_copy or self.one_group or self.max_events or self.max_bytes)
 
 
 CANONICAL: Final = Wire()
-"""The wire that sends events as maps, with hashes and media as the engine named them."""
+"""The encoding that sends events as maps, with hashes and media as the engine named them."""
 
 _STRICT: Final = Wire(strict=True)
 _DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
 _DYNAMO_PLANE: Final = Wire("map", strict=True, fold_hashes=True, drop_group=True)
-"""The wire of the output to Dynamo's event plane. The output builds its own events, with tiers and without groups."""
+"""The encoding of the output to Dynamo's event plane.
+
+That output decodes the batches and builds Dynamo's events from them, with tiers and without groups.
+"""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
@@ -251,7 +269,10 @@ _NEEDS: Final[tuple[tuple[str, Callable[[Profile], bool]], ...]] = (
     ("the topic kv-events", lambda of: of.topics == "kv-events"),
     ("topics of the form kv@POD@MODEL", lambda of: of.topics == "pod and model"),
 )
-"""The needs of routers: a text for people, and a function that returns whether a profile's routers have the need."""
+"""The needs that routers may have.
+
+Each is a text for people, and a function that returns whether a profile has the need.
+"""
 
 
 def needs(router: Profile, sent: Profile | None = None) -> list[str]:
@@ -259,7 +280,8 @@ def needs(router: Profile, sent: Profile | None = None) -> list[str]:
 
     Args:
         router: the profile of the routers.
-        sent: the profile of an output. Needs that this output meets are left out. None: all needs are returned.
+        sent: the profile of the output that the routers read. Needs that this output meets are left out. If it is None,
+            all needs are returned.
     """
     found = [text for text, needed in _NEEDS if needed(router) and not (sent is not None and needed(sent))]
     for limit, most, unit in (
@@ -300,7 +322,10 @@ def fold(block: Hash) -> int:
 
 
 def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
-    """Translate an event for a wire. Return the resulting events; if nothing changes, the event itself."""
+    """Translate an event for one family's encoding.
+
+    Return the resulting events; if nothing changes, the event itself.
+    """
     if isinstance(event, AllBlocksCleared):
         return [event]
     changes: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The structs of events and batches, as maps and as arrays.
+"""The structs of events and batches. There is one for an event that is a map, and one for an event that is an array.
 
 The core uses the map structs, which have the form of vLLM 0.33 and SGLang 0.5.20, and the default output sends them.
 Fields that an engine did not send are ``UNSET``. Fields that kvbus passes on without reading them (``extra_keys``,
@@ -18,10 +18,10 @@ from kvbus.core.types import Hash, Reason
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Integers from 0 to 2^63 - 1, for the widest fields of events.
+"""Integers from 0 to 2^63 - 1, for the fields of events that need the largest range.
 
-``Rank``, ``Small`` and ``Large`` are the ranges of the strictest routers (Dynamo: i32, u32 and u64; SMG: i64). A router
-drops the complete batch if it cannot read one integer.
+``Rank``, ``Small`` and ``Large`` are the ranges that the strictest routers accept (Dynamo: i32, u32 and u64; SMG: i64).
+A router drops the complete batch if it cannot read one integer.
 """
 
 
@@ -48,7 +48,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
-    # kvbus passes these fields on unchanged.
+    # kvbus passes the following fields of a store on without interpreting them.
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
@@ -58,7 +58,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
-    """The engine removed the named blocks from a medium, or one of several copies of each.
+    """The engine removed the named blocks from a medium. If it holds several copies of a block, it removed one of them.
 
     If ``group_idx`` is set, only the blocks of that group were removed. ``remaining_copy_counts`` is the number of
     copies of each block that remain (vllm#48933).
@@ -79,9 +79,9 @@ class HashOnlyRemoved(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """A removal, built by kvbus, of blocks that kvbus announced without tokens.
+    """A removal of blocks that kvbus announced without tokens. kvbus builds it itself.
 
-    It is encoded like any other removal.
+    It is encoded like any other removal, but not sent to routers that compute hashes from tokens.
     """
 
 
@@ -92,14 +92,14 @@ class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared",
 
 
 class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
-    """No request uses these blocks any more, but they stay in the cache (vllm#50732).
+    """The engine says that no request uses the named blocks any more. They stay in its cache (vllm#50732).
 
     No known router reads this event.
     """
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
-"""An event that changes which blocks are live. BlockInactive is decoded too, but only counted."""
+"""An event that changes which blocks are live. BlockInactive is not one: kvbus decodes it only to count it."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
 """The fields of :class:`BlockStored` that kvbus passes on as raw msgpack, without interpreting them."""
@@ -107,7 +107,7 @@ CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_sa
 PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
 """Fields of a store that are lists with one entry for each block. If a store is divided, these lists are divided too.
 
-No struct defines ``mm_keys``. It names the images of a prompt that each block holds (TensorRT-LLM#18810).
+``mm_keys``, which no struct defines, names the images of a prompt that each block holds (TensorRT-LLM#18810).
 """
 
 
@@ -187,7 +187,7 @@ class RawMapBatch(msgspec.Struct):
 Extras = dict[str, Raw]
 """Fields of an event that no struct defines, as raw msgpack.
 
-An output that sends maps passes them on. Arrays have no place for them.
+An output that sends events as maps passes them on. Events as arrays cannot contain them.
 """
 
 

@@ -31,7 +31,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _BODY_AT: Final = {0xDC: 3, 0xDD: 5}
 """Offset in bytes of the first item of a msgpack array, by the first byte of the array.
 
-For other first bytes it is 1.
+If that byte is not in this table, the offset is 1.
 """
 
 
@@ -68,7 +68,7 @@ def are_pairs(tokens: Raw | bytes) -> bool:
 
 
 def divide(tokens: bytes, size: int) -> list[bytes]:
-    """Divide an array of tokens into one array for each block of ``size`` tokens.
+    """Divide an array of tokens into arrays of ``size`` tokens each, one for each block.
 
     The number of tokens must be a multiple of ``size``.
     """
@@ -77,7 +77,7 @@ def divide(tokens: bytes, size: int) -> list[bytes]:
 
 
 def joined(arrays: Sequence[bytes], count: int) -> bytes:
-    """Join several msgpack arrays to one array. ``count`` is the number of items in all of them together."""
+    """Join several msgpack arrays to one array. ``count`` is the total number of their items."""
     return array_head(count) + b"".join([array[_body_at(array) :] for array in arrays])
 
 
