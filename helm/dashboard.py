@@ -132,31 +132,46 @@ EXACT: Final = (
 
 ROWS: Final[dict[str, list[dict[str, Any]]]] = {
     "Overview": [
-        stat("kvbus running", "short", "Processes that answer.", f"count(kvbus_build_info{{{TARGET}}})"),
+        stat(
+            "kvbus running",
+            "short",
+            "Number of kvbus processes that Prometheus scrapes.",
+            f"count(kvbus_build_info{{{TARGET}}})",
+        ),
         stat(
             "Sources not live",
             "short",
-            "Engine ranks that are connecting, syncing, in a gap or lost.",
+            "Number of engine ranks that are connecting, syncing, in a gap or lost.",
             f'sum(kvbus_source_state{{{SOURCE},state!="live"}})',
         ),
-        stat("Live blocks", "short", "As announced to routers.", f"sum(kvbus_blocks{{{SOURCE}}})"),
-        stat("Routers", "short", "Subscriptions.", f"sum(kvbus_output_subscribers{{{OUTPUT}}})"),
+        stat(
+            "Live blocks",
+            "short",
+            "Number of blocks in the engines' caches that kvbus has announced to routers.",
+            f"sum(kvbus_blocks{{{SOURCE}}})",
+        ),
+        stat(
+            "Routers",
+            "short",
+            "Number of router subscriptions at all outputs.",
+            f"sum(kvbus_output_subscribers{{{OUTPUT}}})",
+        ),
         stat(
             "Batches lost",
             "short",
-            "In the time shown: no replay brought them.",
+            "Batches in the shown time that kvbus missed and that no replay recovered.",
             f"sum(increase(kvbus_source_lost_batches_total{{{SOURCE}}}[$__range]))",
         ),
         stat(
             "Batches dropped for slow routers",
             "short",
-            "In the time shown: each batch for each router that did not get it live.",
+            "Batches in the shown time that a router did not get live. A batch counts once for each such router.",
             f"sum(increase(kvbus_output_dropped_batches_total{{{OUTPUT}}}[$__range]))",
         ),
         graph(
             "Routers exact within 5 s",
             "percentunit",
-            "Share of outputs with no router more than 5 s behind, on buses with no open gap: the objective's 99.9 %.",
+            "Share of outputs without a router more than 5 s behind, on buses without a gap. The objective is 99.9 %.",
             (EXACT, "exact"),
             width=12,
         ),
@@ -170,7 +185,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "From the engine to the routers",
             "s",
-            "Age of a batch by its engine's clock when kvbus sends it. It needs clocks that agree.",
+            "Age of a batch by its engine's clock when kvbus sends it. The clocks of engine and kvbus must agree.",
             (quantile(0.5, "kvbus_batch_age_seconds"), "{{instance}} p50"),
             (quantile(0.99, "kvbus_batch_age_seconds"), "{{instance}} p99"),
             width=12,
@@ -185,7 +200,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Batches in and out",
             "cps",
-            "Live batches received, and batches sent to each output, heartbeats among them.",
+            "Live batches that kvbus received, and batches that it sent to each output, including heartbeats.",
             (rate("kvbus_source_batches_total", SOURCE, "instance"), "{{instance}} in"),
             (rate("kvbus_output_batches_total", OUTPUT, "instance"), "{{instance}} out"),
             width=12,
@@ -194,7 +209,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "table",
             "Alerts",
             "short",
-            "What fires now; runbooks are in docs/RUNBOOK.md.",
+            "Alerts that fire now. docs/RUNBOOK.md says what to do about each.",
             (f'ALERTS{{alertname=~"Kvbus.*",alertstate="firing",{TARGET}}}', ""),
             width=12,
         ),
@@ -204,45 +219,45 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "state-timeline",
             "State",
             "short",
-            "connecting, syncing, live, gap or lost.",
+            "State of each source: connecting, syncing, live, gap or lost.",
             (f"kvbus_source_state{{{SOURCE}}} == 1", f"{OF_SOURCE} {{{{state}}}}"),
         ),
         graph(
             "Batches received",
             "cps",
-            "Live messages.",
+            "Messages of the engines' live streams.",
             (rate("kvbus_source_batches_total", SOURCE, PER_SOURCE), OF_SOURCE),
         ),
         graph(
             "Events received",
             "cps",
-            "By type.",
+            "Events in the received batches, by type.",
             (rate("kvbus_source_events_total", SOURCE, f"{PER_SOURCE}, type"), f"{OF_SOURCE} {{{{type}}}}"),
         ),
         graph(
             "Since the last batch",
             "s",
-            "By the engine's own clock; an engine without requests is silent, too.",
+            "Time since the newest batch, by the engine's own clock. An engine without requests publishes nothing.",
             (f"time() - (kvbus_source_last_batch_timestamp_seconds{{{SOURCE}}} > 0)", OF_SOURCE),
         ),
         graph(
             "Missing batches",
             "cps",
-            "Every missing batch is recovered, lost or pending.",
+            "Missing batches that a replay recovered, and those that are lost. The others are pending.",
             (rate("kvbus_source_recovered_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} recovered"),
             (rate("kvbus_source_lost_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} lost"),
         ),
         graph(
             "Pending and held",
             "short",
-            "Missing batches that are neither recovered nor lost yet, and batches that wait behind them.",
+            "Missing batches that are neither recovered nor lost yet, and received batches that wait for them.",
             (f"kvbus_source_pending_batches{{{SOURCE}}}", f"{OF_SOURCE} pending"),
             (f"kvbus_source_queue_depth{{{SOURCE}}}", f"{OF_SOURCE} held"),
         ),
         graph(
             "Gaps, copies, restarts",
             "cps",
-            "Gaps in the seqs, batches that came again, new epochs of the engine.",
+            "Gaps in the seqs, batches received again, and restarts of the engine.",
             (rate("kvbus_source_gaps_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} gaps"),
             (rate("kvbus_source_duplicate_batches_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} copies"),
             (rate("kvbus_source_restarts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} restarts"),
@@ -250,26 +265,26 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Rejected",
             "cps",
-            "Malformed batches and events, by reason.",
+            "Malformed batches and events that kvbus rejected, by reason.",
             (moved("kvbus_events_rejected_total"), f"{OF_SOURCE} {{{{reason}}}}"),
         ),
         graph(
             "Filtered",
             "cps",
-            "Valid events and blocks that do not leave as they came, by reason.",
+            "Valid events and blocks that kvbus changed or did not send, by reason.",
             (moved("kvbus_events_filtered_total"), f"{OF_SOURCE} {{{{reason}}}}"),
             (moved("kvbus_source_reannounced_total"), f"{OF_SOURCE} announced again"),
         ),
         graph(
             "Live blocks",
             "short",
-            "By medium.",
+            "Blocks in the engine's cache, by medium.",
             (f"sum by ({PER_SOURCE}, medium) (kvbus_blocks{{{SOURCE}}})", f"{OF_SOURCE} {{{{medium}}}}"),
         ),
         graph(
             "Replay asked of the engine",
             "cps",
-            "Requests (probes of an idle engine too), answers given up, those that waited, attempts that failed here.",
+            "Replay requests (probes of an idle engine, too), and those that timed out, failed or had to wait.",
             (rate("kvbus_source_replays_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} asked"),
             (rate("kvbus_source_replay_timeouts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} given up"),
             (rate("kvbus_source_requests_failed_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} not sent"),
@@ -278,7 +293,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus cannot know of. Findings.",
+            "1: the engine may hold blocks that kvbus does not know. Also kvbus's findings about the source.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
             (f"kvbus_source_finding{{{SOURCE}}}", f"{OF_SOURCE} {{{{finding}}}}"),
         ),
@@ -287,24 +302,27 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Batches sent",
             "cps",
-            "Heartbeats among them, and alone.",
+            "All batches sent, and the heartbeats among them.",
             (rate("kvbus_output_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
             (rate("kvbus_output_heartbeats_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} heartbeats"),
         ),
         graph(
-            "Events sent", "cps", "To each router.", (rate("kvbus_output_events_total", OUTPUT, PER_OUTPUT), OF_OUTPUT)
+            "Events sent",
+            "cps",
+            "Events sent to each router.",
+            (rate("kvbus_output_events_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
         ),
         graph(
             "Bytes sent",
             "Bps",
-            "Payload, to each router.",
+            "Bytes of payloads sent to each router, and of states written to a log.",
             (rate("kvbus_output_bytes_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
             (rate("kvbus_output_state_bytes_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} states in a log"),
         ),
         graph(
             "Routers",
             "short",
-            "Connected routers, subscriptions, engines that dial the same port, and records taken from Dynamo's etcd.",
+            "Connected routers, subscriptions, engines that dial the same port, and records deleted from etcd.",
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
             (f"kvbus_output_records_gone_total{{{OUTPUT}}}", f"{OF_OUTPUT} records taken"),
@@ -315,20 +333,20 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Furthest behind",
             "s",
-            "How long the oldest batch has been published that some router has not got.",
+            "Age of the oldest batch that some router lacks.",
             (f"kvbus_output_router_behind_seconds{{{OUTPUT}}}", OF_OUTPUT),
         ),
         graph(
             "Longest queue of a router",
             "short",
-            "Batches; beyond the limit the oldest are dropped for that router.",
+            "Number of batches. Beyond the limit, kvbus drops the oldest ones for that router.",
             (f"kvbus_output_router_queue_max{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_router_queue_limit{{{OUTPUT}}}", f"{OF_OUTPUT} limit"),
         ),
         graph(
             "Routers by name",
             "short",
-            "Batches that wait, and batches that its present connections did not get live. Only keys have names.",
+            "Batches that wait for a router, and batches that it did not get live. Only CURVE keys have names.",
             (f"topk(5, kvbus_router_queue_batches{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}} waiting"),
             (f"topk(5, kvbus_router_dropped_batches{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}} dropped"),
         ),
@@ -341,7 +359,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "States sent",
             "cps",
-            "To routers that had subscribed, and to routers that had lost batches.",
+            "States sent to routers because they subscribed, or because they lost batches.",
             (
                 rate("kvbus_output_states_sent_total", OUTPUT, f"{PER_OUTPUT}, reason"),
                 f"{OF_OUTPUT} {{{{reason}}}}",
@@ -350,7 +368,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Streams written to logs",
             "short",
-            "Streams that a log takes, those that another writer has or that were erased, and late states.",
+            "Streams that kvbus writes, streams that another writer has or that were erased, and overdue states.",
             (f"kvbus_output_streams_written{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_streams_fenced{{{OUTPUT}}}", f"{OF_OUTPUT} fenced"),
             (f"kvbus_output_states_overdue{{{OUTPUT}}}", f"{OF_OUTPUT} states overdue"),
@@ -358,7 +376,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers that changed their state",
             "cps",
-            "By the state that they came into.",
+            "Routers that entered a state, by the state.",
             (
                 rate("kvbus_output_router_states_total", OUTPUT, f"{PER_OUTPUT}, state"),
                 f"{OF_OUTPUT} {{{{state}}}}",
@@ -367,7 +385,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers that left",
             "cps",
-            "By reason.",
+            "Routers that disconnected, by reason.",
             (
                 rate("kvbus_output_router_disconnects_total", OUTPUT, f"{PER_OUTPUT}, reason"),
                 f"{OF_OUTPUT} {{{{reason}}}}",
@@ -376,7 +394,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Not delivered live",
             "cps",
-            "slow_router: for each router that was too far behind. queue_full: batches that no router got.",
+            "slow_router: batches dropped for one router that was too slow. queue_full: batches that no router got.",
             (
                 rate("kvbus_output_dropped_batches_total", OUTPUT, f"{PER_OUTPUT}, reason"),
                 f"{OF_OUTPUT} {{{{reason}}}}",
@@ -385,7 +403,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Refused connections",
             "cps",
-            "Attempts of routers and engines, by reason; closed is a probe of the port.",
+            "Refused connections of routers and engines, by reason. The reason closed is usually a probe of the port.",
             (
                 rate("kvbus_output_handshakes_failed_total", OUTPUT, f"{PER_OUTPUT}, reason"),
                 f"{OF_OUTPUT} {{{{reason}}}}",
@@ -398,7 +416,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Journal",
             "percentunit",
-            "How full it is, in batches and in bytes. Full is normal: the oldest batches go.",
+            "Share of the journal in use. A full journal is normal: it drops its oldest batches.",
             (
                 f"kvbus_output_journal_batches{{{OUTPUT}}} / kvbus_output_journal_batches_limit{{{OUTPUT}}}",
                 f"{OF_OUTPUT} batches",
@@ -414,16 +432,19 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Requests of routers",
             "cps",
-            "By outcome.",
+            "Replay requests of routers, by outcome.",
             (rate("kvbus_replay_requests_total", OUTPUT, f"{PER_OUTPUT}, outcome"), f"{OF_OUTPUT} {{{{outcome}}}}"),
         ),
         graph(
-            "Messages sent", "cps", "Of answers.", (rate("kvbus_replay_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT)
+            "Messages sent",
+            "cps",
+            "Messages of replay answers.",
+            (rate("kvbus_replay_batches_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
         ),
         graph(
             "Answers being sent",
             "short",
-            "And requests that wait for their turn.",
+            "Replay answers that kvbus sends now, and requests that wait for one of them to end.",
             (f"kvbus_replay_sessions{{{OUTPUT}}}", f"{OF_OUTPUT} being sent"),
             (f"kvbus_replay_waiting{{{OUTPUT}}}", f"{OF_OUTPUT} waiting"),
         ),
@@ -432,33 +453,38 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Relay latency",
             "s",
-            "From a batch received to handed to the transport.",
+            "Time from receiving a batch until kvbus hands it to its transport.",
             (quantile(0.5, "kvbus_relay_latency_seconds"), "{{instance}} p50"),
             (f"kvbus:relay_latency_seconds:p99_5m{{{TARGET}}}", "{{instance}} p99"),
         ),
         graph(
             "Event loop lag",
             "s",
-            "How late the loop was for its timer: it grows when kvbus gets too little CPU.",
+            "Delay of a timer in the event loop. It grows when kvbus gets too little CPU.",
             (f"kvbus:event_loop_lag_seconds:p99_5m{{{TARGET}}}", "{{instance}} p99"),
         ),
         graph(
             "How full",
             "percentunit",
-            "Each thing with a limit; what is beyond it is dropped and counted.",
+            "Share of each limit in use. kvbus drops and counts the excess.",
             (f"max by (instance, queue) (kvbus:queue_fill:ratio{{{TARGET}}})", "{{instance}} {{queue}}"),
         ),
         graph(
             "CPU",
             "percentunit",
-            "1 is one core; kvbus relays on one.",
+            "CPU time of the process: 100 % is one core. kvbus relays on one core.",
             (f"rate(process_cpu_seconds_total{{{TARGET}}}[$__rate_interval]) {OURS}", "{{instance}}"),
         ),
-        graph("Memory", "bytes", "Resident.", (f"process_resident_memory_bytes{{{TARGET}}} {OURS}", "{{instance}}")),
+        graph(
+            "Memory",
+            "bytes",
+            "Resident memory of the process.",
+            (f"process_resident_memory_bytes{{{TARGET}}} {OURS}", "{{instance}}"),
+        ),
         graph(
             "Open files",
             "percentunit",
-            "Of what the process may open.",
+            "Share of the process's limit of open files.",
             (
                 f"(process_open_fds{{{TARGET}}} / process_max_fds{{{TARGET}}}) {OURS}",
                 "{{instance}}",
@@ -467,7 +493,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Running for",
             "s",
-            "Since the process started.",
+            "Time since the process started.",
             (f"(time() - process_start_time_seconds{{{TARGET}}}) {OURS}", "{{instance}}"),
         ),
         graph(
@@ -488,7 +514,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Engines found",
             "short",
-            "What each discovery lists, what of it is no source, and whether it can be asked at all (failing: 1).",
+            "Engines that each discovery lists, engines that are left out, and whether the discovery fails (1).",
             (f"kvbus_discovery_engines{{{TARGET}}}", "{{instance}} {{discovery}} found"),
             (f"kvbus_discovery_left_out{{{TARGET}}}", "{{instance}} {{discovery}} left out: {{reason}}"),
             (f"kvbus_discovery_failing{{{TARGET}}}", "{{instance}} {{discovery}} failing"),
@@ -496,7 +522,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Found engines that come and go",
             "short",
-            "Sources that joined, left or moved to another address; changes refused, and attempts to ask that failed.",
+            "Sources that joined, left or moved to another address, refused changes, and failed requests.",
             (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
             (f"kvbus_discovery_records_total{{{TARGET}}}", "{{instance}} {{discovery}} records {{reason}}"),
@@ -504,13 +530,13 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Logs read for routers",
             "s",
-            "Time since the newest moment up to which everything was read that the log had then; about 1 s is level.",
+            "Age of the newest moment up to which kvbus has read the complete log. About 1 s is normal.",
             (f"kvbus_discovery_lag_seconds{{{TARGET}}}", "{{instance}} {{discovery}}"),
         ),
         graph(
             "In front of the engine's API",
             "cps",
-            "Requests by outcome, and connections that kvbus closed (too many, or one that says nothing).",
+            "Requests by outcome, and connections that kvbus closed (too many, or a silent client).",
             (rate("kvbus_front_requests_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
             (
                 rate("kvbus_front_connections_closed_total", TARGET, "instance, reason"),
@@ -520,27 +546,27 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Connections to the front",
             "short",
-            "Open connections, and their maximum.",
+            "Open connections to kvbus's API proxy, and their maximum.",
             (f"kvbus_front_connections{{{TARGET}}}", "{{instance}} open"),
             (f"kvbus_front_connections_limit{{{TARGET}}}", "{{instance}} limit"),
         ),
         graph(
             "In front of the engine's gRPC API",
             "cps",
-            "Calls by outcome.",
+            "Calls to kvbus's gRPC proxy, by outcome.",
             (rate("kvbus_front_grpc_calls_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
         ),
         graph(
             "Calls at the gRPC front",
             "short",
-            "Open calls, and their maximum.",
+            "Open calls at kvbus's gRPC proxy, and their maximum.",
             (f"kvbus_front_grpc_calls{{{TARGET}}}", "{{instance}} under way"),
             (f"kvbus_front_grpc_calls_limit{{{TARGET}}}", "{{instance}} limit"),
         ),
         graph(
             "Views",
             "short",
-            "Different rights of the owners of keys; and stores that views leave out, a second.",
+            "Number of views, one for each set of rights, and stores withheld from views, per second.",
             (f"kvbus_output_views{{{OUTPUT}}}", f"{OF_OUTPUT}"),
             (f"kvbus_views_limit{{{TARGET}}}", "{{instance}} limit"),
             (
@@ -551,7 +577,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Reloads",
             "short",
-            "Configurations read again and key files found changed, since the start; whether the newest is refused.",
+            "Reloads of configuration and key files since the start, and whether the newest file is refused.",
             (f"kvbus_config_reloads_total{{{TARGET}}}", "{{instance}} configuration {{outcome}}"),
             (f"kvbus_config_refused{{{TARGET}}}", "{{instance}} configuration refused now"),
             (f"kvbus_key_reloads_total{{{TARGET}}}", "{{instance}} keys {{outcome}}"),
@@ -559,7 +585,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "HTTP closed and refused",
             "cps",
-            "Connections closed (too many at once, or one that reads nothing), and requests for token ids refused.",
+            "Connections that kvbus closed (too many, or a stalled client), and refused requests for token ids.",
             (rate("kvbus_http_connections_closed_total", TARGET, "instance, reason"), "{{instance}} closed {{reason}}"),
             (rate("kvbus_http_refused_total", TARGET, "instance, reason"), "{{instance}} refused {{reason}}"),
         ),
