@@ -42,16 +42,17 @@ _ENGINE: Final = ("group: ome.io, kind: InferenceService", "enabled", "spec.engi
 """A target, as in ``TARGETS``, in which a pod's spec and its labels are side by side, without a template."""
 
 _ABOUT: Final = """\
-# kvbus for NAME in every workload with the label kvbus=enabled (a LeaderWorkerSet has it in its leaders, and with
-# kvbus=workers in its workers). The engine publishes to tcp://127.0.0.1:15557 and serves replay at
-# tcp://127.0.0.1:15657 (rank r at port + r). WHERE
+# Adds kvbus for NAME to every workload with the label kvbus=enabled. A LeaderWorkerSet with this label gets kvbus in
+# its leaders, and one with kvbus=workers in its workers. The engine must publish to tcp://127.0.0.1:15557 and serve
+# replay at tcp://127.0.0.1:15657 (rank r at port + r). WHERE
 """
 _WHERE: Final = "Routers find events at {0[kv-events]} and replay at {0[kv-replay]} of the pod."
 _INTERPOSED: Final = "A program that derives its address from the engine's flag finds kvbus there, too."
 
 
 _AND_THEN: Final = """\
-# the template has served: in what is built of several kustomizations a second one of its name would be refused
+# The template is not needed any more. If a build has several of these components, kustomize would refuse a second
+# template of the same name.
 transformers:
   - |
     apiVersion: builtin

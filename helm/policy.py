@@ -18,9 +18,10 @@ _CONTAINER: Final = "spec.initContainers"
 _MAPS: Final = ("limits", "requests")
 
 _ABOUT: Final = """\
-# kvbus in every pod with the label kvbus/inject=true, whatever created the pod. No webhook, no certificates. From
-# Kubernetes 1.36 on; in 1.34 and 1.35 say v1beta1 in both objects, and switch on the API server's feature gate
-# MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1. You configure where the engine publishes.
+# Adds kvbus to every pod with the label kvbus/inject=true, whatever created the pod. It needs no webhook and no
+# certificates, but Kubernetes 1.36. In 1.34 and 1.35, write v1beta1 in both objects, and enable the API server's
+# feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1. The policy does not
+# configure the engine: set the engine's endpoints so that it publishes to kvbus.
 #
 #   sed 's|kvbus:0.1.0|REGISTRY/kvbus:0.1.0|' policy.yaml | kubectl apply -f -
 #

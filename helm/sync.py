@@ -297,8 +297,8 @@ _OF_THE_RELEASE: Final = "app.kubernetes.io/"
 
 
 _KSERVE: Final = """\
-# An LLMInferenceServiceConfig of KServe: an LLMInferenceService says `baseRefs: [{name: kvbus}]`. It has
-# llm-d's preset, on the ports where its router looks. KServe fills in the model's name.
+# An LLMInferenceServiceConfig of KServe. An LLMInferenceService includes it with `baseRefs: [{name: kvbus}]`. It has
+# the preset for llm-d, with the ports at which llm-d's router looks. KServe fills in the model's name.
 """
 
 
