@@ -1,4 +1,7 @@
-"""Checks of addresses: two listeners at one address, ports above 65535, and wildcard hosts of peers."""
+"""Checks of the addresses in a configuration.
+
+They reject two listeners at one address, ports above 65535, and wildcard hosts in endpoints that kvbus connects to.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An address at which a process listens.
+    """An address at which a process listens, according to the configuration.
 
     Attributes:
         key: the configuration key of the endpoint.
-        who: the rank, stream or section that the address belongs to, for a message.
+        who: the rank, stream or section that the address belongs to, as a text for error messages.
         address: the address.
-        ours: whether kvbus is the listener. Otherwise it is the peer that kvbus connects to.
+        ours: whether kvbus is the listener. Otherwise the listener is a peer to which kvbus connects.
     """
 
     key: Path
@@ -31,7 +34,7 @@ class _Claim:
     address: Address
     ours: bool
     both: bool = False
-    """Whether a source and an output may share the listener.
+    """Whether a source and an output may share the listener, which is the case with ``interpose``.
 
     It is true for a source that kvbus binds, and for an output with ``interpose``.
     """
@@ -55,11 +58,14 @@ class _Claim:
         )
 
     def shares(self, other: _Claim) -> bool:
-        """Return whether two sources read the same socket of an engine."""
+        """Return whether both addresses are of sources that connect to the same socket of an engine."""
         return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
 
     def mixes(self, other: _Claim) -> bool:
-        """Return whether a topic exists that begins with the topic prefixes of both sources."""
+        """Return whether one topic can begin with the topic prefixes of both sources.
+
+        Then both sources would get the batches of this topic.
+        """
         mine, theirs = self.topic or "", other.topic or ""
         return mine.startswith(theirs) or theirs.startswith(mine)
 
@@ -141,13 +147,13 @@ def _claims(found: Findings) -> Iterable[_Claim]:
 def _run(
     found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool, topic: str | None = None
 ) -> Iterable[_Claim]:
-    """Yield a claim for each rank or stream that one endpoint key describes. Report a port above 65535.
+    """Yield the address of each rank or stream that one endpoint key describes. Report a port above 65535.
 
     Args:
-        found: the configuration, and the list of problems.
-        key: the key of the endpoint. Rank or stream n is at its port + n.
+        found: the configuration that is checked, and the list to which problems are added.
+        key: the path of the endpoint key. Rank or stream n has the port of this endpoint plus n.
         numbers: the numbers of the ranks or streams.
-        unit: ``rank`` or ``stream``, for a message.
+        unit: the word ``rank`` or ``stream``, for error messages.
         ours: whether kvbus listens at the endpoint.
         both: whether a source and an output may share the listener.
         topic: the topic prefix of a source whose engine kvbus connects to; None for every other endpoint.

@@ -119,8 +119,8 @@ def _tokens(found: Findings) -> None:
 def _snapshots(found: Findings) -> None:
     """Reject snapshots of a source without a replay endpoint, and snapshots for routers that cannot read them.
 
-    Without a replay, a gap of one batch would cost a complete snapshot. An output with snapshots sends sequence frames
-    of 24 bytes, for which some routers drop the batch.
+    Without a replay endpoint, kvbus would have to request a complete snapshot for a gap of one batch. An output with
+    snapshots sends sequence frames of 24 bytes, and some routers drop batches with such frames.
     """
     for i, source in enumerate(found.config.sources):
         keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
@@ -139,10 +139,10 @@ def _snapshots(found: Findings) -> None:
 
 
 def _discovery(found: Findings) -> None:
-    """Check a configuration in which an entry has ``discover``.
+    """Check a configuration in which an entry of ``sources`` has ``discover``.
 
-    Beside ``discover``, keys that are specific to one engine are rejected. Fixed slots and a port for each source are
-    rejected too, because discovery assigns slots when it finds engines.
+    Such an entry may not have keys that are specific to one engine. The other entries may not have fixed slots, and
+    outputs may not have a port for each source, because discovery assigns slots when it finds engines.
     """
     sources = found.config.sources
     finding = [i for i, source in enumerate(sources) if source.discover is not None]
@@ -215,7 +215,7 @@ def _number_of_sources(found: Findings) -> None:
 
 
 def _curve(found: Findings) -> None:
-    """Reject an incomplete set of CURVE keys. With it, every peer could connect, or no peer could."""
+    """Reject an incomplete set of CURVE keys. With an incomplete set, every peer could connect, or no peer could."""
     for i, source in enumerate(found.config.sources):
         dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
         _curve_keys(found, ("sources", i), source, dials=dials, binds=source.bind)
@@ -228,8 +228,8 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
     """Check the CURVE keys of one source or output.
 
     Args:
-        found: the configuration, and the list of problems.
-        section: the path of the source or output.
+        found: the configuration that is checked, and the list to which problems are added.
+        section: the key path of the source or output, such as ``outputs[0]``.
         at: the source or output.
         dials: whether kvbus connects to an endpoint of this section. Then the peer's public key is needed.
         binds: whether kvbus binds an endpoint of this section. Then the public keys of the clients are needed.
@@ -255,7 +255,10 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
 
 
 def _libsodium(found: Findings) -> None:
-    """Reject CURVE keys of a ZeroMQ output, and of a source with ``bind``, if libsodium is not installed."""
+    """Reject CURVE keys of a ZeroMQ output, and of a source with ``bind``, if libsodium is not installed.
+
+    These endpoints use kvbus's own implementation of ZMTP, which needs libsodium for CURVE.
+    """
     if parts.has_libsodium():
         return
     config = found.config
@@ -284,7 +287,7 @@ _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_
 def _interposed(found: Findings) -> None:
     """Check the outputs with ``interpose``.
 
-    Engines must be able to connect to them, and each needs sources at its address.
+    Engines must be able to connect to such an output, and there must be a source at each of its addresses.
     """
     for i, output in enumerate(found.config.outputs):
         at: Path = ("outputs", i)
@@ -363,10 +366,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def _fronted(found: Findings) -> None:
-    """Check the keys ``front`` and ``front_grpc``.
+    """Check the keys ``front`` and ``front_grpc``, which configure proxies in front of an engine's API.
 
-    A proxy must not send requests to itself. It must be clear which source its engine is. Its output must have
-    endpoints that clients can use.
+    A proxy must not send requests to itself. It must be clear which source belongs to the engine behind the proxy. The
+    output that the proxy announces must have endpoints that clients can use.
     """
     for key, front in (("front", found.config.front), ("front_grpc", found.config.front_grpc)):
         if front is None or not found.sound((key,)):
@@ -535,9 +538,6 @@ def _llm_d(found: Findings, key: Path, instead: str) -> None:
 
 
 def _names_pod_and_model(topic: str) -> bool:
-    """Return whether llm-d's router finds a pod and a model in a topic.
-
-    It subscribes to topics that begin with ``kv@``.
-    """
+    """Return whether llm-d's router finds a pod and a model in a topic, which must have the form ``kv@POD@MODEL``."""
     parts = topic.split("@")
     return len(parts) == _LLM_D_PARTS and parts[0] == "kv" and all(parts)

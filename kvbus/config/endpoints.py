@@ -45,7 +45,7 @@ class Address:
         return self.is_ipc or is_loopback(self.host)
 
 
-@functools.lru_cache(maxsize=256)  # the HTTP port calls this three times for each request
+@functools.lru_cache(maxsize=256)  # cached, because the HTTP port calls this three times for each request
 def is_loopback(host: str) -> bool:
     """Return whether only processes on this machine (or in this pod) can reach a host.
 

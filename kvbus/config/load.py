@@ -26,7 +26,8 @@ PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE"})
 """Variables that set options of commands. They are not configuration keys."""
 
-# Kubernetes sets such variables in every container, for each Service of the namespace. A Service may be named kvbus.
+# Kubernetes sets these variables in every container for each Service of the namespace. A Service may be named kvbus, so
+# kvbus must ignore them.
 _SERVICE: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
 _SERVICE_PORT: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
@@ -34,10 +35,10 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 _DELIMITER: Final = "__"
 _LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
 _BEGINS: Final = frozenset({"endpoint", "discover"})
-"""Keys of a list element. A new element has at least one of them. Otherwise its index was probably mistyped."""
+"""Keys of which a new list element has at least one. If it has none, its index was probably mistyped."""
 
 Look = Callable[[Config], Iterable[Problem]]
-"""A function that checks the files and directories that a configuration names, on this machine."""
+"""A function that checks the files and directories of this machine that a configuration names. It returns problems."""
 
 
 def load(
@@ -101,7 +102,7 @@ class _Layers:
                 hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
                 wrong = removed_key(path) or f"no such variable{hint}"
                 self.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
-        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # apply a list before its elements
+        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # lists before their elements
             self._give(path, value, name)
 
     def add_overrides(self, overrides: Mapping[str, Any]) -> None:
@@ -143,14 +144,17 @@ class _Layers:
         self.origins[path] = origin
 
     def with_lists(self) -> dict[Any, Any]:
-        """Return the values with lists in place of the mappings by index."""
+        """Return the values with real lists.
+
+        Each mapping by index (``{"0": ..., "1": ...}``) is converted to a list.
+        """
         indexed = {name: value for name, value in self.data.items() if name in _LISTS and _is_indexed(value)}
         return {**self.data, **{name: self._listed(name, elements) for name, elements in indexed.items()}}
 
     def _listed(self, name: str, elements: dict[str, Any]) -> list[Any]:
-        """Return the elements of a list in order.
+        """Return the elements of one list in the order of their indexes.
 
-        Elements after a missing index are reported, and elements whose index was probably mistyped.
+        Report each element that comes after a missing index, and each element whose index was probably mistyped.
         """
         items: list[Any] = []
         while str(len(items)) in elements:
@@ -192,7 +196,8 @@ def variable(path: paths.Path) -> str:
 def _is_service_link(name: str, value: str) -> bool:
     if _SERVICE.fullmatch(name) or _SERVICE_LINK.fullmatch(name):
         return True
-    # KVBUS_HTTP_PORT=9477 is a mistake to report, but KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 was set by Kubernetes
+    # KVBUS_HTTP_PORT=9477 is a mistake of the user, and is reported. KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 was set by
+    # Kubernetes, and is ignored.
     return bool(_SERVICE_PORT.fullmatch(name)) and value.startswith(("tcp://", "udp://", "sctp://"))
 
 
@@ -201,8 +206,8 @@ def _validated(
 ) -> tuple[Config | None, list[Problem]]:
     """Validate the values. Return the configuration and all problems.
 
-    An invalid value is replaced by its default, so that the other values can be checked too. If this is still not a
-    valid configuration, None is returned in its place.
+    An invalid value is replaced by its default, so that the other values can be checked too. If the configuration is
+    not valid even then, None is returned instead of it.
     """
     bad: dict[paths.Path, Problem] = {}
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
 """The types of outputs that write to a log, each with its display name.
 
-The type is also the name of the section of keys.
+The type is also the name of the section with the keys for this log, such as ``outputs[].kafka``.
 """
 
 PORTS: Final = {"kafka": 9092, "nats": 4222, "redis": 6379}
@@ -78,7 +78,7 @@ class LogKeys(LogAccess):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of an output that writes to a log, with the defaults of such outputs for absent keys."""
+    """Return the values in ``data`` of an output that writes to a log. Absent keys get the defaults of such outputs."""
     said = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
     return {**said, **data}
 
@@ -138,8 +138,8 @@ def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
     """Yield a problem for each absent key that another key of the section requires.
 
     Args:
-        section: the name of the section.
-        keys: the keys of the section.
+        section: the name of the section, for the problem.
+        keys: the keys of the section and their values.
     """
     fields = type(keys).model_fields
     for name, others in NEEDED.items():
@@ -164,9 +164,10 @@ def _name(marks: str, max_length: int | None = None) -> AfterValidator:
 
 
 MAX_TOPIC: Final = 240
-"""Maximum length of a topic's name, in characters.
+"""Maximum length of the name of a Kafka topic, in characters.
 
-Kafka's limit is 249, and the topic of the pointers adds ``-pointers``.
+Kafka's limit is 249. kvbus appends ``-pointers`` to the name for a second topic, which holds the entries from which
+readers start.
 """
 TopicName = Annotated[str, _name("._-", MAX_TOPIC)]
 StreamName = Annotated[str, _name("_-")]
@@ -249,7 +250,7 @@ AS_WRITTEN: Final[dict[str, Any]] = {
 }
 """Keys that must have these values if sources are read from a log.
 
-With other values, kvbus would change the content.
+With other values, kvbus would change the events of the log before routers get them.
 """
 
 
@@ -273,7 +274,7 @@ def numbered(config: Config) -> tuple[OutputConfig, ...]:
 
 
 def sources_of_a_log(found: Findings) -> None:
-    """Reject settings with which the seqs or the content of a log would change on the way to routers."""
+    """Reject settings with which routers would get other seqs or other events than those in the log."""
     config = found.config
     read = [settings_of(source) for source in config.sources]
     logged = [settings for settings in read if settings is not None]

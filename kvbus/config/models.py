@@ -177,7 +177,8 @@ class SourceStream:
         topic: the prefix of the engine's topic.
         clears: the blocks that an AllBlocksCleared of the engine removes. See ``SourceConfig.clears``.
         duplicates: how many removals end a block that was stored several times. See ``Config.duplicates``.
-        index: the slot of the source. ``OutputConfig.stream_endpoints(index)`` returns its endpoints on an output.
+        index: the slot of the source. ``OutputConfig.stream_endpoints(index)`` returns the endpoints at which an output
+            sends this stream.
         found: the ``discover`` entry and the place where it found the engine; empty for a configured source.
         interposed: whether routers connect to ``endpoint`` too.
         shared: whether another source has the same ``endpoint`` or ``replay_endpoint``.
@@ -413,9 +414,10 @@ class Config(Section):
         return made
 
     def as_written(self, text: str) -> str:
-        """Replace key paths in a text by those that the user has written.
+        """Replace key paths in a text by the key paths that the user has written.
 
-        ``interpose`` adds a source and an output. Their keys are replaced by the keys of ``interpose``.
+        ``interpose`` adds a source and an output, whose keys are not in the user's file. Their key paths are replaced
+        by those of ``interpose``.
         """
         if self._interpose_at is None:
             return text
@@ -435,9 +437,9 @@ class Config(Section):
         return None if self.http is None else parse_address(self.http)
 
     def sections(self, sources: Iterable[SourceConfig]) -> list[str]:
-        """Return the key path of each source in this configuration, such as ``sources[0]``.
+        """Return the key path of each of these sources in the configuration, such as ``sources[0]``.
 
-        A discovered engine has the path of the entry that has found it.
+        A discovered engine has the path of the ``sources`` entry that has found it.
         """
         positions = {source.name: index for index, source in enumerate(self.sources)}
         names = [each.where.partition(":")[0] if isinstance(each, FoundSource) else each.name for each in sources]
@@ -506,11 +508,10 @@ def _sockets(stream: SourceStream) -> set[str]:
 
 
 def further_ranks(config: Config) -> dict[int, SourceStream]:
-    """Return a stream at the port after each source's last rank, by the source's position.
+    """Return, for each source, a stream at the port after its last rank. The key is the source's position.
 
-    The engine may have a rank there.
-
-    A source is left out if that port is an endpoint of this configuration, or if the source has no fixed ports.
+    kvbus looks there for a rank of the engine that is not configured. A source is left out if that port is an endpoint
+    of this configuration, or if the source has no fixed ports.
     """
     streams, found = config.streams(), {}
     ports = {at.rpartition(":")[2] for stream in streams for at in _endpoints(config, stream)}
@@ -527,7 +528,7 @@ def further_ranks(config: Config) -> dict[int, SourceStream]:
 
 
 def _endpoints(config: Config, stream: SourceStream) -> Iterator[str]:
-    """Yield the endpoints of a source's stream, and the endpoints of its streams on the outputs."""
+    """Yield the endpoints at which kvbus reads a source's stream, and those at which the outputs send it."""
     ours = [each for output in config.outputs for each in output.stream_endpoints(stream.index)]
     yield from filter(None, (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint, *ours))
 

@@ -1,4 +1,7 @@
-"""The notes of ``kvbus check`` about a valid configuration: who has access, and whose views may be inexact."""
+"""The notes of ``kvbus check`` about a valid configuration.
+
+They state who has access to each port, and which routers may have a wrong view of the live blocks.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,10 @@ def _replays(config: Config) -> list[str]:
 
 
 def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
-    """Return the largest number of streams that routers of an output treat as one pod.
+    """Return the largest number of streams of an output that its routers treat as one pod.
 
-    If routers read the pod from the topic, streams with the same topic are one pod. Otherwise all streams are one pod.
+    Routers that read the pod from the topic treat streams with the same topic as one pod. All other routers treat all
+    streams as one pod.
     """
     by_topic = PROFILES[output.profile].topics == "pod and model"
     pods = Counter(

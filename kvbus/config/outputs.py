@@ -212,7 +212,7 @@ class OutputConfig(Section):
         return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
-        """Return the endpoints of the stream in slot ``i``.
+        """Return the endpoints at which this output sends the stream of the source in slot ``i``.
 
         They depend on the slot only with ``layout: per_source``.
         """

@@ -1,7 +1,8 @@
-"""Optional parts of kvbus. A part is a folder of code that an entry point registers.
+"""Optional parts of kvbus. A part is a folder of code that is registered as a Python entry point.
 
-If a part needs a library, an extra of the package installs it. Drivers of outputs register in the entry point group
-``kvbus.outputs``, discoverers in ``kvbus.discovery``, and proxies in front of an engine's API in ``kvbus.fronts``.
+If a part needs a library, an extra of the package kvbus installs it. Drivers of outputs register in the entry point
+group ``kvbus.outputs``, discoverers in ``kvbus.discovery``, and proxies in front of an engine's API in
+``kvbus.fronts``.
 
 A configuration is rejected if it names a part that is not registered, or a part whose library is not installed.
 """
@@ -35,7 +36,7 @@ def has_libsodium() -> bool:
 
 
 def missing(group: str, name: str) -> str:
-    """Return a sentence about the package that a part needs but that is not installed; empty if nothing is missing.
+    """Return a sentence about the package that a part needs and that is not installed; empty if none is missing.
 
     The extra that installs the package has the same name as the part.
     """

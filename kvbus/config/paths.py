@@ -68,9 +68,9 @@ def show(path: Iterable[str | int]) -> str:
 
 
 def model_at(path: Path) -> type[BaseModel] | None:
-    """Return the model of the section at a path; None if there is no section.
+    """Return the pydantic model of the section at a key path; None if there is no section at this path.
 
-    The empty path is the complete configuration.
+    The empty path is that of the complete configuration.
     """
     match path:
         case ():
@@ -91,14 +91,14 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def is_structure(path: Path) -> bool:
-    """Return whether the value at a path is a list or a mapping, and not a single value."""
+    """Return whether the value at a key path is a list or a mapping, and not a single value."""
     if len(path) == 3 and path[-1] in PARTS:
         return True
     return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
 
 
 def is_known(path: Path) -> bool:
-    """Return whether a path is a configuration key, or an element of a list."""
+    """Return whether a key path names a configuration key, or an element of a list."""
     match path:
         case (str(name), int()) if name in PLAIN_LISTS:
             return True

@@ -110,7 +110,8 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_replay(cls, data: Any) -> Any:
-        # If the user has set another endpoint, the default replay endpoint may belong to another engine.
+        # Only the default endpoint gets the default replay endpoint. Beside another endpoint, it might belong to
+        # another engine.
         if isinstance(data, dict) and "endpoint" not in data and data.get("discover") is None:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
@@ -134,14 +135,17 @@ class SourceConfig(Section):
 
 
 class FoundSource(SourceConfig):
-    """A discovered engine. It has the keys of the entry that has found it, and endpoints for each rank."""
+    """A discovered engine. It has the keys of the ``sources`` entry that has found it, and endpoints for each rank."""
 
     ranks: tuple[FoundRank, ...] = ()
     where: str = ""
     """The ``discover`` entry, and a text about the place where it found the engine."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return the rank and the slot of each rank. A worker that already has another slot later keeps that slot."""
+        """Return each rank with a slot, counted from ``first``.
+
+        If the worker has had another slot before, kvbus later replaces the slot by that one.
+        """
         return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:

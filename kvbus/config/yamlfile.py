@@ -64,7 +64,7 @@ def parse(text: str, name: str) -> YamlFile:
     try:
         root = YAML(typ="safe", pure=True).compose(text)
         loader = YAML(typ="safe", pure=True)
-        loader.allow_duplicate_keys = True  # `_Walk` reports all duplicates, the loader only one
+        loader.allow_duplicate_keys = True  # because `_Walk` reports all duplicates, and the loader only one
         data = loader.load(text)
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark
@@ -110,7 +110,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # the models reject it, and their message contains the key
+                    continue  # the models reject this key, and their message contains it
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:
