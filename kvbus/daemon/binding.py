@@ -21,10 +21,10 @@ def explained(
     """Add a finding's configuration key and remedy to each `BindError` that is raised in the ``with`` block.
 
     Args:
-        kind: the finding, such as "cannot listen".
+        kind: the kind of the finding, such as "cannot listen".
         at: the section of the configuration with the address, such as ``outputs[0]``.
         name: the key of the address in that section.
-        names: for endpoints whose key is not ``name``, the key by endpoint.
+        names: the keys of endpoints whose key is not ``name``, by endpoint.
         written: returns a configuration key as the operator has written it.
     """
     try:

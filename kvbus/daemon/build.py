@@ -146,7 +146,7 @@ def output_spec(
     merged = output.layout == "merged"
     workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
-        first = workers[min(workers)] if workers else Worker("", 0)  # discovery has found no source yet
+        first = workers[min(workers)] if workers else Worker("", 0)  # a placeholder until discovery has found a source
         new = [new_stream(config, view, first, reservations.first(number, 0), runtime)]
     else:
         served = workers | (dict(gone) if output.layout == "per_topic" else {})
@@ -200,7 +200,7 @@ def add_reservations(
 ) -> None:
     """Find or create the seq reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
-    if layout == "merged":  # a merged output has its one stream even if discovery has not found a source yet
+    if layout == "merged":  # its one stream needs a reservation even before discovery has found a source
         reservations.add(number, 0, _stream_name(config, view, 0))
         return
     gone = set(placement.gone)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 1.0
 FIRST_ANSWER_S: Final = 5.0
-"""Seconds after the start in which discovery can find its first engine. Then a finding says that there is no engine."""
+"""Seconds after the start for which kvbus waits for the first engine that discovery finds.
+
+After this time, a finding says that discovery has found no engine.
+"""
 
 
 class BusLog:
@@ -37,7 +40,7 @@ class BusLog:
         self._next = -inf
 
     def look(self, now: float) -> None:
-        """Log the findings that have begun, changed or ended, if the last check was a second ago.
+        """Log the findings that have begun, changed or ended, unless the last check was less than a second ago.
 
         Args:
             now: the time of the event loop's clock, in seconds.

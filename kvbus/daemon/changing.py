@@ -64,7 +64,7 @@ class Change:
 
     @property
     def replaced(self) -> tuple[SourceStream, ...]:
-        """The streams whose sources begin with an empty index and a new epoch."""
+        """The streams of the changed and added sources. These sources begin with an empty index and a new epoch."""
         return *self.changed, *self.added
 
 
@@ -105,9 +105,9 @@ def _same(one: SourceStream, other: SourceStream) -> bool:
 
 
 def _moved(one: SourceStream, other: SourceStream) -> bool:
-    """Return whether two streams are of one found engine at two addresses.
+    """Return whether two streams are of one engine that discovery has found at two addresses.
 
-    Both must have a replay endpoint, or neither.
+    Both streams must have a replay endpoint, or neither.
     """
     if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
         return False
@@ -167,7 +167,8 @@ class Changes:
             self._replace(stream)
         if change.replaced or change.removed:
             for number in range(len(daemon.outputs.drivers)):
-                # A view may select sources by name, so the sources that a router may see depend on the names.
+                # A view may be limited to sources with certain names. So the streams that each router may read have
+                # changed, and the driver needs the new rules.
                 if daemon.views.of_output(number):
                     daemon.outputs.drivers[number].allow(daemon.output_policy(number))
             daemon.serve_views()
@@ -273,9 +274,9 @@ class Changes:
         return changed
 
     def _place_views(self, changed: list[int]) -> None:
-        """Serve the changed views.
+        """Make the relay create the streams of the changed views, and serve these views to routers.
 
-        The routers that read these views before are already disconnected.
+        Routers that read the previous views of the same numbers are already disconnected.
         """
         daemon = self._daemon
         commands: list[Command] = []
@@ -291,14 +292,14 @@ class Changes:
         daemon.carry_out(commands)
 
     def _make_room(self, change: Change) -> Placement:
-        """Close the topic streams of workers whose slots other workers get.
+        """Close the streams of removed workers whose slots new workers get, on outputs with ``layout: per_topic``.
 
         Connected routers get AllBlocksCleared on such a stream before it closes. A router that connects later does not
         get these streams.
 
         Returns:
-            The placement of ``change`` with the seqs that these workers have reached. A worker that returns begins
-            after them.
+            The placement of ``change`` with the seqs that the removed workers have reached. A worker that returns
+            begins after them.
         """
         daemon = self._daemon
         if all(output.layout == "per_source" for output in daemon.config.outputs):
@@ -314,7 +315,8 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        # store the placement first: after a kill, the reservations of workers that have lost their slots may be missing
+        # Store the placement, which contains the reached seqs, before the reservations of these workers are removed.
+        # Otherwise these seqs would be lost if kvbus were killed in between.
         keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:
@@ -325,7 +327,7 @@ class Changes:
     def _open_streams(self, change: Change, placement: Placement) -> None:
         """Open the outgoing streams of added sources on all outputs.
 
-        If one cannot be opened, close the opened ones again.
+        If a stream cannot be opened, close the streams that this call has opened before it.
         """
         daemon = self._daemon
         config = change.config
@@ -342,7 +344,7 @@ class Changes:
                 by_topic = layout == "per_topic"
                 for stream in change.replaced if by_topic else change.added:
                     if by_topic and stream.index in driver.streams:
-                        continue  # the stream of this topic has been open since an earlier source of the same worker
+                        continue  # an earlier source of the same worker has opened the stream of this topic
                     worker = worker_of(config, stream)
                     add_reservation(daemon.reservations, config, view, number, placement, worker)
                     topic = topic_of(config, config.outputs[view.output], worker) or b""

@@ -163,7 +163,8 @@ class Daemon:
     def _begin_state(self) -> None:
         """Start writing the state to disk.
 
-        By now all endpoints are bound, so no other process needs the state on disk.
+        All endpoints are bound before this call. So no other kvbus with the same endpoints is running and using the
+        state on disk.
         """
         if self.state is None:
             return
@@ -177,10 +178,10 @@ class Daemon:
     async def start(self) -> None:
         """Bind the outputs, and then connect to the engines.
 
-        The outputs are first, so that routers get every batch that the engines have sent meanwhile. The daemon begins
-        to write its state only after all sockets are open, so a process that cannot bind does not change the state on
-        disk. Between the first of these sockets and the state there is no ``await``, so every relayed batch is in the
-        state.
+        The outputs are bound first, so that routers can connect before the first batch of an engine arrives. The daemon
+        begins to write its state only after all sockets are open, so a process that cannot bind does not change the
+        state on disk. There is no ``await`` between the opening of the outputs and the begin of the state, so every
+        relayed batch is in the state.
 
         Raises:
             BindError: an endpoint or the HTTP address cannot be bound. All sockets are closed again.
@@ -237,9 +238,9 @@ class Daemon:
     def awaited(self) -> str:
         """The reason why kvbus is not ready for routers, such as ``starting``; empty if it is ready.
 
-        Disconnected engines do not matter: in a native sidecar, kvbus's readiness is part of its pod's, and a gap must
-        not stop the engine. An aggregator is ready only after it has read the log to its end. Until then, another
-        aggregator serves.
+        A disconnected engine does not make kvbus unready. In a native sidecar, kvbus's readiness is a part of the pod's
+        readiness, and a gap in the event stream must not take the engine out of service. An aggregator is ready only
+        after it has read the log to its end. Until then, another aggregator serves the routers.
         """
         if not self.started:
             return "starting"
@@ -290,7 +291,10 @@ class Daemon:
         self.widen()
 
     def widen(self) -> None:
-        """Record, in the seq reservation of each merged output and view, how many slots exist."""
+        """Record, in the seq reservation of each merged output and view, how many slots exist.
+
+        The next process needs the number, because routers may still know the ranks of all these slots.
+        """
         for number, view in enumerate(self.views.all):
             if not view.closed and self.config.outputs[view.output].layout == "merged":
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
@@ -510,7 +514,7 @@ class Daemon:
         await self.outputs.drain(CLOSING)
         if self.state is not None:
             self.state.close()
-        # if the start has failed, no seq was used
+        # if the start has failed, no seq was used, and the reservations stay unchanged
         self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._close_store()
         await self.engine_sockets.close()

@@ -227,7 +227,7 @@ class Discovery:
                     await self._apply()
                 except Exception as error:
                     report_out_of_memory(error)
-                    if self._put_off(f"a defect, {error!r}"):  # the defect may be a third-party discoverer's
+                    if self._put_off(f"a defect, {error!r}"):  # go on, because it may be a discoverer's
                         log.exception("discovery: the defect")
             if not self._changed.is_set() and not self._refusal:
                 self._settled_at = self._loop.time()

@@ -82,7 +82,7 @@ class EngineWatch:
             return
         for slot in self._slots(name):
             source = sources[slot]
-            # If batches have arrived during the request, the engine may have woken up after its answer.
+            # If batches have arrived during the request, do not clear: the engine may have woken up after its answer.
             if source.normalizer.entries and source.stats.batches == before.get(slot):
                 log.info("source %s: the engine sleeps, so its blocks are cleared", name, extra={"source": name})
                 self._feed(EngineEmptied(slot))

@@ -30,7 +30,7 @@ class Listed:
     """The engines that the discoverer of one ``sources`` entry has found.
 
     Attributes:
-        engines: the engines on the newest list, and the engines that are removed later, by name.
+        engines: the engines on the newest list, and the engines that are missing from it but not removed yet, by name.
         leaving: the time of removal of each engine that is missing from the newest list, by name.
     """
 
@@ -215,7 +215,7 @@ class FoundFile:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("the stored list of engines is damaged (%s): discovery begins without it", error)
             return {}
-        # an engine without a publisher cannot be a source
+        # ignore an engine without a publisher, because it cannot be a source
         return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
 
     def keep(self, found: FoundEngines) -> None:

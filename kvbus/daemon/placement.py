@@ -3,8 +3,8 @@
 A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps its slot when other workers are
 added or removed. A removed worker keeps its slot too. So its numbering continues when it returns, and routers that were
 disconnected meanwhile learn that its blocks are gone. If there are ``limits.max_sources`` workers, a new worker gets
-the slot of the worker that was removed first. If an output has a port for each source, the slots follow the list,
-because the routers' ports follow the list.
+the slot of the worker that was removed first. If an output has a port for each source, the slots follow the order of
+the configured sources, because the routers' ports follow this order.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
     left: list[Worker] = []
     for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
         own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
-        # an earlier configuration may have had different topics for two workers that have the same topic now
+        # Two removed workers may have the same topic now, because an earlier configuration had other topics. Only the
+        # first of them keeps its slot.
         if before.slots[worker] not in taken and topics.keys().isdisjoint(own):
             topics |= dict.fromkeys(own, worker)
             left.append(worker)
@@ -206,7 +207,7 @@ def keep_placement(reservations: SeqReservations, config: Config, placement: Pla
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:
-    """Return a placement that also records which seqs workers have reached that lost their slots.
+    """Return a placement that also records the seqs which workers reached before they lost their slots.
 
     Args:
         placement: the placement.

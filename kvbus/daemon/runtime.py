@@ -20,9 +20,10 @@ from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
-"""Maximum seconds between two readings of the clock. If more have passed, the process was stopped in between.
+"""Maximum seconds that the relay's clock counts for the interval between two readings.
 
-The daemon reads the clock every 0.1 s.
+The daemon reads the clock every 0.1 s. The rest of a longer interval counts as a pause in which the process was
+stopped.
 """
 
 
@@ -92,7 +93,7 @@ class EngineSockets:
 
     async def close(self) -> None:
         """Close every socket, and terminate the ZeroMQ context."""
-        await asyncio.sleep(0)  # asyncio releases a descriptor one iteration after its socket is closed
+        await asyncio.sleep(0)  # asyncio releases a socket's descriptor one iteration after the socket is closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)
 

@@ -311,11 +311,12 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
             # with the default action, the parent process sees that the signal has ended this process
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-            os._exit(128 + signum)  # PID 1 of a container has no default actions
+            os._exit(128 + signum)  # reached if there is no default action, as in PID 1 of a container
         log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
-    # Reading the state blocks the event loop, and the loop's own signal handlers do not run meanwhile.
+    # Reading the state blocks the event loop, so the loop's own signal handlers would not run meanwhile. These handlers
+    # do.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: asked(number))
     try:

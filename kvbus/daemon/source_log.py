@@ -34,7 +34,7 @@ Its arguments are the kind of the change, the source's name, the new state or se
 
 
 class _Counted(NamedTuple):
-    """A source's counters when no batch was pending last time."""
+    """The counters of a source at the last check that found no pending batch."""
 
     epoch: int = 0
     missing: int = 0

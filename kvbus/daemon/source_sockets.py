@@ -104,7 +104,8 @@ class Request(Protocol):
 class _Failed:
     """A request that could not be sent.
 
-    The relay gets the failure only in the next iteration of the event loop, after the command that made the request.
+    The relay gets the failure only in the next iteration of the event loop, because it is still handling the event that
+    has led to the request.
 
     Args:
         failed: reports the failure to the relay.
@@ -294,7 +295,8 @@ class SourceSockets:
             return
         key = command.source, command.request
         self._waiting[key] = command
-        # The relay gets this event only after it has handled the event that led to the request.
+        # Report this in the next iteration of the event loop, because the relay is still handling the event that has
+        # led to the request.
         asyncio.get_running_loop().call_soon(self._say_waiting, key)
         self._go_on()
 
