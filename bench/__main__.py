@@ -33,7 +33,7 @@ BENCHMARKS: Final[dict[str, Callable[..., report.Result]]] = {
 
 
 def machine() -> str:
-    """Return a description of the machine, for the results."""
+    """Return a description of this machine for the results of benchmarks."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return f"{model}, {len(CORES)} cores, Linux {platform.release()}, Python {platform.python_version()}"
@@ -65,7 +65,7 @@ def commit() -> str:
 @click.option("--render", is_flag=True, help="Measure nothing: write the tables from docs/bench.")
 @click.option("--check", is_flag=True, help="Measure nothing: fail if the tables are not those of docs/bench.")
 def main(only: tuple[str, ...], runs: int | None, *, quick: bool, write: bool, render: bool, check: bool) -> None:
-    """Measure kvbus beside what it is compared with, on this machine, now.
+    """Measure kvbus, and the relays that it is compared with, on this machine.
 
     \b
     Examples:

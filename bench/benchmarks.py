@@ -144,7 +144,7 @@ def late(*, quick: bool, runs: int) -> Result:
 
 
 def routers(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time with one router and with many, in comparison with libzmq's proxy."""
+    """Measure the CPU time of kvbus and of libzmq's proxy with one router and with many."""
     rate, seconds = 1000, 2 if quick else 10
     load = list(islice(stores(1, 1), rate * seconds))
     counts = (1, 16, 64)
@@ -166,7 +166,7 @@ def routers(*, quick: bool, runs: int) -> Result:
 
 
 def sources(*, quick: bool, runs: int) -> Result:
-    """Relay 1,000 sources in one process. A run that loses a batch fails."""
+    """Measure kvbus with 1,000 sources in one process. A run that loses a batch fails."""
     count, rate, seconds = 1000, 10, 3 if quick else 10
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -228,7 +228,7 @@ def start(*, quick: bool, runs: int) -> Result:
 
 
 def state(*, quick: bool, runs: int) -> Result:
-    """Measure the cost of ``state_dir`` at the maximum rate, with a full cache."""
+    """Measure the cost of keeping kvbus's state on disk (``state_dir``) at the maximum rate, with a full cache."""
     live, batches = 65_536, 5_000 if quick else 60_000
     load = list(islice(churn(8, 8, live), live // 64 + batches))
     warm, rest = load[: live // 64], load[live // 64 :]

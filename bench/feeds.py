@@ -34,7 +34,7 @@ JUMP: Final = 4096
 
 
 class Reader:
-    """A router's view of a worker, and the next seq that it expects."""
+    """A simulated router's view of a worker, and the next seq that the router expects."""
 
     def __init__(self, *, copies: bool) -> None:
         self.view = BlockView(copies=copies)
@@ -51,7 +51,10 @@ class Reader:
 
 
 class Direct(Feed):
-    """A router that subscribes to the engines. Unlike some, it counts copies and clears at an engine's restart."""
+    """A simulated router that subscribes to the engines.
+
+    Unlike some real routers, it counts copies and clears its view at an engine's restart.
+    """
 
     aware = True
 

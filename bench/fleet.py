@@ -114,7 +114,7 @@ class Worker:
         self.begin()
 
     def begin(self) -> None:
-        """Start a new epoch with an empty cache."""
+        """Start a new epoch of the engine with an empty cache."""
         self.epoch += 1
         self.cache = PrefixCache(self._load.blocks, self._load.block, copies=DIALECT.copies)
         self.seq = 0
@@ -124,7 +124,7 @@ class Worker:
         self._buffer: deque[tuple[float, int, bytes]] = deque()
 
     def publish(self, now: float) -> None:
-        """Publish the changes of the cache."""
+        """Publish the cache's changes since the last call as a batch."""
         events = self.cache.take_events()
         for event in events:
             if isinstance(event, Stored):
@@ -167,13 +167,13 @@ class Feed:
         """Do the work of each simulated second."""
 
     def crashed(self, worker: Worker, now: float) -> None:
-        """Handle a worker's crash. The worker is already back in a new epoch."""
+        """Handle a worker's crash. The worker has already restarted in a new epoch."""
 
     def router_restarts(self, now: float) -> None:
         """Restart the router without its views."""
 
     def kvbus_killed(self) -> None:
-        """Kill kvbus, if the arm has one."""
+        """Kill kvbus, if the router of this arm subscribes to kvbus."""
 
     def kvbus_back(self, now: float, *, state: bool) -> None:
         """Restart kvbus, with or without its state."""
@@ -184,7 +184,7 @@ class Feed:
         return False
 
     def check(self) -> None:
-        """Check the views at the end of the run, after every batch has arrived."""
+        """Check the router's views at the end of the run, after every batch has arrived."""
 
 
 class Oracle(Feed):
@@ -227,7 +227,7 @@ def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
 
 @dataclass
 class Fleet:
-    """A simulated run of workers and a router, with its queue of events."""
+    """A simulated run of workers and a router, with a queue of scheduled actions."""
 
     load: Load
     feed: Feed

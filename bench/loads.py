@@ -32,7 +32,7 @@ HASH: Final = 9
 """Size of an encoded hash in bytes."""
 
 TOKENS: Final = 3 * BLOCK
-"""Size of a block's encoded token ids in bytes."""
+"""Size of the encoded token ids of a block in bytes."""
 
 _NOT_ZERO: Final = bytes([1, *range(1, 256)])
 """Translation table that replaces a leading zero byte by 1, so that each integer has its shortest msgpack form."""
@@ -106,7 +106,7 @@ class Sequence:
 
 
 def batch(events: list[bytes], rank: int) -> bytes:
-    """Return a batch of encoded events with the ``ts`` 0."""
+    """Return a batch of encoded events whose ``ts`` is 0."""
     return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + msgspec.msgpack.encode(rank)
 
 

@@ -1,4 +1,4 @@
-"""A relay as a process on its own core: kvbus, or a relay that it is compared with."""
+"""Run a relay as a process on its own core: kvbus, or a relay that it is compared with."""
 
 from __future__ import annotations
 

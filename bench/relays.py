@@ -33,7 +33,7 @@ def run_proxy(pairs: list[tuple[Any, Any]]) -> None:
 
 
 def run_naive(pairs: list[tuple[Any, Any]]) -> None:
-    """Poll and forward all streams until the process ends."""
+    """Poll and forward all streams with Python code until the process ends."""
     decode = msgspec.msgpack.Decoder().decode
     outs = dict(pairs)
     poller = zmq.Poller()
@@ -47,7 +47,7 @@ def run_naive(pairs: list[tuple[Any, Any]]) -> None:
 
 
 def main(kind: str, *endpoints: str) -> None:
-    """Forward the first endpoint of each pair to the second."""
+    """Run a relay of this kind, which forwards the first endpoint of each pair to the second."""
     context: zmq.Context[Any] = zmq.Context()
     kinds = (zmq.XSUB, zmq.XPUB) if kind == "proxy" else (zmq.SUB, zmq.PUB)
     pairs = [

@@ -1,4 +1,4 @@
-"""Results of benchmarks and their bounds, as JSON, on a terminal and in docs/BENCHMARKS.md."""
+"""Show the results of benchmarks and their bounds: as JSON, on a terminal, and in docs/BENCHMARKS.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Bound(msgspec.Struct):
     unit: str
     values: list[float]
     before: str = ""
-    """The median and date of the previous result from a quiet machine."""
+    """The median and the date of the previous result that was measured on a quiet machine."""
 
     @property
     def met(self) -> bool:
@@ -115,7 +115,7 @@ def load() -> dict[str, Result]:
 
 
 def save(name: str, result: Result, order: list[str]) -> None:
-    """Save a benchmark's result. Its bounds keep the previous value of a quiet machine."""
+    """Save a benchmark's result. Each bound also keeps its previous value from a quiet machine."""
     results = load()
     before = results.get(name, result)
     earlier = {bound.what: bound for bound in before.bounds if before is not result}

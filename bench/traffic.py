@@ -37,7 +37,7 @@ class Result:
 
     seconds: float
     batches: int
-    """Number of batches of all ranks."""
+    """Number of batches that the engines sent, of all ranks together."""
     cpu_seconds: float
     """CPU seconds of the relay's process during the run."""
     latencies: list[float]
@@ -69,7 +69,7 @@ class Router:
         for endpoint in endpoints:
             self.socket.connect(endpoint)
         self.probed: set[int] = set()
-        """Ranks whose probes have arrived."""
+        """Ranks of which a probe, a batch that tests the connection, has arrived."""
         self.received = 0
         """Number of received batches of the load."""
         self.latencies: list[float] = []
@@ -127,7 +127,7 @@ class Traffic:
         self._routers_context.destroy(0)
 
     def connect(self) -> None:
-        """Publish probes until every router has received one of each rank, and no more arrive."""
+        """Publish probes, which test the connections, until every router has one of each rank and no more arrive."""
         until = time.monotonic() + PATIENCE
         number = 0
         while missing := [

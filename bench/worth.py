@@ -91,7 +91,7 @@ def summary(choices: Sequence[Choice], load: Load) -> dict[str, int]:
 
 
 def measure(base: Load, seeds: int) -> Runs:
-    """Run every case and every arm with each seed."""
+    """Simulate every case and every arm with each seed, and return the summaries."""
     found: Runs = {case: {arm: [] for arm in ARMS} for case in CASES}
     for seed in range(1, seeds + 1):
         undisturbed: dict[Load, dict[str, list[Choice]]] = {}
@@ -108,7 +108,10 @@ def measure(base: Load, seeds: int) -> Runs:
 
 
 def controls(load: Load, requests: Sequence[Arrival], *, all_arms: bool) -> dict[str, list[Choice]]:
-    """Run arms without a fault, and check that every KV-aware arm chooses like the arm that reads the caches."""
+    """Simulate arms without a fault, and return the router's choices in each.
+
+    Check that every arm that considers prefixes chooses like the arm that reads the caches directly.
+    """
     arms = list(ARMS) if all_arms else list(ARMS)[:2]
     runs = {arm: simulate(load, ARMS[arm](), "", requests) for arm in arms}
     for arm in arms[1:]:
