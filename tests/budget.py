@@ -30,7 +30,7 @@ _of_servers: list[float] = []
 
 
 def budgets(*tiers: str) -> dict[str, float]:
-    """The budget of each directory of these tiers (default: all), in CPU seconds."""
+    """Return the budget of each directory of these tiers (default: all), in CPU seconds."""
     return {
         name: seconds for tier, each in _read().items() if tier in tiers or not tiers for name, seconds in each.items()
     }
@@ -116,6 +116,6 @@ class Budgets:
 
 
 def register(config: pytest.Config) -> None:
-    """Measure the session if ``TEST_BUDGETS=1``."""
+    """Measure the CPU seconds of the test session if ``TEST_BUDGETS=1``."""
     if os.environ.get("TEST_BUDGETS") == "1":
         config.pluginmanager.register(Budgets(budgets()), "budgets")

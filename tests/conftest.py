@@ -129,7 +129,7 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the slower directories out of the fast tier."""
+    """Leave the directories with slower tests out of the fast tier."""
     if not _is_fast(config) or not collection_path.is_relative_to(TESTS) or collection_path == TESTS:
         return None
     return collection_path.relative_to(TESTS).parts[0] not in FAST or None

@@ -81,7 +81,7 @@ def test_it_meets_the_restricted_pod_security_standard(case: str) -> None:
 
 
 def restricted(spec: Any) -> list[str]:
-    """Return the violations of the restricted Pod Security Standard by a pod."""
+    """Return the rules of the restricted Pod Security Standard that a pod violates."""
     wrong = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
     wrong += [
         f"volume {volume['name']}" for volume in spec.get("volumes", []) if not volume.keys() - {"name"} <= VOLUMES
@@ -109,7 +109,7 @@ def test_the_standard_is_really_checked() -> None:
 
 
 def told(release: Release, tmp_path: Path) -> Config:
-    """Return the configuration that kvbus loads from the release's file and variables."""
+    """Return the configuration that kvbus loads from the file and the environment variables of a rendered release."""
     path = None
     if (text := release.file()) is not None:
         path = tmp_path / "kvbus.yaml"

@@ -1,6 +1,6 @@
-"""Tests for sources that read a log.
+"""Tests for sources that are read from a log: routers get the seqs of the log.
 
-Routers get either the seqs of the log's writer or seqs of kvbus's own. Settings that would mix them are refused.
+Settings that would give routers other seqs are refused.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ DECODERS: Final = RESULTS / "decoders.json"
 def home_of(engine: str) -> Path | None:
     """Return the directory of an engine's modules; None if it is not installed.
 
-    The directory ``NAME-newest`` replaces the newest pinned release of an engine.
+    If the newest pinned release of an engine is not installed, the directory ``NAME-newest`` takes its place.
     """
     name = engine.partition("-")[0]
     newest = [f"{name}-newest"] if engine == max(each for each in CAPTURES if each.startswith(name)) else []

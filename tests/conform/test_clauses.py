@@ -15,10 +15,10 @@ UNWATCHED = {
     "14.2": "a publisher may leave tokens out: nothing to break",
     "14.3": "logs and metrics of an engine cannot be seen from its sockets",
 }
-"""Clauses that bind publishers but are not judged, with the reason."""
+"""Clauses of the specification that bind publishers but are not judged, with the reason."""
 
 OF_READERS = {"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "11.4", "12.2", "13.1"}
-"""Clauses that bind only readers."""
+"""Clauses of the specification that bind only readers."""
 
 
 def test_each_clause_of_the_text_is_judged_or_there_is_a_reason():

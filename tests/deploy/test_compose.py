@@ -61,7 +61,7 @@ def test_only_loopback_is_published_and_every_image_has_a_version() -> None:
 
 
 class Circuit:
-    """The services of the Compose file that run kvbus, as processes."""
+    """The services of the Compose file that run kvbus, each as a process of this machine."""
 
     def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
         self._directory = directory

@@ -16,7 +16,7 @@ _PLACE: Final = re.compile(r"(<!-- rendered by tests\.docs\.metrics: (\w+) -->\n
 
 
 def tables() -> dict[str, str]:
-    """Return the tables of the page by name."""
+    """Return the tables of docs/METRICS.md by name."""
     replay = tuple(row for row in OUTPUTS if row.name.startswith("replay_"))
     return {
         "sources": _table("source", tuple(row for row in SOURCES if row.name not in EVENTS)),
@@ -41,7 +41,7 @@ def _line(row: Row, kind: str, label: str) -> str:
 
 
 def rendered(text: str) -> str:
-    """Return the page with the current tables."""
+    """Return the text of docs/METRICS.md with the current tables."""
     found = tables()
     return _PLACE.sub(lambda place: place[1] + found[place[2]], text)
 

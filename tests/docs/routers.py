@@ -6,7 +6,7 @@ from kvbus.transport.live.router import MEANING, TRANSITIONS
 
 
 def page() -> str:
-    """Return the states, and the transitions between them, as two Markdown tables."""
+    """Return a router's states, and the transitions between them, as two Markdown tables."""
     rows = ["| state | meaning |", "|---|---|"]
     rows += [f"| `{state}` | {meaning} |" for state, meaning in MEANING.items()]
     rows += ["", "| from | to | when |", "|---|---|---|"]

@@ -33,7 +33,7 @@ def rows() -> list[Kind]:
 
 
 def findings() -> str:
-    """Return the sections of all findings."""
+    """Return the sections of all findings for docs/RUNBOOK.md."""
     return BEGIN + INTRO + "\n" + "\n".join(map(section, rows()))
 
 

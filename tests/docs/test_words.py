@@ -64,7 +64,7 @@ PHRASES = {
     "what leaves": "outgoing, and the noun",
     "whoever": "name the program or the person",
 }
-"""Phrases that readers had to read twice, with better ones."""
+"""Phrases that readers of the documentation had to read twice, with better ones."""
 
 TEXTS = {".html", ".js", ".md", ".py", ".toml", ".tpl", ".yaml", ".yml"}
 

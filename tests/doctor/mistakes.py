@@ -705,7 +705,7 @@ async def _send(each: Callable[[int], object]) -> None:
 
 @asynccontextmanager
 async def made(make: Callable[[Scene], Any], tmp: Path) -> AsyncIterator[Scene]:
-    """Make a mistake, and undo it at the end."""
+    """Make an operator's mistake on real sockets, and undo it at the end."""
     async with AsyncExitStack() as stack:
         scene = Scene(stack, tmp)
         await make(scene)

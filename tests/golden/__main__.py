@@ -27,7 +27,7 @@ MOST_LINES: Final = 60
 
 
 def main() -> int:
-    """Run the command. Return 1 if a case differs, else 0."""
+    """Run the command. Return 1 if a golden case differs from its recorded hash, else 0."""
     parser = argparse.ArgumentParser(prog="make golden", description="Compare golden streams.")
     parser.add_argument("--write", action="store_true", help="record the hashes of this tree")
     parser.add_argument("--diff", metavar="COMMIT", help="show what COMMIT sent instead, event by event")

@@ -34,7 +34,9 @@ from kvbus.telemetry.readings import read_source
 from tests.doubles.answers import joined, reading
 
 Stream = tuple[int, int]
-"""Index of an output and of one of its streams, in the order of the configuration."""
+"""Identifies an output stream: index of the output, and index of the stream in the output, in the configuration's
+order.
+"""
 
 
 class Published(NamedTuple):

@@ -1,4 +1,4 @@
-"""The golden cases: the input of each, and a readable line for each result.
+"""The golden cases: inputs for kvbus, and readable lines that describe its output for each.
 
 A case is a function that yields lines. Published batches are shown with a digest of their bytes. Answers and states are
 shown by their meaning, because their division into batches may change: the set of blocks that a router holds after
@@ -25,7 +25,7 @@ from tests.wire.captures import CAPTURES, load
 Case = Callable[[], Iterator[str]]
 
 SEEDS: Final = 60
-"""Number of simulated worlds."""
+"""Number of simulated worlds, each of which is a golden case."""
 
 SECOND: Final = 60
 """Number of messages of a capture that the second rank sends."""
@@ -35,7 +35,7 @@ FORMS: Final[list[dict[str, Any]]] = [{"token_ids": "drop"}, {"layout": "merged"
 
 
 def cases() -> dict[str, Case]:
-    """Return every case by its name."""
+    """Return every golden case by its name."""
     found: dict[str, Case] = {}
     for name in CAPTURES:
         found[f"capture {name}"] = functools.partial(_capture, name)
@@ -97,7 +97,7 @@ def _capture(name: str) -> Iterator[str]:
 
 
 def frames(message: Message) -> list[bytes]:
-    """Return the frames of a recorded message."""
+    """Return the frames of a live message of a capture."""
     return [message.topic, message.seq.to_bytes(8, "big"), message.payload]
 
 
@@ -172,7 +172,7 @@ def _world(seed: int) -> Iterator[str]:
 
 
 def _again(sent: list[Message]) -> list[Message]:
-    """Return the messages of another epoch, which begins at seq 0."""
+    """Return the first messages as a new epoch of the engine, which begins at seq 0."""
     return [msgspec.structs.replace(message, seq=seq) for seq, message in enumerate(sent[:40])]
 
 
@@ -202,7 +202,7 @@ def _plain(value: object) -> str:
 
 
 def _asked(bus: GoldenBus, stream: Stream) -> Iterator[str]:
-    """Yield the answers to a router's replay requests, subscription and snapshot request."""
+    """Yield lines about the relay's answers to a router's replay requests, subscription and snapshot request."""
     newest = max((seq for out, _, seq, _, _ in bus.published if out == stream), default=0)
     for start in (0, newest // 2, newest, newest + 10):
         batches = bus.replay(stream, start)

@@ -1,4 +1,4 @@
-"""The recorded hash of each golden case."""
+"""Read and write the recorded hash of each golden case."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILE: Final = Path(__file__).with_name("hashes.txt")
 
 
 def digest(lines: Iterable[str]) -> str:
-    """Return the hash of a case's lines."""
+    """Return the hash of the lines of a golden case."""
     found = hashlib.sha256()
     for line in lines:
         found.update(line.encode() + b"\n")
@@ -19,11 +19,11 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def recorded() -> dict[str, str]:
-    """Return the recorded hash of each case."""
+    """Return the recorded hash of each golden case, by the case's name."""
     lines = FILE.read_text().splitlines()
     return {name: value for value, _, name in (line.partition(" ") for line in lines)}
 
 
 def written(found: Mapping[str, str]) -> str:
-    """Return the content of the file with these hashes."""
+    """Return the content of the file of recorded hashes."""
     return "".join(f"{value} {name}\n" for name, value in found.items())

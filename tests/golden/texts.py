@@ -100,7 +100,10 @@ def _typed(value: object, at: str = "") -> Iterator[str]:
 
 
 async def _printed(directory: str) -> dict[str, list[Any]]:
-    """Return the JSON of a kvbus with one engine and one router, and of each command, by its origin."""
+    """Return the JSON of a kvbus's HTTP paths and of each command, by its origin.
+
+    The kvbus has one engine and one router.
+    """
     async with running_bus(worker="w", state_dir=directory) as bus:
         assert bus.daemon.http_address is not None
         http = "http://{}:{}".format(*bus.daemon.http_address)
@@ -128,7 +131,7 @@ async def _printed(directory: str) -> dict[str, list[Any]]:
 
 
 async def _command(*words: str) -> tuple[str, list[Any]]:
-    """Run a command with ``--json``. Return its name and its output."""
+    """Run a kvbus command with ``--json``. Return its name and its output."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "kvbus", *words, "--json")
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)

@@ -21,8 +21,9 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """Build an index in which workers hold one prompt, each with its own hashes, and return the reported worker
-    names.
+    """Build an index in which workers hold blocks of one prompt, each with its own hashes, and return a sample of
+    each worker's
+    hashes by their place in the prompt.
     """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():

@@ -29,7 +29,7 @@ class Observed:
     lag: float = 0.0
     """Maximum delay of a timer in the test's own process, in seconds."""
     lasted: float = 0.0
-    """Seconds from the first fault to the last alert."""
+    """Seconds from the first fault to the last expected alert."""
     alerts: list[dict[str, Any]] = field(default_factory=list)
     """The alerts in the form in which a receiver of notifications gets them."""
     metrics: dict[str, str] = field(default_factory=dict)

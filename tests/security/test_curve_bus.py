@@ -351,7 +351,7 @@ async def test_an_engine_that_gets_its_keys_later_is_found(keys):
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
-    """kvbus is the server of the live stream, and the client of the replay."""
+    """kvbus is the CURVE server of the live stream, and the CURVE client of the replay."""
     engines = tmp_path / "engines.keys"
     engines.write_text((keys.engine if allowed else keys.stranger).public.decode())
     source = {**keys.source, "curve_client_keys": str(engines), "replay_endpoint": None}

@@ -1,4 +1,7 @@
-"""With few free file descriptors, or none, a replay that kvbus cannot request waits, and no batch is lost."""
+"""Tests for a process with few or no free file descriptors.
+
+A replay that kvbus cannot request waits, and no batch is lost.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ async def _connections(number: int) -> None:
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
 def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
-    """Run in a separate process: in this process a socket of an earlier test may close and free a descriptor."""
+    """The test runs in a separate process.
+
+    In this process, a socket of an earlier test may close and free a descriptor.
+    """
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ async def test_each_rank_has_its_port():
 async def test_kvbus_restarts_between_them(tmp_path):
     """The engine and the routers dial again.
 
-    The new process continues with the saved state, so routers get no state again.
+    The new process continues with the saved state: it counts no restart of the engine and no lost batch.
     """
     ports: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:

@@ -48,7 +48,7 @@ async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: 
             engine = Engine(publisher, blocks=300)
 
             async def publish(batches: int) -> None:
-                """Publish, and never further ahead of the router than half the engine's buffer."""
+                """Publish batches, at most half the engine's replay buffer ahead of the router."""
                 for _ in range(batches):
                     await engine.publish(1)
                     await asyncio.sleep(0.0005)

@@ -105,7 +105,7 @@ async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
 
 @contextlib.asynccontextmanager
 async def traffic(engine: EnginePublisher) -> AsyncIterator[EnginePublisher]:
-    """Let a running engine publish a block every few milliseconds until the block is left."""
+    """Let a running engine publish a block every few milliseconds until the with statement ends."""
 
     async def publish() -> None:
         while True:
@@ -319,9 +319,9 @@ def test_a_config_map_that_changes(tmp_path: Path):
 
 
 def test_sighup_reads_tokens_and_keys_and_discovery_goes_on(tmp_path: Path):
-    """A real process with a file of tokens, a CURVE allow-list, and engines in a discovery file.
+    """A real process has a file of tokens, a CURVE allow-list, and a discovery file of engines.
 
-    Only SIGHUP makes it read them.
+    It reads the tokens and the list again only at SIGHUP. The discovery continues on its own.
     """
 
     async def main() -> None:

@@ -26,7 +26,7 @@ UNTRIED = {
     "5.5": "snapshots are the router's choice",
     "14.3": "logs and metrics are not asked for",
 }
-"""Clauses that bind routers but that no case tests, with the reason."""
+"""Clauses of the specification that bind routers but that no case tests, with the reason."""
 
 
 def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
