@@ -107,7 +107,7 @@ def picture(router: dict[str, Any]) -> str:
 
 
 def page(router: dict[str, Any]) -> str:
-    """Return the page of one router."""
+    """Return the Markdown text of a router's page."""
     replay = re.findall(r"replay_endpoint: tcp://\*:(\d+)", router["output"])[0]
     engines = (section(each, *ports(router)) for each in ENGINES.values() if each["id"] != "tensorrt-llm")
     parts = (
