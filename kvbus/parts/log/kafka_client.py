@@ -52,7 +52,7 @@ SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanis
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Run the block, and convert errors of aiokafka to the errors that the contract of a log defines.
+    """Run the block, and convert errors of aiokafka to the errors that kvbus uses for all kinds of logs.
 
     If an error does not say why the request failed, ask a broker for the reason.
 

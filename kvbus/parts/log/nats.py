@@ -2,9 +2,9 @@
 
 The extra ``nats`` is required.
 
-The subject of a message has the key of kvbus's stream, and a message holds the records of one append. JetStream stores
-a message only if the newest message of its subject is the one that the writer expects. A writer that claims the stream
-appends a message without records. So JetStream refuses the next message of the former writer.
+The subject of a message has the key of kvbus's stream, and a message holds the records of one append. A message names
+the message that the writer expects to be the newest of its subject. JetStream stores it only if that is true. A writer
+that claims the stream appends a message without records. So JetStream refuses the next message of the former writer.
 
 Each message has an id. So a message that is sent again because its answer was lost is stored only once.
 """
@@ -41,11 +41,11 @@ MOST_BYTES: Final = 768 * 1024
 """Maximum size in bytes of a message with several records. NATS servers usually accept up to 1 MiB."""
 
 MAX_REQUESTS: Final = 64
-"""Maximum number of pointers that are requested at the same time."""
+"""Maximum number of requests for pointers that wait for their answers at the same time."""
 
 
 class _MovedError(Exception):
-    """The newest message of the subject is not the message that the writer expects."""
+    """JetStream has refused a message, because the newest message of its subject is not the expected one."""
 
 
 class NatsWriter:
@@ -69,8 +69,8 @@ class NatsWriter:
     async def claim(self) -> None:
         """Store the pointer of the next epoch, and then append a message that fences the former writer.
 
-        The newest record is looked up before the pointer. So if two writers claim the stream, the writer with the newer
-        pointer also has the newer message.
+        The order of these steps decides between two writers that claim the stream at the same time. Each looks up the
+        newest record before it looks up the pointer. So the writer with the newer pointer also has the newer message.
         """
         while True:
             newest, _ = await newest_of(self._link, self._place.keys.stream, self._key)
@@ -102,10 +102,10 @@ class NatsWriter:
         self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
 
     async def keeps(self, position: int) -> bool:
-        """Return whether JetStream still has the records from this position on.
+        """Return whether JetStream still has the stream's records from ``position`` on.
 
-        It has them if the stream's first sequence is not after the position, because JetStream's limits apply to all
-        subjects of a stream together.
+        It has them if the first sequence of the JetStream stream is not after the position. JetStream's limits apply to
+        all subjects of a JetStream stream together, so the oldest messages are deleted first.
         """
         info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
@@ -124,7 +124,7 @@ class NatsWriter:
             raise
 
     async def _why(self) -> FencedError | UnavailableError:
-        """Return the error that explains why the subject's newest message is not the expected one.
+        """Return the error for a refused message, if JetStream has another newest message of the subject than expected.
 
         Either another writer has claimed the stream, or the server has lost messages.
         """
@@ -160,7 +160,7 @@ class NatsWriter:
 
 
 async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
-    """Return the sequence and the data of a key's newest message in a JetStream stream.
+    """Return the sequence and the data of the newest message with the key ``key`` in a JetStream stream.
 
     If there is no such message, return 0 and empty data.
     """
@@ -202,16 +202,17 @@ class NatsLog:
     """A log in NATS; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers and the name of the JetStream stream. The streams of records and of pointers have to exist.
+        place: the servers, and the name of the JetStream stream of records. This JetStream stream and the one of
+            pointers have to exist.
     """
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
-        """By stream key: the epoch of this process's last writer that has failed.
+        """By stream key: the epoch of the last writer of this process that has failed.
 
-        The server may have lost this epoch.
+        It is kept here because the server may have lost it, and no epoch may be used twice.
         """
 
     async def claim(self, key: str) -> NatsWriter:
@@ -225,10 +226,10 @@ class NatsLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Return the pointers in the newest messages of all subjects of the stream of pointers, or of one subject.
+        """Return the newest pointer of each stream, or only that of one stream.
 
-        They are read through JetStream's API. Its answers are JSON, so unusual subjects and headers of other clients do
-        no harm.
+        Each pointer is the newest message of its subject. The messages are read through JetStream's API, which answers
+        in JSON. So unusual subjects and headers of other clients' messages do no harm.
         """
         found: dict[str, Pointer] = {}
         link = Link(self._place)
@@ -257,7 +258,7 @@ class NatsLog:
     async def read(self, starts: Mapping[str, int]) -> NatsReader:
         """Return a reader of these streams.
 
-        It reads the complete JetStream stream with one consumer, from the lowest of these positions on.
+        It reads the complete JetStream stream with one consumer, from the lowest position in ``starts`` on.
         """
         reader = NatsReader(self._place, starts)
         try:

@@ -26,7 +26,7 @@ STOP: Final = 2.0
 """Timeout in seconds of closing a connection."""
 
 WRONG_SEQUENCE: Final = {10070, 10071}
-"""JetStream's error codes if the newest message of the subject is not the one that the writer expects."""
+"""JetStream's error codes for a message that names another message than the newest one of its subject."""
 
 NO_MESSAGE: Final = 10037
 """JetStream's error code if a stream does not have the requested message."""
@@ -39,7 +39,7 @@ CODES: Final = {
     10059: ("stream_missing", "there is no such stream"),
     10077: ("stream_full", "the stream is full, and refuses new messages"),
 }
-"""By JetStream's error code: the reason as a label of counters, and a sentence for the operator."""
+"""By JetStream's error code: the reason for kvbus's counters, and a sentence for the operator."""
 
 SAYS: Final = {
     "authorization violation": ("authentication_failed", "authentication failed: no such user, or its password"),
@@ -48,13 +48,13 @@ SAYS: Final = {
     "secure connection not available": ("tls_failed", "no TLS: the server has none at this port"),
     "certificate required": ("client_certificate_refused", "the server requires a certificate from kvbus"),
 }
-"""By a part of an error's text in lower case: the reason as a label of counters, and a sentence for the operator."""
+"""By a phrase in an error's text, in lower case: the reason for kvbus's counters, and a sentence for the operator."""
 
 
 class Link:
-    """The connection of one writer or one reader.
+    """The connection of one writer or one reader to a NATS server.
 
-    After it was lost, it is opened again for the next request.
+    If the connection is lost, the next request opens another one.
 
     Args:
         place: the servers. The TLS and password files are read for each connection.
@@ -64,15 +64,13 @@ class Link:
         self._place = place
         self._client: Client | None = None
         self._violation: Exception | None = None
-        """The permission error that the server has reported for a request; None without such an error.
+        """The permission error that the server has reported since the last request began; None without such an error.
 
         The server reports it separately from the request, and never answers the request.
         """
 
     async def client(self) -> Client:
-        """Return the client of the connection.
-
-        If there is no connection, connect to one of the servers.
+        """Return the client of the present connection. If there is no connection, connect to one of the servers first.
 
         Raises:
             UnavailableError: no server can be reached.
@@ -94,9 +92,9 @@ class Link:
         secured = tls is None
 
         class Handshake(ssl.SSLObject):
-            """A TLS handshake that sets ``secured``, so that kvbus never sends its password without TLS.
+            """A TLS handshake that notes its success in ``secured``. kvbus sends its password only after that.
 
-            nats-py continues without TLS if the server does not offer it.
+            The check is needed because nats-py continues without TLS if the server does not offer it.
             """
 
             def do_handshake(self) -> None:
@@ -138,7 +136,7 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def said(self, seconds: float) -> AsyncIterator[None]:
-        """Run the block with a timeout, and convert errors of nats-py to the error of the log's contract.
+        """Run the block for up to ``seconds``, and convert errors of nats-py to the UnavailableError of kvbus's logs.
 
         Raises:
             UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS
@@ -169,7 +167,8 @@ class Link:
                 answer = await client.request(subject, data, timeout=seconds, headers=headers)
         except UnavailableError as error:
             if isinstance(error.__cause__, TimeoutError):
-                # try another server next time, because this one may be cut off from the servers that would answer
+                # Connect to another server next time, because this server may be cut off from the servers that can
+                # answer.
                 await self.close()
             raise
         said = json.loads(answer.data)
@@ -201,7 +200,7 @@ class Link:
 
 
 def refused(error: BaseException) -> UnavailableError:
-    """Return an UnavailableError for an error of JetStream or of nats-py, with a reason if the error is known."""
+    """Return an UnavailableError for an error of JetStream or of nats-py, with the reason if kvbus knows the error."""
     return reason_of(error, "nats", _known) or UnavailableError(f"{type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Read a log in NATS JetStream: request messages with a consumer without acknowledgements, and decode their records."""
+"""Read a log in NATS JetStream: pull messages with a consumer that acknowledges none, and decode their records."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
 from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 SHIFT: Final = 10
-"""Number of a position's low bits.
+"""Number of low bits in the position of a record.
 
-They are the record's index in its message. The high bits are the message's sequence.
+These bits are the record's index in its message. The high bits are the message's sequence in the JetStream stream.
 """
 
 MOST: Final = 64
-"""Maximum number of messages in one request."""
+"""Maximum number of messages that one request asks for."""
 
 IDLE: Final = 60
 """Time in seconds after which the server removes a consumer whose reader requests nothing."""
 
 CREATE: Final = 1.0
-"""Timeout in seconds of creating a consumer.
+"""Timeout in seconds of one attempt to create a consumer.
 
-After it, kvbus creates another consumer, because for a minute NATS may place a consumer on a server that is down.
+kvbus then tries to create another consumer. For a minute after a failure, NATS may place a consumer on a server that is
+down.
 """
 
 HEARTBEAT: Final = 1
-"""Time in seconds without a message after which the server confirms that it still has the reader's request.
+"""Time in seconds without a message after which the server sends a heartbeat, which confirms that it has the request.
 
-One of several servers keeps the consumer, and the reader may be connected to another one. Without heartbeats the reader
+The consumer is on one of several servers, and the reader may be connected to another one. Without heartbeats the reader
 would not notice that the consumer's server is down.
 """
 
@@ -53,26 +54,31 @@ message.
 MAX_SINGLE: Final = 1000
 """Number of messages that are requested one by one after a connection has broken.
 
-One of these messages may have broken the connection.
+One of these messages may have broken the connection. In a request for a single message the server returns JSON, which
+breaks no connection.
 """
 
 AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
-"""Header of a message. Its value is the sequence of the subject's newest message at the time of the append."""
+"""Name of a header that writers set. Its value is the sequence of the message before this one on the same subject."""
 
 ANOTHER: Final = 0.5
-"""Time in seconds before kvbus creates another consumer, if a consumer's message contradicts the messages before it."""
+"""Pause in seconds before kvbus creates another consumer after a contradictory message.
+
+A message is contradictory if its header :data:`AFTER` does not name the message that was read before it.
+"""
 
 MOST_TIMES: Final = 20
-"""Maximum number of consumers that are created because of one message that contradicts the messages before it.
+"""Maximum number of consumers that are created because of one contradictory message; see :data:`ANOTHER`.
 
-Each consumer may be on any of the stream's servers.
+Several are tried because each consumer may be on any of the stream's servers. If all of them deliver the same message,
+kvbus accepts it.
 """
 
 MAX_DIGITS: Final = 20
-"""Number of digits from which on a sequence in a header is ignored."""
+"""Number of digits from which on the value of the header :data:`AFTER` is ignored, because it cannot be a sequence."""
 
 SOON: Final = 0.01
-"""Time in seconds to wait for a message that has probably arrived already."""
+"""Minimum time in seconds to wait for the next message, so that a message that has already arrived is not missed."""
 
 
 class Message(NamedTuple):
@@ -94,7 +100,7 @@ class Message(NamedTuple):
 
 
 class _Stored(msgspec.Struct):
-    """A message in an answer of JetStream's API. In the JSON, ``data`` and ``hdrs`` are in base64."""
+    """A message as JetStream's API returns it. In the JSON, ``data`` and ``hdrs`` are in base64."""
 
     subject: str
     seq: int
@@ -130,7 +136,7 @@ def records_of(data: bytes) -> list[bytes]:
 class Pulled:
     """The messages of a JetStream stream from a sequence on.
 
-    They are requested only when the reader asks for them.
+    The server sends messages only when the reader requests them.
 
     Args:
         link: the connection.
@@ -142,28 +148,28 @@ class Pulled:
         self._link = link
         self._stream = stream
         self._newest: dict[str, int] = {}
-        """By subject: the sequence of the last message that was returned."""
+        """By subject: the sequence of the newest message that was read."""
         self._contradicted = 0
-        """The sequence of the last message that contradicted the messages before it."""
+        """The sequence of the last contradictory message; see :data:`ANOTHER`."""
         self._times = 0
-        """Number of consumers that have returned the same contradictory message."""
+        """Number of consumers that have delivered the same contradictory message; see :data:`ANOTHER`."""
         self._believed = ""
-        """Name of the consumer whose contradictory messages are accepted.
+        """Name of the consumer whose contradictory messages are accepted; empty if there is none. See :data:`ANOTHER`.
 
-        kvbus accepts them because :data:`MOST_TIMES` consumers before it have returned the same contradiction.
+        kvbus accepts them because :data:`MOST_TIMES` consumers before it have delivered the same contradictory message.
         """
         self._deleted: set[int] = set()
-        """Sequences of deleted messages, as the stream's leader has listed them."""
+        """Sequences of messages that were deleted from the JetStream stream, as the stream's leader has listed them."""
         self.next = start
         """The sequence of the next message to read.
 
         If that message was deleted, reading continues at the first one after it.
         """
         self.back: int | None = None
-        """The sequence from which reading begins again; None if reading continues normally.
+        """The sequence to which reading has gone back; None if it has not. The caller resets it to None.
 
-        Reading begins again if the stream was deleted and created again. It also begins again if messages from this
-        sequence on turn out not to be those of the stream.
+        Reading goes back if the JetStream stream was deleted and created again. It also goes back if a server has
+        delivered messages that are not those of the stream.
         """
         self._created = ""
         """Time at which the JetStream stream was created, as the server returns it."""
@@ -171,11 +177,14 @@ class Pulled:
         self._client: Any = None
         self._name = ""
         self._taken = 0
-        """Number of messages that the present consumer has delivered."""
+        """Number of messages that the present consumer has delivered.
+
+        A consumer numbers its messages, so losses are noticed.
+        """
         self._asked = 0
         """Number of messages that the consumer may still deliver for the last request."""
         self._heard = 0.0
-        """Time of the last sign of the consumer: a request that was sent to it, or a message or status from it."""
+        """Time at which the reader last sent a request to the consumer, or got a message or a status from it."""
         self._single = 1
         """Number of messages that have to be requested one by one before a consumer is used again.
 
@@ -190,7 +199,7 @@ class Pulled:
         state = await self._state()
         config = {
             "deliver_policy": "by_start_sequence",
-            # the stream may have lost its newest messages and end before `next`
+            # Begin after the last message if `next` is later, because the stream may have lost its newest messages.
             "opt_start_seq": min(max(1, self.next), state["last_seq"] + 1),
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
@@ -211,9 +220,9 @@ class Pulled:
         return client, inbox
 
     async def _state(self) -> Any:
-        """Return the state of the JetStream stream.
+        """Return the state of the JetStream stream, which has its first and last sequence.
 
-        If the stream was deleted and created again, read it from its beginning.
+        If the stream was deleted and created again, let the next read begin at the start of the new stream.
         """
         subject = f"STREAM.INFO.{self._stream}"
         try:
@@ -258,11 +267,11 @@ class Pulled:
         await self._link.close()
 
     async def _ask(self) -> list[Message]:
-        """Request the next messages through JetStream's API.
+        """Request the next messages one by one through JetStream's API.
 
-        It answers in JSON, whatever bytes a message contains.
+        The API answers in JSON, so no content of a message can break the connection.
 
-        Each request returns the first message from a sequence on. So deleted messages need no further requests.
+        Each request returns the first message from a sequence on. So no further request is needed for deleted messages.
         """
         state = await self._state()
         begin = max(self.next, state["first_seq"])
@@ -298,7 +307,7 @@ class Pulled:
                 while not found or inbox.pending_msgs:
                     message = await inbox.next_msg(max(SOON, until - now()))
                     self._heard = now()
-                    # this is a status of the server, not a message of the stream
+                    # A message to the inbox itself is a status from the server, not a message of the stream.
                     if message.subject == inbox.subject and message.headers:
                         self._judge(message.headers.get("Status", ""))
                         continue
@@ -308,14 +317,15 @@ class Pulled:
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
-        """Return the messages up to the first one that does not follow the messages before it.
+        """Return the messages up to the first contradictory one.
 
-        Read the later ones again.
+        Go back, so that the remaining messages are read again.
 
-        Each message names the previous message of its subject. So the reader notices if a server has other messages
-        than its peers. It then reads from another consumer, which may be on another server.
+        Each message names the message before it on the same subject. If that is not the message that was read before
+        it, it is contradictory, and the server has other messages than its peers. The reader then creates another
+        consumer, which may be on another server.
 
-        A server that was cut off by the network may have other messages than its peers under the same sequences,
+        A server that was cut off from the network may have other messages than its peers under the same sequences,
         permanently. This was seen with nats-server 2.9.10: the server kept a message that its peers got again later,
         and lacked a later message. No server reports this, and a consumer may be on such a server.
         """
@@ -335,12 +345,12 @@ class Pulled:
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
-        """Return whether to reject a message because it names another previous message than the one that was read.
+        """Return whether to reject a message, because the message that it names before it is not the one that was read.
 
         Args:
             at: the message's sequence.
-            after: the sequence of the previous message of the subject, as the message names it.
-            before: the sequence of the subject's last message that was read.
+            after: the sequence that the message names: that of the message before it on the same subject.
+            before: the sequence of the message that was read last on this subject.
         """
         if self._believed == self._name:
             return False
@@ -357,7 +367,7 @@ class Pulled:
         return after < before
 
     def begin_again(self) -> None:
-        """Discard the consumer. The next read creates another one, which begins at the next message."""
+        """Discard the consumer. The next read creates another consumer, which begins at the sequence :attr:`next`."""
         self._inbox = None
         self._newest = {subject: newest for subject, newest in self._newest.items() if newest < self.next}
 
@@ -378,9 +388,9 @@ class Pulled:
         return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
 
     async def bounds(self) -> tuple[int, int]:
-        """Return the stream's first sequence, and the sequence after its last one.
+        """Return the first sequence of the JetStream stream, and the sequence after its last one.
 
-        The stream's leader answers this, because a consumer may be on a server that lags.
+        They come from the stream's leader, because the server of the consumer may lag.
         """
         state = await self._state()
         end: int = state["last_seq"] + 1
@@ -399,9 +409,9 @@ class NatsReader:
         self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the records in the next messages.
+        """Return the records of this reader's streams in the next messages.
 
-        Request more messages if the first ones have no records of these streams.
+        If a message has no records of these streams, further messages are requested until ``seconds`` have passed.
         """
         time = asyncio.get_running_loop().time
         until = time() + seconds
@@ -434,7 +444,7 @@ class NatsReader:
     async def reached(self, key: str) -> int:
         """Return the position up to which the JetStream stream is read.
 
-        If the stream no longer has the messages there, return its first position.
+        If the JetStream stream no longer has messages there, return the position of its first message.
         """
         del key
         return max(self.pulled.next << SHIFT, self._first)

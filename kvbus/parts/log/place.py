@@ -34,7 +34,7 @@ class Servers:
 
     @property
     def addresses(self) -> Iterator[tuple[str, int]]:
-        """The host and the port of each server."""
+        """The host and the port of each server, parsed from :attr:`servers`."""
         for server in self.servers.split(","):
             host, _, port = server.rpartition(":")
             yield host.strip("[]"), int(port)
@@ -128,12 +128,18 @@ class RedisPlace(Servers):
 
     @property
     def retention(self) -> float:
-        """Time in seconds for which a writer keeps records that a new reader does not need."""
+        """Time in seconds for which a writer keeps records that are older than the newest state.
+
+        New readers do not need them.
+        """
         return (self.keys if isinstance(self.keys, RedisKeys) else RedisKeys()).retention
 
 
 def place_of(output: OutputConfig) -> Any:
-    """Return the servers of the log that an output writes, as :func:`place_at` does."""
+    """Return the servers of the log that an output writes, and the settings of the connections to them.
+
+    The result is a :class:`Place`, :class:`NatsPlace` or :class:`RedisPlace`.
+    """
     return place_at(output.endpoint, output.log or KafkaTopic())
 
 
@@ -192,24 +198,23 @@ PAUSE: Final = 0.1
 """Time in seconds between two attempts of a request to a log."""
 
 PROBE: Final = 1.0
-"""Time in seconds for which :func:`probed` waits for a server to report that it refuses kvbus's certificate."""
+"""Time in seconds for which :func:`probed` waits for a server's report that it refuses kvbus's TLS certificate."""
 
 EXPIRED: Final = {9, 10}
 WRONG_HOST: Final = {62, 63, 64}
-"""OpenSSL's error numbers for a certificate of another host.
+"""OpenSSL's error numbers for a certificate that is valid for another host than the one to which kvbus connects.
 
-:data:`EXPIRED` has those for a certificate that has expired or is not valid yet.
+:data:`EXPIRED` has the error numbers for a certificate that has expired or is not valid yet.
 """
 
 Result = TypeVar("Result")
 
 
 async def insisted(attempt: Callable[[float], Awaitable[Result]]) -> Result:
-    """Call ``attempt`` until it succeeds, and return its result.
+    """Call ``attempt`` again and again until it succeeds, and return its result.
 
-    Give up after :data:`REQUEST` seconds.
-
-    Also give up if the server gives a reason for its refusal, because another attempt would fail, too.
+    Give up after :data:`REQUEST` seconds. Also give up if the server says why it refuses the request, because another
+    attempt would fail, too.
 
     Args:
         attempt: function that sends the request once. Its argument is the remaining time in seconds. It raises
@@ -239,14 +244,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def reason_of(
     error: BaseException, section: str, known: Callable[[BaseException], tuple[str, str] | None]
 ) -> UnavailableError | None:
-    """Return an UnavailableError with the reason of a client's error; None if no reason is known.
+    """Return an UnavailableError that says why an operation of a client library failed; None if kvbus knows no reason.
 
     The reason may be that of ``error`` itself, or of an error that caused it.
 
     Args:
         error: the error that the client library has raised.
-        section: the name of the output's section in the configuration, for the text.
-        known: function that returns the reason for one error of this library, as a label of counters and as a sentence
+        section: the name of the output's section in the configuration, for the text of the error.
+        known: function that returns the reason for one error of this library, as a key of counters and as a sentence
             for the operator. It returns None for any other error.
     """
     for at in causes(error):
@@ -259,7 +264,10 @@ def reason_of(
 
 
 def refusal(error: BaseException, section: str) -> UnavailableError | None:
-    """Return an UnavailableError if ``error`` is about TLS or about a file of ``outputs[].SECTION``; otherwise None."""
+    """Return an UnavailableError if ``error`` is about TLS or about a TLS or password file; otherwise None.
+
+    ``section`` is the name of the section in ``outputs[]`` that names the files.
+    """
     if isinstance(error, TlsFileError):
         return UnavailableError(f"{section}.{error.key} {error}", "key_file")
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -277,11 +285,12 @@ def refusal(error: BaseException, section: str) -> UnavailableError | None:
 async def probed(place: Servers, section: str, *, greets: bool = False) -> UnavailableError | None:
     """Connect to each server with TLS, and return why a server refuses kvbus's certificate; None if no server does.
 
-    A server reports this refusal only after the handshake. A client that is writing at that moment may miss the report.
+    This asks again for a reason that was probably missed: a server reports the refusal only after the handshake, and a
+    client that is writing at that moment may not get the report.
 
     Args:
         place: the servers.
-        section: the name of the output's section in the configuration, for the text.
+        section: the name of the output's section in the configuration, for the text of the error.
         greets: whether a server sends a line without encryption before TLS begins.
     """
     for host, port in place.addresses if place.keys.tls_ca_file is not None else ():

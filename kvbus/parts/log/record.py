@@ -37,18 +37,18 @@ A payload with a single block may be larger, because it cannot be divided.
 LEAST_PACKED: Final = 256
 """Minimum size in bytes of a state's payload that is compressed.
 
-In a smaller payload the names of fields do not repeat, so compression saves nothing.
+In a smaller payload the names of fields are hardly repeated, so compression saves nothing.
 """
 
 LEVEL: Final = 1
-"""zlib's compression level of a record's payload.
+"""zlib's compression level for the payload of a record.
 
-A higher level takes up to twice the time, and cannot compress hashes either.
+A higher level takes up to twice the time, and saves little, because most of a payload is hashes.
 """
 
 PREFIX: Final = "kvbus.v1"
 EMPTY: Final = "%"
-"""The encoding of an empty name in a stream's key. No other name is encoded as a single percent sign."""
+"""The text that stands for an empty name in a stream's key. No other name is encoded as a single percent sign."""
 
 Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << TURN_BITS + RANDOM_BITS)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=LAST)]
@@ -61,40 +61,40 @@ class Kind(IntEnum):
     BATCH = 0
     """A batch of the engine's events."""
     CLEAR = 1
-    """The first batch of a state.
+    """The first batch of a state. Its first event is AllBlocksCleared.
 
-    Its first event is AllBlocksCleared.
-
-    The other batches of the state follow, each in a record of kind STATE.
+    A state is the live blocks of the stream. Its other batches follow, each in a record of kind STATE.
     """
     LEASE = 2
     """A record without events, which shows that the writer of an idle stream is running.
 
-    A lease has a seq as every record has. So an aggregator can send routers a heartbeat for it.
+    Like every record, a lease has a seq. So an aggregator can send its routers a heartbeat with this seq.
     """
     GONE = 3
     """The end of a stream. The stream has no blocks any more."""
     STATE = 4
-    """A further batch of a state, after the CLEAR with which the state begins."""
+    """A further batch of a state (the live blocks of the stream), after the CLEAR with which the state begins."""
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record of a log, decoded.
 
-    No field has a default. Otherwise, in a record that lacks a field, the checksum would be read as that field.
+    No field has a default. Otherwise a record that lacks a field could be decoded, with its checksum as the value of
+    that field.
 
     Attributes:
         schema: the version of the format, :data:`SCHEMA`.
         kind: the kind of the record.
-        epoch: the number of the writer's turn, followed by random bits. Epochs ascend in a log, and none is used twice.
+        epoch: the number of the writer's turn, followed by random bits. Epochs ascend in a stream, and none is used
+            twice.
         seq: the number of the record in its epoch: 0, 1, 2 and so on.
         payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and for the end of a stream.
-        origin: the batch's seq on the writer's own stream. If a batch is divided into several records, all have its
-            seq.
+        origin: the batch's seq on the writer's own stream. If a batch is divided into several records, all of them have
+            the batch's seq.
         block_size: number of tokens of a block; 0 if the writer does not know it yet.
-        more: for a CLEAR or STATE: whether the state continues with the next record.
-        resync: for a CLEAR: whether records are missing before it, so that every reader has to apply the state. If it
-            is False, a reader that has all earlier records has this state already, and may skip it.
+        more: in a CLEAR or STATE, whether the state continues with the next record.
+        resync: in a CLEAR, whether records are missing before it, so that every reader has to apply the state. If it is
+            False, a reader that has all earlier records has this state already, and may skip it.
         packed: whether the payload is compressed by zlib. It is False after :func:`read`, which unpacks the payload.
     """
 
@@ -170,11 +170,10 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 
 
 class _Schema(msgspec.Struct, array_like=True):
-    """The beginning of a record.
+    """The first two elements of an encoded record, with which the version of its format is read.
 
-    The schema is the first field in every version of the format.
-
-    The second field is required. Otherwise the checksum would be read as the schema if it is the only element.
+    The schema is the first field in every version of the format. The second element is required. Otherwise, in a record
+    that has only a checksum, the checksum would be read as the schema.
     """
 
     schema: int
@@ -187,8 +186,8 @@ _schema: Final = msgspec.msgpack.Decoder(_Schema)
 def write(record: Record) -> bytes:
     """Encode a record for the log, and append its checksum.
 
-    The payload of a state is compressed if that makes it smaller. The last element is the CRC-32 of all bytes before
-    it. So the checksum also covers fields that a later version of the format adds.
+    The payload of a state is compressed if that makes it smaller. The checksum is the last element: the CRC-32 of all
+    bytes before it. So it also covers fields that a later version of the format adds.
     """
     if record.kind in (Kind.CLEAR, Kind.STATE) and LEAST_PACKED <= len(record.payload) <= MAX_BYTES:
         packed = zlib.compress(record.payload, LEVEL)
@@ -248,11 +247,16 @@ class _Batch(msgspec.Struct, array_like=True):
 _batch: Final = msgspec.msgpack.Decoder(_Batch)
 _fields: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 READ: Final = ("type", "block_hashes", "block_size")
-"""Fields of an event that :func:`divided` decodes. It copies the encodings of all other fields."""
+"""Fields of an event that :func:`divided` decodes, because it needs their values.
+
+It copies all other fields undecoded.
+"""
 
 
 def divided(payload: bytes, events: int) -> list[bytes]:
-    """Divide a batch into payloads that fit into records; see :data:`MAX_EVENTS` and :data:`MAX_BYTES`.
+    """Divide a batch into smaller payloads, each of which fits into a record.
+
+    :data:`MAX_EVENTS` and :data:`MAX_BYTES` limit a record.
 
     Args:
         payload: the batch as the relay has encoded it. Its events are maps.

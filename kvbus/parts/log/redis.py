@@ -2,8 +2,9 @@
 
 Each stream of kvbus has a Redis stream and a hash. The extra ``redis`` is required.
 
-The Redis stream has the records. The hash has the pointer, and the token of the writer that may append. Every change is
-a Lua script. It first compares the token, so a former writer is fenced.
+The Redis stream has the records. The hash has the pointer, and a random token of the writer that may append. Every
+change is a Lua script. The script first compares the token in the hash with the token of its writer. So a former writer
+is fenced: it cannot change anything.
 
 The script also checks that the newest record is the one that the writer has appended last. This has two effects. An
 append that is repeated because its answer was lost changes nothing. And kvbus notices that the server has lost records,
@@ -43,23 +44,26 @@ KEEP: Final = 86_400
 """Time in seconds for which the server keeps the pointer of a stream that has no writer."""
 
 REPLICATED: Final = 2.0
-"""Time in seconds within which a replica has to confirm the claim of a stream."""
+"""Timeout in seconds within which a replica has to confirm that it has the epoch of a newly claimed stream."""
 
 MOST: Final = 64
 """Maximum number of records that are read from one stream in one request."""
 
 BEHIND: Final = 16
-"""Maximum number of lagging streams in one request.
+"""Maximum number of lagging streams from which one request reads.
 
-A stream lags if the last request returned :data:`MOST` records of it, so that it may have more.
+A stream lags if the last request returned :data:`MOST` records of it, so that Redis may have more.
 """
 
 MAX_DIGITS: Final = 17
-"""Number of digits from which on a number in a hash is ignored."""
+"""Number of digits from which on a number in a stream's hash is ignored, because Lua cannot represent it exactly."""
 
 FENCED: Final = -1
 LOST: Final = -2
-"""Result of a script if the server has lost records. :data:`FENCED` is the result if the writer is fenced."""
+"""Result of a script that finds that the server has lost records.
+
+:data:`FENCED` is the result of a script whose writer was fenced.
+"""
 
 READ: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
@@ -67,7 +71,7 @@ return {found[1] or '', found[2] or ''}
 """
 """A Lua script that returns the newest epoch and the newest position from a stream's hash.
 
-Each of them is an empty string if the hash does not have it.
+If the hash lacks one of the two, an empty string is returned in its place.
 """
 
 CLAIM: Final = """
@@ -81,10 +85,10 @@ return tonumber(newest)
 """
 """A Lua script that claims a stream for a writer.
 
-Its keys are the records and the pointer. Its arguments are a token, the epoch and the newest position as :data:`READ`
-has returned them, the next epoch, the seconds for which to keep the pointer, and the newest position as a number. It
-returns the newest position; 0 if there are no records; -1 if the epoch or the newest position has changed since
-:data:`READ`.
+Its keys are the names of the stream's records and of its hash. Its arguments are a token, the epoch and the newest
+position as :data:`READ` has returned them, the next epoch, the seconds for which to keep the pointer, and the newest
+position as a number. It returns the newest position; 0 if there are no records; -1 if the epoch or the newest position
+has changed since :data:`READ`.
 """
 
 OWN: Final = """
@@ -115,8 +119,9 @@ return at
 )
 """A Lua script that appends records.
 
-Its arguments are a token, the newest position, a position above which all records have to be, the seconds for which to
-keep the records, the seconds for which to keep the pointer, and the records. It returns the last record's position.
+Its arguments are the writer's token, the position of the record that the writer has appended last, a position that all
+new records have to exceed, the seconds for which to keep the records, the seconds for which to keep the pointer, and
+the records. It returns the last record's position.
 """
 
 POINT: Final = (
@@ -131,19 +136,22 @@ return 0
 )
 """A Lua script that stores the pointer and deletes old records.
 
-Its arguments are a token, the pointer's epoch, seq and position, and a number of seconds. It deletes the records that
-are older than these seconds and before the pointer's position.
+Its arguments are the writer's token, the pointer's epoch, seq and position, and a number of seconds. It deletes the
+records that are older than these seconds and before the pointer's position.
 """
 
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
-"""A Lua script that returns the number of records with a given id, which is 0 or 1.
+"""A Lua script that returns the number of records with a given Redis id, which is 0 or 1.
 
-Its arguments are a token, which it does not use, and the id.
+Its arguments are the writer's token, which it does not use, and the id.
 """
 
 
 def _number(text: bytes) -> int:
-    """Return a number from a hash; 0 if the text is not a number, or if Lua cannot represent it exactly."""
+    """Return the number in a field of a stream's hash.
+
+    Return 0 if the text is not a number, or if Lua cannot represent the number exactly.
+    """
     found = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
     return found if found < 2**53 else 0
 
@@ -175,7 +183,8 @@ class RedisWriter:
     async def claim(self) -> None:
         """Claim the stream: store a new token and the next epoch in the stream's hash.
 
-        Python parses the values in the hash. A script that parsed an invalid value would fail each time.
+        The values that are already in the hash are parsed here and not in the script, because an invalid value would
+        make the script fail each time.
         """
         former, floor = self._former.get(self._key, (0, START))
         moved = True
@@ -189,11 +198,9 @@ class RedisWriter:
         self._former.pop(self._key, None)
 
     async def _replicated(self, seconds: float) -> None:
-        """Wait until a replica has the new epoch.
+        """Wait until a replica has the new epoch. Do nothing if there is no replica.
 
-        Do nothing if there is no replica.
-
-        Otherwise a replica that becomes the primary could give the same epoch to another writer.
+        Without the epoch, a replica that becomes the primary could give the same epoch to another writer.
 
         Redis's command WAIT covers only the writes of its own connection, and the claim may have used another
         connection. So this method writes again before it sends WAIT.
@@ -214,13 +221,13 @@ class RedisWriter:
         return self._newest
 
     async def point(self, pointer: Pointer) -> None:
-        """Store the pointer. Delete records before it that are older than the retention time."""
+        """Store the pointer. Delete the records before the pointer that are older than the retention time."""
         await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
 
     async def keeps(self, position: int) -> bool:
-        """Return whether the log has the record at this position.
+        """Return whether the log still has the stream's records from ``position`` on.
 
-        If the log has it, it also has all later records, because older records are deleted first.
+        Older records are deleted first. So it has them if it has the record at this position.
         """
         return bool(await self._run(KEEPS, f"{position}-0"))
 
@@ -258,20 +265,26 @@ class RedisReader:
         self._keys = {names(place, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
-        """The lagging streams, in the order in which they are read. The server may have more records of them."""
+        """The keys of lagging streams, in the order in which they are read.
+
+        The server may have more records of them.
+        """
         self._wrong: dict[bytes, None] = {}
-        """Streams whose keys do not hold a Redis stream. Each call of :meth:`take` checks one of these keys again."""
+        """Keys that should hold a Redis stream and hold another type of value.
+
+        Each :meth:`take` checks one of them again.
+        """
         self._asked = 0
         """Number of calls of :meth:`ends` so far."""
         self._level = dict.fromkeys(self._next, -1)
-        """By stream: the number of calls of :meth:`ends` before the newest read that left no records in Redis.
+        """By stream: how many times :meth:`ends` had been called when the stream was last read to its end.
 
         It is -1 while the stream lags.
         """
 
     @contextlib.asynccontextmanager
     async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
-        """Yield the connection to the primary, for up to ``seconds``.
+        """Yield the connection to the primary. The block may use it for up to ``seconds``.
 
         If the server fails, close the connection, because another server may be the primary now.
 
@@ -288,9 +301,9 @@ class RedisReader:
             raise
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the next records of all streams that do not lag, and of some lagging streams.
+        """Return the next records of all streams that do not lag, and of up to :data:`BEHIND` lagging streams.
 
-        If no stream lags, wait for new records.
+        A stream lags if Redis may have more records of it. If no stream lags, wait up to ``seconds`` for new records.
         """
         await self._look_again()
         while True:
@@ -319,9 +332,9 @@ class RedisReader:
                 return found
 
     async def _judge(self, names: Iterable[bytes]) -> None:
-        """Find the keys that do not hold a Redis stream, and exclude their streams from further requests.
+        """Find the keys among ``names`` that do not hold a Redis stream, and leave them out of further requests.
 
-        If a request names a key of this kind, the server refuses the complete request.
+        This is necessary because the server refuses a complete request if it names one key of this kind.
         """
         async with self.client() as client:
             asked = client.pipeline(transaction=False)
@@ -335,7 +348,10 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """Check one of the excluded keys again. If it holds a Redis stream now, the stream is read again."""
+        """Check one of the keys that are left out of requests.
+
+        If it holds a Redis stream now, the stream is read again.
+        """
         if self._wrong:
             name = next(iter(self._wrong))
             del self._wrong[name]
@@ -351,18 +367,18 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Return the number of this call as the mark of each stream.
+        """Return the number of calls of this method so far, as the mark for the present end of each stream.
 
-        A stream has reached this mark when a read after this call has left no records of it in Redis.
+        A stream has reached this mark when it is read to its end after this call.
 
-        The newest position in the stream's hash would be another possible mark. But the stream's writer can store any
-        number there, and then no reader would ever reach it.
+        The newest position in the stream's hash cannot be the mark. The stream's writer can store any number there, and
+        then no reader would ever reach it.
         """
         self._asked += 1
         return dict.fromkeys(self._keys.values(), self._asked)
 
     async def reached(self, key: str) -> int:
-        """Return the number of calls of :meth:`ends` before the newest read that left no records of this stream.
+        """Return how many times :meth:`ends` had been called when this stream was last read to its end.
 
         If the key does not hold a Redis stream, return the number of all calls, because there are no records to read.
         """
@@ -387,9 +403,9 @@ class RedisLog:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
-        """By stream key: the epoch and the newest position of this process's last writer that has failed.
+        """By stream key: the epoch and the newest position of the last writer of this process that has failed.
 
-        The server may have lost this epoch and this position.
+        They are kept here because the server may have lost them, and neither may be used twice.
         """
 
     async def claim(self, key: str) -> RedisWriter:

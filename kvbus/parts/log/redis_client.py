@@ -25,13 +25,13 @@ STOP: Final = 2.0
 """Timeout in seconds of closing a connection."""
 
 MOST_KEYS: Final = 500
-"""Number of keys that the server examines for one SCAN command."""
+"""Number of keys that the server examines for each SCAN command. It limits the time in which the server is blocked."""
 
 DENIED: Final = ("denied", "no ACL allows this")
 IN_SCRIPT: Final = "The user executing the script can't"
-"""Text of an ACL error of a command in a Lua script.
+"""Text in the error of a Lua script whose user lacks a permission (ACL).
 
-kvbus recognizes the error by it, because the error has no code.
+kvbus recognizes the error by this text, because the error has no code.
 """
 
 CODES: Final = {
@@ -45,11 +45,11 @@ CODES: Final = {
     "NOAUTH": ("authentication_failed", "the server requires a password"),
     "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
 }
-"""By the code of a server's error: the reason as a label of counters, and a sentence for the operator."""
+"""By the code of a server's error: the reason for kvbus's counters, and a sentence for the operator."""
 
 
 class _Tls(SSLConnection):
-    """A TLS connection that uses the TLS context of its caller. redis-py's own context also trusts the system's CAs."""
+    """A TLS connection that uses the TLS context of kvbus. redis-py's own context would also trust the system's CAs."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
         super().__init__(**options)
@@ -59,9 +59,8 @@ class _Tls(SSLConnection):
 async def connected(place: RedisPlace) -> Redis:
     """Return a client of the primary, with a single connection.
 
-    The TLS and password files are read again for it.
-
-    If Sentinels name the primary, the client stays with the server that they name now, even if the primary changes.
+    The TLS and password files are read again for it. If Sentinels name the primary, the client stays connected to the
+    server that they name now, even if another server becomes the primary later.
 
     Raises:
         TlsFileError: a file cannot be used.
@@ -95,7 +94,10 @@ def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
 
 
 async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
-    """Return the address of the primary called ``name``, from the first Sentinel that knows it."""
+    """Return the address of the primary, from the first Sentinel that knows it.
+
+    ``name`` is the name under which the Sentinels know the primary.
+    """
     unknown: Exception | None = None
     wrong: Exception | None = None
     for host, port in place.addresses:
@@ -132,7 +134,7 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 @contextlib.asynccontextmanager
 async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
-    """Run the block with a timeout, and convert errors of redis-py to the error of the log's contract.
+    """Run the block for up to ``seconds``, and convert errors of redis-py to the UnavailableError of kvbus's logs.
 
     Raises:
         UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS or
@@ -149,28 +151,28 @@ async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[Non
 
 
 def is_of_wrong_type(answer: object) -> bool:
-    """Return whether an answer is the server's error that the key holds another type of value."""
+    """Return whether the server's answer is an error, because the requested key holds another type of value."""
     return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
 def names(place: RedisPlace, key: str) -> list[str]:
-    """Return the key names of a stream's records and of its pointer.
+    """Return the names of the two keys of a stream: the Redis stream with its records, and the hash with its pointer.
 
-    The braces keep the two names in one slot of a Redis cluster.
+    The braces in the names make a Redis cluster keep the two keys on one server.
     """
     records = f"{place.keys.prefix}:{{{key}}}"
     return [records, f"{records}:pointer"]
 
 
 async def seen(place: RedisPlace, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
-    """Scan the database, and yield in groups the keys of kvbus's streams that have a pointer.
+    """Scan the database, and yield the keys of kvbus's streams that have a pointer, in groups.
 
     The same key may be yielded twice.
 
     Args:
         place: the prefix of the key names.
         client: the connection.
-        refused: a list to which names are added that no stream can have.
+        refused: a list to which the names are added that are not the key of a stream.
     """
     before, behind = names(place, "*")[1].split("*")
     cursor: int | None = None
