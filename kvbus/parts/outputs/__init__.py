@@ -1,4 +1,4 @@
-"""Output drivers, which send kvbus's streams to readers.
+"""Output drivers, which send kvbus's streams to readers: to routers, to Dynamo's event plane, or to a log.
 
 Each ``outputs[].type`` has one module or folder in this package.
 

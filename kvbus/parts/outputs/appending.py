@@ -30,20 +30,22 @@ from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, 
 from kvbus.parts.outputs.contract import Services
 
 OVERDUE: Final = 10.0
-"""Time in seconds by which a state may be late before it counts as overdue."""
+"""Number of seconds by which a state of a stream in a log may be late before a metric counts the stream as overdue."""
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
 """Minimum size in bytes of the batches after a state that makes a new state due.
 
-If the state itself is larger, its size is the minimum.
+If the state is larger than this, the batches after it have to be at least as large as the state.
 """
 
 
 class StateDue:
-    """The rules for when the state of one stream has to be appended to the log again.
+    """The rules that decide when the state of one stream has to be appended to the log again.
+
+    A writer epoch is the time in which this kvbus is the writer of the stream in the log.
 
     Args:
-        every: seconds after a state at which the next one is due.
+        every: maximum number of seconds between two states.
         now: the time at which the stream was opened.
 
     Attributes:
@@ -54,7 +56,7 @@ class StateDue:
     def __init__(self, every: float, now: float) -> None:
         self._every = every
         self._written_at = now
-        """The time at which the newest state was appended, in any writer epoch.
+        """The time at which the newest state was appended, even if that was in an earlier writer epoch.
 
         Before the first state, it is the time at which the stream was opened.
         """
@@ -67,17 +69,18 @@ class StateDue:
     def begin(self, now: float) -> None:
         """Start a writer epoch, which has no state yet.
 
-        Its first state is not due by these rules, because the appender requests that state anyway.
+        The next state is due by these rules only after ``every`` seconds. The first state of the epoch comes without
+        them, because the appender requests it anyway.
         """
         self._state_at = now
         self.position, self.trimmed = None, False
 
     def wrote_batches(self, size: int) -> None:
-        """Count ``size`` bytes of batch records that were appended after the state."""
+        """Add ``size`` to the number of bytes that were appended after the newest state."""
         self._tail_bytes += size
 
     def wrote_state(self, size: int, position: int, now: float) -> None:
-        """Note that a state of ``size`` bytes was appended at ``position``, for whatever reason."""
+        """Note that a state of ``size`` bytes was appended at ``position``, even if it was not due by these rules."""
         self._tail_bytes, self._state_bytes, self.position = 0, size, position
         self._state_at = self._written_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause
@@ -98,11 +101,11 @@ class StateDue:
         return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:
-        """Return whether to check now that the log still has the newest state."""
+        """Return whether it is time to check that the log still has the newest state. The caller does the check."""
         return self.position is not None and not self.trimmed and now >= self._look_at
 
     def looked(self, now: float, *, kept: bool) -> None:
-        """Note the result of the check that the log still has the newest state."""
+        """Note the result of a check of the log. ``kept`` says whether the log still has the newest state."""
         self.trimmed = not kept
         if kept:
             self._pause = LEASE
@@ -113,9 +116,7 @@ log = logging.getLogger("kvbus.daemon")
 
 MOST_RECORDS: Final = 256
 MOST_BYTES: Final = 512 * 1024
-"""Maximum size in bytes of the records in one append.
-
-A single record may be larger.
+"""Maximum size in bytes of the records in one append. If a single record is larger, it is appended alone.
 
 :data:`MOST_RECORDS` is the maximum number of records in one append.
 """
@@ -128,19 +129,19 @@ The first pause is :data:`PAUSE` seconds, and each further pause is twice as lon
 """
 
 ASK_AGAIN: Final = 1.0
-"""Time in seconds after which kvbus requests a state from the relay again. The relay cannot always give the state."""
+"""Number of seconds after which kvbus requests a state from the relay again if the relay has not given it."""
 
 FAREWELL: Final = 5.0
 """Timeout in seconds of appending the end of a stream."""
 
 READER: Final = 1
-"""The router id with which an appender requests states from the relay. To the relay, the log is a router."""
+"""The router id with which an appender requests states from the relay. The relay treats the log as a router."""
 
 QUEUE_FULL: Final = "queue_full"
 UNAVAILABLE: Final = "log_unavailable"
 FENCED: Final = "fenced"
 CLOSED: Final = "closed"
-"""A reason for dropping batches: the stream was closed before they were appended.
+"""The reason that is counted for batches that were dropped because their stream was closed before they were appended.
 
 The other reasons are :data:`QUEUE_FULL`, :data:`UNAVAILABLE` and :data:`FENCED`.
 """
@@ -148,14 +149,14 @@ The other reasons are :data:`QUEUE_FULL`, :data:`UNAVAILABLE` and :data:`FENCED`
 
 @dataclass(frozen=True)
 class _State:
-    """A state in the queue. It stands between the batches before it and the batches after it."""
+    """A state that waits in the queue, at its place between the batches before it and the batches after it."""
 
     transfer: Transfer
     reason: str
 
 
 class _Gone:
-    """The end of the stream in the queue. All batches of the stream are before it."""
+    """An item in the queue that stands for the end of the stream. All batches of the stream are before it."""
 
 
 class Appender:
@@ -182,27 +183,27 @@ class Appender:
         self._asks = asks
         self._due = StateDue(state_every, asyncio.get_running_loop().time())
         self._others_pause = state_every + OVERDUE + LEASE_TTL
-        """Maximum seconds between two states of another writer of this stream, if that writer is running.
+        """Maximum number of seconds after which another writer of this stream, if it is running, replaces the pointer.
 
-        With each state, the writer also replaces the stream's pointer.
+        A writer replaces the stream's pointer with each state that it appends.
         """
         self._fresh: deque[Publish | _State | _Gone] = deque()
-        """Items that were queued since the last :meth:`flush`."""
+        """Batches, states and the end of the stream that were queued since the last :meth:`flush`."""
         self._queue: deque[Publish | _State | _Gone] = deque()
         self._in_flight: list[Publish] = []
         self._wake = asyncio.Event()
         self._shown = True
-        """Whether the gauges of the output include this stream's queue."""
+        """Whether the gauges of the output include this stream's queue. They do until the stream is closed."""
         self._missing = "subscribed" if config.on_subscribe == "state" else ""
-        """The reason for which a state has to be appended before any batch; empty if a batch may be next."""
+        """Why a state has to be appended before any further batch; empty if a batch may be next."""
         self._reason = ""
-        """The reason under which batches are counted that are dropped until the next state comes.
+        """The reason that is counted for batches that are dropped until the next state comes.
 
         It is empty before the first loss, because batches before the first state are dropped without being counted.
         """
         self._asked = False
         self._coming = False
-        """Whether the queue contains a state."""
+        """Whether a state waits in the queue, so that no other state has to be requested."""
         self._ask_at = 0.0
         self._seq = 0
         self._block_size = 0
@@ -215,11 +216,10 @@ class Appender:
     # -- incoming ------------------------------------------------------------------------------------------------------
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch.
+        """Queue one batch for the log.
 
-        Drop it if the queue is full, or if a state has to be appended first.
-
-        An empty batch is ignored, because a log does not need it.
+        Drop it if the queue is full, or if the stream's state has to be appended first. An empty batch is ignored,
+        because it changes nothing, and a log does not need it.
         """
         if not command.events:
             return
@@ -237,7 +237,10 @@ class Appender:
         self._stats.queue_depth += 1
 
     def state(self, transfer: Transfer) -> None:
-        """Queue the state that was requested from the relay. Batches that are published from now on come after it."""
+        """Queue the state that the appender has requested from the relay.
+
+        Batches that are published later come after it.
+        """
         if self._asked:
             self._fresh.append(_State(transfer, self._missing))
             self._asked, self._coming = False, True
@@ -256,7 +259,7 @@ class Appender:
 
     @property
     def busy(self) -> int:
-        """Number of items that are not in the log yet.
+        """Number of batches, states and other items that are not in the log yet.
 
         After the stream was closed, the number is 1 until the writing task has ended, and then 0.
         """
@@ -264,7 +267,7 @@ class Appender:
         return waiting if self._shown else int(not self._task.done())
 
     def close(self, linger: float) -> None:
-        """Stop writing. Before that, append the queued items for up to ``linger`` seconds."""
+        """Stop writing the stream. Before that, append the queued items for up to ``linger`` seconds."""
         self.flush()
         waits = not self._fenced and not self._task.done()
         self._hide()
@@ -274,7 +277,7 @@ class Appender:
             self._end()
 
     def retire(self) -> None:
-        """Append the queued items and the end of the stream, and then stop writing."""
+        """Append the queued items and the end of the stream, and then stop writing the stream for good."""
         self._fresh.append(_Gone())
         self.close(FAREWELL)
 
@@ -286,9 +289,9 @@ class Appender:
             self._show_fenced(fenced=False)
 
     def _show_overdue(self) -> None:
-        """Update the gauge ``states_overdue``, which counts the streams whose newest state is overdue.
+        """Update the gauge ``states_overdue``, which is the number of streams whose newest state is overdue.
 
-        The stream counts only if this kvbus is its writer and has to append its states.
+        A stream is counted only if this kvbus is its writer and has to append its states.
         """
         wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
         before, self._overdue = self._overdue, wanted and self._due.overdue(asyncio.get_running_loop().time())
@@ -303,7 +306,7 @@ class Appender:
         self._stats.dropped_events[reason] += command.events
 
     def _let_go(self, reason: str) -> None:
-        """Drop all waiting items. Count their batches as dropped for this reason."""
+        """Drop all waiting items. Count their batches as dropped for ``reason``."""
         for item in (*self._in_flight, *self._queue, *self._fresh):
             if isinstance(item, Publish):
                 self._drop(reason, item)
@@ -329,9 +332,12 @@ class Appender:
                 return
 
     async def _write(self) -> None:
-        """Write the stream, one writer epoch after another.
+        """Claim the stream in the log and write it.
 
-        Return when it is closed and all its items are in the log.
+        Begin again after a failure, until all items of the stream are in the log.
+
+        Each claim begins a writer epoch. An epoch ends when the log fails or when another writer claims the stream. The
+        method returns when the stream is closed.
         """
         pause, before = PAUSE, ""
         while True:
@@ -375,21 +381,21 @@ class Appender:
                 pause = min(MOST_PAUSE, 2 * pause)
 
     def _say(self, level: int, text: str) -> None:
-        """Log a text about the stream. Any ``%s`` in the text stands for the stream's key."""
+        """Write a line about the stream to kvbus's own log. Any ``%s`` in ``text`` stands for the stream's key."""
         fields = {"output": self._config.name, "stream": self._stream.key}
         log.log(level, "output %s: %s", self._config.name, text.replace("%s", self._stream.key), extra=fields)
 
     async def _until_left(self, epoch: int) -> None:
-        """Wait until no other writer writes the stream.
+        """Wait until no other writer writes the stream. Otherwise the two writers would fence each other forever.
 
-        Otherwise the two writers would fence each other forever.
+        A writer replaces the stream's pointer with each state. If the pointer stays the same for long enough, the other
+        writer is gone. If there is no pointer, no writer has the stream: either the operator has erased the stream, or
+        another program has overwritten the pointer.
 
-        A writer replaces the pointer with each state. If the pointer stays the same for long enough, the other writer
-        is gone. If there is no pointer, no writer has the stream: either the operator has erased the stream, or another
-        program has overwritten the pointer.
+        A broker also fences a writer whose transaction is open for too long. The pointer still has the epoch of this
+        writer in that case, so there is no other writer to wait for.
 
-        A broker also fences a writer whose transaction is open for too long. The pointer is then that of this writer,
-        and there is nothing to wait for.
+        ``epoch`` is the epoch in which this writer was fenced.
         """
         now = asyncio.get_running_loop().time
         seen: Pointer | None = Pointer(epoch)
@@ -427,7 +433,7 @@ class Appender:
             self._missing, self._reason = "lost", reason
 
     async def _turn(self, writer: Writer) -> None:
-        """Write the stream in one epoch. Return when the stream is closed and all its items are in the log."""
+        """Write the stream in one writer epoch. Return when the stream is closed and all its items are in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
         self._ask_at = now()
@@ -458,7 +464,7 @@ class Appender:
                     await self._wake.wait()
 
     async def _look(self, writer: Writer) -> None:
-        """Check at intervals that the log still has the newest state. New readers begin at this state."""
+        """If it is time, check that the log still has the newest state, because new readers begin at this state."""
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
@@ -472,7 +478,8 @@ class Appender:
     def _ask(self) -> None:
         """Request a state from the relay if a new state is due, or if a state is missing and the queue is empty.
 
-        The relay cannot give the state while the stream has no source.
+        The request is repeated after :data:`ASK_AGAIN` seconds, because the relay cannot give a state while the stream
+        has no source.
         """
         now = asyncio.get_running_loop().time()
         due = self._config.on_subscribe == "state" and self._due.due(now) and not self._coming
@@ -481,7 +488,7 @@ class Appender:
             self._feed(self._asks)
 
     async def _append_batches(self, writer: Writer) -> None:
-        """Append the first queued batches together, up to the limits of one append."""
+        """Append the batches at the beginning of the queue together, up to the limits of one append."""
         records: list[bytes] = []
         size = 0
         while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
@@ -504,7 +511,7 @@ class Appender:
         self._in_flight.clear()
 
     async def _append_state(self, writer: Writer, item: _State) -> None:
-        """Append a state, and then a pointer to it."""
+        """Append the records of a state to the log, and then let the stream's pointer name the first of them."""
         end = item.transfer.end_seq
         begin = self._seq
         position = size = 0
@@ -521,7 +528,8 @@ class Appender:
                 record = self._record(
                     writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
                 )
-                # compress in a thread, because a large payload takes milliseconds, and zlib releases the GIL
+                # Encode in a thread, because compressing a large payload takes milliseconds. zlib releases the GIL
+                # meanwhile, so the event loop can run.
                 records.append(await asyncio.to_thread(write, record))
                 size += len(records[-1])
                 if kind is Kind.CLEAR:
@@ -559,7 +567,7 @@ class Appender:
         more: bool = False,
         resync: bool = False,
     ) -> Record:
-        """Return the next record of the epoch, with the next seq.
+        """Return the next record of the writer epoch, with the next seq.
 
         Raises:
             UnavailableError: the epoch has no seq left, so the stream has to be claimed again with another epoch.

@@ -25,11 +25,11 @@ class Services:
         feed: function that passes a reader's request to the relay. The relay's answer comes to
             :meth:`OutputDriver.answer`.
         clock: function that returns the seconds for which the process has been running. Time in which the process was
-            stopped does not count. The driver measures the progress of readers with it.
+            stopped does not count. The driver measures with it whether readers make progress.
         max_replay_sessions: maximum number of answers that are sent at the same time, on all streams of the output.
-        interposed: the ports that engines dial, too, by endpoint. The driver adds a port when it opens the port, and
-            removes it when it closes the port.
-        publisher_limits: limits for the messages of the engines that dial these ports.
+        interposed: the ports to which engines connect as well as routers, by endpoint. The driver adds a port when it
+            opens the port, and removes it when it closes the port.
+        publisher_limits: limits for the messages of the engines that connect to these ports.
         system: the functions of the operating system that endpoints use.
     """
 
@@ -45,18 +45,18 @@ class Services:
 class OutputDriver(Protocol):
     """The driver of one output.
 
-    It serves the output's streams, each of which has a slot.
+    It serves the output's streams. Each stream has a number, its slot.
 
     A driver never blocks, and no reader delays another reader.
 
     Before the daemon calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before it yields a message of an
-    answer, it has committed the relay's state to disk. So a driver may send at once.
+    answer, it has committed the relay's state to disk. So a driver may send immediately.
 
     The batches of a stream are sent in the order in which they were published. A dropped batch is counted in ``stats``
     with a reason. The reason is ``queue_full`` if ``queue_batches`` batches were waiting. A driver may have further
     reasons. If it sets the counter of a reason to 0 when it is constructed, the metrics show the reason from the start.
-    When a stream closes, the driver subtracts what the stream has added to the gauges of ``stats``, including its
-    limits.
+    When a stream closes, the driver subtracts from the gauges of ``stats`` what it has added for this stream, including
+    the stream's limits.
     """
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
@@ -64,11 +64,11 @@ class OutputDriver(Protocol):
 
         Args:
             stream: the slot of the stream.
-            topic: the topic of the stream for now. A batch may have another topic.
+            topic: the topic of the stream when it is opened. A later batch may have another topic.
             policy: the readers that may connect.
 
         Raises:
-            BindError: an endpoint cannot be bound. Nothing of the stream is then left open.
+            BindError: an endpoint cannot be bound. The driver has closed everything that it had opened for the stream.
         """
 
     def publish(self, command: Publish) -> None:
@@ -80,17 +80,18 @@ class OutputDriver(Protocol):
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
         """Send the messages of an answer to the reader that has sent the request.
 
-        Take a message from the iterator only when that reader can receive it.
+        ``messages`` creates each message when it is taken. So take a message only when the reader can receive it.
         """
 
     def send_state(self, command: SendState) -> None:
-        """Send a stream's state to the readers named in a :class:`~kvbus.core.events.Subscribed`, as fast as they read.
+        """Send a stream's state to readers, as fast as they read.
 
-        A driver that never feeds such an event does nothing here.
+        They are the readers that the driver has named in a :class:`~kvbus.core.events.Subscribed` event. A driver that
+        never feeds such an event does nothing here.
         """
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the list of allowed CURVE keys.
+        """Replace the list of CURVE keys whose owners may connect.
 
         Disconnect the readers whose keys are not on the new list.
 
@@ -112,7 +113,7 @@ class OutputDriver(Protocol):
 
     @property
     def behind_seconds(self) -> float:
-        """Age in seconds of the oldest batch that some connected reader has to get and has not got."""
+        """Age in seconds of the oldest batch that some connected reader should get and has not got yet."""
 
     @property
     def streams(self) -> list[int]:
@@ -130,9 +131,10 @@ class OutputDriver(Protocol):
         """
 
     def retire(self, stream: int) -> None:
-        """Stop serving one stream for good, because its source and its topic no longer exist.
+        """Stop serving one stream for good, because its source no longer exists.
 
-        The driver has to inform connected readers that the stream has no blocks any more, even if they lag far.
+        Before that, the driver has to make sure that each connected reader drops the stream's blocks, even a reader
+        that has not got all batches yet.
         """
 
     def close(self, stream: int, linger: float = 0.0) -> None:
@@ -140,10 +142,10 @@ class OutputDriver(Protocol):
 
 
 OutputFactory = Callable[[int, OutputConfig, Services], OutputDriver]
-"""The type of the object that an entry point of ``kvbus.outputs`` names.
+"""A function that constructs the driver of one output. An entry point of ``kvbus.outputs`` names such a function.
 
-It constructs the driver of one output from the output's index in the configuration, its configuration, and the daemon's
-services. It opens no connection and no file.
+Its arguments are the output's index in the configuration, the output's configuration, and the daemon's services. It
+opens no connection and no file.
 """
 
 
@@ -151,12 +153,20 @@ services. It opens no connection and no file.
 class ViewDriver(OutputDriver, Protocol):
     """A driver whose readers may have limited rights.
 
-    A reader with limited rights gets the streams of its view in place of the output's own streams. Commands and events
-    name a view by its number. The policy that :meth:`allow` receives assigns a view to each key.
+    A view is a separate copy of the output's streams for all readers with the same limited rights. Commands and events
+    name a view by its number. The policy that :meth:`allow` receives assigns a view to each CURVE key.
     """
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view. The output's own stream in the same slot is already open."""
+        """Start serving one stream of a view, which is a copy of the output's streams for readers with limited rights.
+
+        The output's own stream in the same slot is already open.
+
+        Args:
+            number: the number of the view.
+            stream: the slot of the stream.
+            topic: the topic of the stream when it is opened.
+        """
 
     def close_view(self, number: int, stream: int) -> None:
         """Stop serving one stream of a view, and disconnect its readers."""

@@ -1,6 +1,6 @@
-"""The common driver of outputs that write a log.
+"""The common driver of outputs that write to a log: Kafka, NATS or Redis.
 
-Each stream has an :class:`~kvbus.parts.outputs.appending.Appender`.
+An :class:`~kvbus.parts.outputs.appending.Appender` writes each stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbus.transport.sockets import PeerPolicy
 
 
 class LogOutput:
-    """The driver of one output that writes a log; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output that writes to a log; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
         output: the output's index in the configuration.
@@ -44,7 +44,10 @@ class LogOutput:
         self._closing: list[Appender] = []
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Start writing one stream. The stream is claimed in the log as soon as the log can be reached."""
+        """Start writing one stream to the log.
+
+        As soon as the log can be reached, kvbus becomes the stream's writer there.
+        """
         del policy  # not needed, because the broker decides which clients may read
         named = stream_of(self._cluster, topic, stream)
         asks = Subscribed(self._output, stream, (READER,))
@@ -89,7 +92,7 @@ class LogOutput:
 
     @property
     def busy(self) -> int:
-        """Number of items that are not in the log yet, including the items of closed streams."""
+        """Number of batches, states and other items that are not in the log yet, including those of closed streams."""
         self._closing = [each for each in self._closing if each.busy]
         return sum(each.busy for each in (*self._open.values(), *self._closing))
 
@@ -98,7 +101,10 @@ class LogOutput:
         return 0
 
     def retire(self, stream: int) -> None:
-        """Append the end of one stream to the log, and stop writing the stream."""
+        """Stop writing one stream for good.
+
+        Before that, append the queued batches and the end of the stream to the log.
+        """
         appender = self._open.pop(stream)
         self._closing.append(appender)
         appender.retire()
@@ -112,10 +118,10 @@ class LogOutput:
 
 
 def stream_of(cluster: str, topic: bytes, slot: int) -> Stream:
-    """Return the names of a stream in the log, from the topic that kvbus has rendered for the stream.
+    """Return the names under which a stream is written to the log: cluster, model, worker and rank.
 
-    The topic of a log output has the model, the worker and the rank, separated by :data:`SEPARATOR`. Any other topic is
-    used as the worker's name, with the slot as the rank.
+    They come from the stream's topic. The default topic of a log output has the model, the worker and the rank,
+    separated by :data:`SEPARATOR`. Any other topic is used as the worker's name, and the slot as the rank.
     """
     parts = topic.decode().split(SEPARATOR)
     if len(parts) == 3 and parts[2].isdigit():

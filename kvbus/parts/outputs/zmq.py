@@ -1,4 +1,4 @@
-"""The ZeroMQ driver.
+"""The driver of outputs over ZeroMQ.
 
 Each stream has a live endpoint and, if configured, a replay server and a snapshot server.
 
@@ -40,13 +40,13 @@ from kvbus.transport.zmtp_keys import Keys
 log = logging.getLogger("kvbus.daemon")
 
 _HUB: Final = -1
-"""The key in :attr:`ZmqOutput._keys` for the endpoint that all streams of an output share."""
+"""The key in :attr:`ZmqOutput._keys` for an endpoint that all streams of an output share. Other keys are slots."""
 
 
 class ViewDispatcher:
-    """A handler that passes each connection of a stream's listener to the view of the router's CURVE key.
+    """A handler of connections, which passes each router's connection to the view of the router's CURVE key.
 
-    A view is a separate stream for the keys with one set of rights. The class implements
+    A view is a separate copy of a stream for all keys with the same rights. The class implements
     :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
@@ -58,7 +58,7 @@ class ViewDispatcher:
         self._handlers: dict[int, PeerHandler] = {}
 
     def opened(self, peer: Peer) -> None:
-        """Choose the view of a new peer by its key. Close the connection if that view is not open."""
+        """Choose the view for a newly connected peer by its key. Close the connection if that view is not open."""
         handler = self._pick(peer)
         if handler is None:
             peer.close(Reason.REVOKED)
@@ -72,7 +72,7 @@ class ViewDispatcher:
             handler.subscribed(peer, topic)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Pass the end of a peer's subscription to the peer's view."""
+        """Pass a peer's cancellation of a subscription to the peer's view."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.cancelled(peer, topic)
 
@@ -93,9 +93,9 @@ class ViewDispatcher:
 
 
 class NoListener:
-    """The listener of a view's stream.
+    """A listener without connections, for the stream of a view.
 
-    It has no connections, because the listener of the output's own stream has them.
+    The routers of a view connect to the listener of the output's own stream.
     """
 
     def close(self, linger: float = 0.0) -> None:
@@ -118,13 +118,16 @@ class ZmqOutput:
         self._sender = sender_of_output(services.stats, services.max_replay_sessions, services.clock)
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
-        """The publishers of live streams. The key is the number of the output or of a view, and the stream's slot."""
+        """The publishers of live streams.
+
+        A key is the number of the output or of one of its views, and the stream's slot.
+        """
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
         """The CURVE keys of each live endpoint, by the stream's slot.
 
-        Those of a shared endpoint are at :data:`_HUB`.
+        If all streams share one endpoint, its CURVE keys are at :data:`_HUB`.
         """
         self._hub: Hub | None = None
         self._replays: dict[int, ReplayServer] = {}
@@ -136,10 +139,10 @@ class ZmqOutput:
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
         """Bind one stream's endpoints.
 
-        If the output is configured to connect, connect its live endpoint.
+        If the output is configured to connect, connect its live endpoint instead of binding it.
 
         Raises:
-            BindError: an endpoint cannot be bound. Nothing of the stream is then left open.
+            BindError: an endpoint cannot be bound. All other endpoints of the stream are closed.
         """
         config = self._config
         self._policy = policy
@@ -167,7 +170,10 @@ class ZmqOutput:
             raise
 
     def _opener(self, key: int, endpoint: str) -> Callable[[PeerHandler], Endpoint]:
-        """Return a function that binds or dials a live endpoint. Its argument is the handler of the connections."""
+        """Return a function that binds or connects a live endpoint. Its argument is the handler of the connections.
+
+        ``key`` is the stream's slot, or :data:`_HUB` for an endpoint that all streams share.
+        """
         config, services, policy = self._config, self._services, self._policy.at(key)
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
@@ -226,7 +232,10 @@ class ZmqOutput:
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view. The routers of the view use the listener of the output's own stream."""
+        """Start serving one stream of a view.
+
+        The routers of the view connect to the listener of the output's own stream.
+        """
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
     def close_view(self, number: int, stream: int) -> None:
@@ -269,11 +278,9 @@ class ZmqOutput:
         )
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
-        """Return the event of a replay request.
+        """Return the relay's event for a router's replay request; None if the view of the router is no longer open.
 
-        It includes whether a state of the router's subscription answers the request.
-
-        Return None if the router's view is no longer open.
+        The event also says whether the router gets a state on its live connection, which then answers the request.
         """
         peer = self._replays[stream].peer_of(frames[0])
         number = self._view_of(peer.key)
@@ -324,7 +331,7 @@ class ZmqOutput:
 
     @property
     def rings(self) -> list[Ring]:
-        """The rings of all streams. A ring keeps the batches that some router has not got yet."""
+        """The ring of each stream. A ring keeps the newest batches for routers that have not got them yet."""
         return [live.ring for live in self._live.values()]
 
     @property
@@ -338,17 +345,15 @@ class ZmqOutput:
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the list of allowed keys.
+        """Replace the list of CURVE keys whose owners may connect. Return False if the output uses no keys.
 
-        Disconnect the routers whose keys are not on the new list, or have other rights.
-
-        Return False if the output uses no keys.
+        Disconnect the routers whose keys are not on the new list, or have other rights on it.
         """
         if policy.curve is None:
             return False
         before, self._policy = self._policy.curve, policy
         known = {} if before is None else before.clients
-        # a router with other rights has to connect again, because it then gets another view
+        # Disconnect routers whose rights have changed. They connect again, and then get the view for their new rights.
         moved = {key for key, each in policy.curve.clients.items() if key in known and known[key].grant != each.grant}
         for stream, keys in self._keys.items():
             clients = policy.clients(stream)
@@ -391,19 +396,21 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Number of answers that are not completely sent, plus the number of routers that kvbus is sending data to."""
+        """Number of answers that are not completely sent, plus the number of routers to which data is being sent."""
         return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
-        """End all unfinished answers with the marker END, count them, and return their number."""
+        """End all unfinished answers to replay and snapshot requests with the marker END.
+
+        Count them, and return their number.
+        """
         return sum(server.end() for server in self._servers)
 
     def retire(self, stream: int) -> None:
-        """Stop serving one stream for good.
+        """Stop serving one stream for good, because its source no longer exists.
 
-        Before that, send the state to the routers that lack batches.
-
-        The state is empty then, so these routers remove the stream's blocks.
+        Before that, send the stream's state to the routers that lack batches. The state is empty by then, so these
+        routers remove the stream's blocks.
         """
         live = self._live.get((self._output, stream))
         if live is not None:

@@ -20,7 +20,7 @@ Asked = TypeVar("Asked")
 Got = TypeVar("Got")
 
 PACE: Final = 2.0
-"""Time in seconds between two updates of the records.
+"""Time in seconds between two updates of kvbus's records in Dynamo's discovery.
 
 Dynamo ignores a record that is not refreshed for ten seconds.
 """
@@ -33,7 +33,7 @@ class Store(Protocol):
     """
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write these records by path. Refresh a record that is already there."""
+        """Write records. ``records`` has each record by its path. If a record is already there, refresh it."""
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete the records at these paths."""
@@ -47,14 +47,14 @@ class Store(Protocol):
 
 @dataclass(eq=False)
 class Source:
-    """One stream, as kvbus announces it in Dynamo's discovery.
+    """One stream of kvbus, as kvbus announces it in Dynamo's discovery.
 
     Attributes:
         name: the worker's name in kvbus.
         rank: the data-parallel rank of the stream.
         endpoint: the endpoint at which routers get the stream.
         wanted: the worker's id in Dynamo, from the configuration; None if kvbus has to find the id.
-        publisher: function that returns a new publisher id. The id stands for one incarnation of the worker.
+        publisher: function that returns a new publisher id. kvbus uses another id after each change of the worker.
         moved: function that is called before the records are written, if the worker or the rank has changed. Its
             arguments are the worker's id or None, the new publisher id, and the rank.
     """
@@ -73,14 +73,14 @@ class Source:
 
 
 class Announcer:
-    """The writer of the discovery records for all streams of one output.
+    """A task that writes the discovery records of all streams of one output to Dynamo's discovery.
 
     Args:
         output: the output's name, for log lines.
         scope: the Dynamo endpoint that the workers serve.
-        store: the store of the records.
-        host: the host at which routers reach this process. If several workers exist, kvbus takes the worker on this
-            host as its own.
+        store: the store that holds the records.
+        host: the host at which routers reach this process. If Dynamo has several workers, kvbus assumes that its
+            streams are those of the worker on this host.
     """
 
     def __init__(self, output: str, scope: Scope, store: Store, host: str) -> None:
@@ -100,13 +100,13 @@ class Announcer:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def set_rank(self, stream: int, rank: int) -> None:
-        """Announce a stream under another rank, because the engine's batches name that rank."""
+        """Announce a stream with another rank, because the engine's batches have this rank."""
         self._sources[stream].rank = rank
 
     def remove(self, stream: int) -> None:
-        """Stop announcing a stream.
+        """Stop announcing a stream, and delete its records.
 
-        A thread deletes its records, so that kvbus does not wait for a store that does not answer.
+        A thread deletes them, so that kvbus does not wait for a store that does not answer.
         """
         source = self._sources.pop(stream, None)
         last = not self._sources
@@ -169,7 +169,10 @@ class Announcer:
             log.info(text, self._output, source.name, source.said_rank, worker, extra=fields)
 
     def _worker(self, source: Source, found: list[Found]) -> int | None:
-        """Return the Dynamo id of the worker of this stream; None if kvbus cannot find the worker's model card."""
+        """Return the id that the worker of a stream has in Dynamo; None if kvbus cannot find the worker's model card.
+
+        ``found`` has the workers with a model card.
+        """
         if source.wanted is not None:
             known = [each.worker for each in found if each.worker == source.wanted]
         elif len(found) == 1:
@@ -194,9 +197,16 @@ class Announcer:
     async def _clear_up(
         self, source: Source, worker: int, sources: dict[str, bytes], channels: dict[str, bytes]
     ) -> None:
-        """Delete the records that an earlier process of this kvbus has left for a rank.
+        """Delete the records that an earlier process of this kvbus has left for the rank of ``source``.
 
-        Log a warning if the rank has another source. Dynamo's routers use neither of two sources of one rank.
+        If another program also announces a source of this rank, log a warning, because Dynamo's routers then use
+        neither source.
+
+        Args:
+            source: the stream that kvbus announces.
+            worker: the worker's id in Dynamo.
+            sources: all records of sources, by path.
+            channels: all records of channels, by path.
         """
         strangers = []
         for other in registry.others(sources, channels, worker, source.said_rank, source.number):

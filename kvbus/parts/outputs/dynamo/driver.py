@@ -36,21 +36,21 @@ log = logging.getLogger("kvbus.daemon")
 SETTLE: Final = 1.0
 """Time in seconds from a router's connection until kvbus sends it the state.
 
-A router first has to combine the discovery records of the source with the worker's model card. It silently drops events
-that come before.
+After connecting, a router first combines the discovery records of kvbus with the model card of the worker. Until it has
+done that, it silently drops events.
 """
 
 PUBLISHER_BITS: Final = 53
-"""Number of bits of a publisher id. JSON represents integers of up to 53 bits exactly."""
+"""Number of bits of a publisher id. The ids are written as JSON, which represents integers of up to 53 bits exactly."""
 
 
 class Stream(LivePublisher):
-    """A live publisher of one stream, which gives each connection its own event ids."""
+    """The live publisher of one stream. It numbers the events for each connection separately."""
 
     numbering: Numbering
 
     def opened(self, peer: Peer) -> None:
-        """Accept a new connection, and give it its own event ids."""
+        """Accept a router's new connection, and let its event ids be counted separately."""
         peer.rewrite = self.numbering.connection().rewrite
         super().opened(peer)
 
@@ -120,9 +120,9 @@ class DynamoOutput:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
 
     def _moved(self, stream: int, worker: int | None, publisher: int, rank: int) -> None:
-        """Begin new event ids for a stream whose worker or rank has changed.
+        """Use a new publisher id and new event ids for a stream whose worker or rank has changed.
 
-        Disconnect its routers, because they know the source by its former publisher id.
+        Disconnect its routers, because they know the stream by its former publisher id.
         """
         live = self._live[stream]
         live.numbering = Numbering(publisher, worker or 0, rank, self._left_out)
@@ -162,7 +162,7 @@ class DynamoOutput:
 
     def _requests(self, stream: int) -> Callable[[tuple[int, ...]], None]:
         def request_state(routers: tuple[int, ...]) -> None:
-            """Request the state for the routers that have been connected for at least :data:`SETTLE` seconds.
+            """Request the state for those of ``routers`` that have been connected for at least :data:`SETTLE` seconds.
 
             The live publisher calls this function again for the remaining routers.
             """
@@ -231,7 +231,7 @@ class DynamoOutput:
 
     @property
     def busy(self) -> int:
-        """Number of routers that kvbus is sending data to."""
+        """Number of routers to which data was not completely sent yet."""
         return sum(live.busy for live in self._live.values())
 
     def end_answers(self) -> int:
@@ -250,9 +250,9 @@ class DynamoOutput:
 
 
 def _own_address(endpoint: str) -> str:
-    """Return the address at which routers reach this host.
+    """Return the address at which routers on other hosts reach this host.
 
-    It is the host of ``endpoint``. If that is a wildcard, it is the address of this host's name.
+    It is the host in ``endpoint``. If that is a wildcard, it is the address to which this host's name resolves.
     """
     address = parse_endpoint(endpoint)
     if not address.is_wildcard:

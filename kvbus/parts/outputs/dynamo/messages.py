@@ -1,6 +1,6 @@
 """Translate kvbus's batches into Dynamo's RouterEvents.
 
-A RouterEvent has Dynamo's own block hashes, and an event id. Event ids differ from connection to connection.
+A RouterEvent has block hashes that Dynamo defines, and an event id. Each connection has its own sequence of event ids.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SEED: Final = 1337
 MASK: Final = 2**64 - 1
 
 SALT_TAG: Final = "dynamo-cache-salt:"
-"""The prefix with which Dynamo's workers mark a cache namespace in vLLM's ``extra_keys``."""
+"""The prefix by which a Dynamo worker marks the string with the cache namespace in vLLM's ``extra_keys``."""
 
 _DIGEST: Final = 64
-"""Number of characters in the hexadecimal digest that vLLM uses as an image's name."""
+"""Number of hexadecimal characters in the digest by which vLLM names an image."""
 
 
 def seed(lora: str | None, namespace: str | None) -> int:
@@ -63,10 +63,10 @@ def tokens_hash(block: bytes, seed: int, images: Iterable[int] = ()) -> int:
 
 
 def images_in(keys: Any, lora: str | None) -> list[int]:
-    """Return the hashes of the images in one block, from the block's entry in ``extra_keys``.
+    """Return the hashes of the images in one block. ``keys`` is the block's entry in vLLM's ``extra_keys``.
 
-    A pair in the entry is an image and its offset. A string is an image only if it is a digest. Other strings are LoRA
-    adapters and salts.
+    A pair in the entry is an image and its offset. A single string is an image only if it is a digest. Other strings
+    are LoRA adapters and salts.
     """
     found = []
     for each in keys if isinstance(keys, list) else ():
@@ -82,9 +82,9 @@ def images_in(keys: Any, lora: str | None) -> list[int]:
 
 
 def namespace_in(keys: Any, lora: str | None) -> str | None:
-    """Return the cache namespace of a store, from the entry of its first block in ``extra_keys``.
+    """Return the cache namespace of a store; None if it has no namespace.
 
-    Return None if the entry has no namespace.
+    ``keys`` is the entry of the store's first block in vLLM's ``extra_keys``.
     """
     for each in keys if isinstance(keys, list) else ():
         if isinstance(each, str) and each != lora and len(each) > len(SALT_TAG) and each.startswith(SALT_TAG):
@@ -95,29 +95,30 @@ def namespace_in(keys: Any, lora: str | None) -> str | None:
 TIERS: Final = {Tier.DEVICE: "device", Tier.HOST: "host_pinned", Tier.DISK: "disk", Tier.EXTERNAL: "external"}
 
 MAX_SALTED: Final = 1_000_000
-"""Maximum number of blocks for which kvbus keeps the cache namespace.
+"""Maximum number of blocks for which kvbus remembers the cache namespace.
 
 vLLM sends the namespace only with the first block of a prompt, and all its child blocks have the same namespace. If
-kvbus no longer has the namespace of a parent, it hashes the child without a namespace. No request then finds the child.
+kvbus has forgotten the namespace of a parent, it hashes the child as if it had no namespace. A router then does not
+find the child for a request with this namespace.
 """
 
 _HERE: Final = (None, "LOCAL")
-"""Values of ``locality`` for blocks that the worker itself has."""
+"""Values of an event's field ``locality`` which say that the worker itself has the blocks."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class RouterEvent(NamedTuple):
-    """One encoded event of Dynamo, without its event id: the bytes before the id, and the bytes after it."""
+    """One encoded RouterEvent of Dynamo without its event id: the bytes before the id, and the bytes after it."""
 
     head: bytes
     tail: bytes
 
 
 class Batch(NamedTuple):
-    """The timestamp and the translated events of a batch.
+    """The timestamp of a batch, and its events as Dynamo's RouterEvents.
 
-    None in place of an event means that all blocks are cleared.
+    A None in the list of events means that all blocks are cleared.
     """
 
     ts: float
@@ -125,13 +126,13 @@ class Batch(NamedTuple):
 
 
 class Translator:
-    """A translator of one rank's batches into events of Dynamo.
+    """A translator of one rank's batches into Dynamo's RouterEvents.
 
     Args:
         worker: the worker's id in Dynamo.
         rank: the worker's data-parallel rank.
-        left_out: function that is called with the number of events that were left out. They are about blocks that the
-            worker itself does not have. KvRouters do not accept such events.
+        left_out: function that is called with the number of events that were left out, because the worker itself does
+            not have their blocks. KvRouters do not accept such events.
     """
 
     def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -144,7 +145,7 @@ class Translator:
         self._rank = _encode("dp_rank") + _encode(rank)
         self._salted: dict[int, str] = {}
         self.filler = self._event(Tier.DEVICE, {"removed": {"block_hashes": []}})
-        """An encoded event that changes nothing."""
+        """An encoded event that changes nothing at a router. It removes an empty list of blocks."""
 
     def batch(self, payload: bytes) -> Batch:
         """Translate the payload of one batch.
@@ -207,7 +208,7 @@ class Translator:
 
 
 def _plain(event: AnyEvent, name: str) -> Any:
-    """Return the decoded value of an event's field that the codec leaves encoded; None if the event lacks the field."""
+    """Return the value of a field that kvbus's decoder leaves encoded in an event; None if there is no such field."""
     raw = value(event, name)
     return None if raw is None else decode_value(raw)
 
@@ -217,11 +218,11 @@ TOPIC: Final = b"kv-events"
 LATEST: Final = 2**40
 """Timestamp in seconds since 1970 from which on kvbus sends 0 in place of a batch's timestamp.
 
-An engine may send any number, and Dynamo reads the timestamp as milliseconds in 64 bits.
+An engine may send any number as the timestamp, and Dynamo reads it as milliseconds in an integer of 64 bits.
 """
 
 _CACHED: Final = 64
-"""Number of translated batches that are kept because other connections need them, too."""
+"""Number of translated batches that are kept, so that several connections can send one translation."""
 
 _ranked: Final = msgspec.msgpack.Decoder(tuple[float, msgspec.Raw, int]).decode
 
@@ -229,7 +230,10 @@ _MSGPACK: Final = b"\x01"
 
 
 class Envelope(msgspec.Struct):
-    """The content of a message's last frame on Dynamo's event plane, with the encoded events in ``payload``."""
+    """The structure that is encoded in the last frame of a message on Dynamo's event plane.
+
+    ``payload`` has the encoded events.
+    """
 
     publisher_id: int
     sequence: int
@@ -239,7 +243,7 @@ class Envelope(msgspec.Struct):
 
 
 class Numbering:
-    """The source of event ids for one publisher id, and the translator of its batches.
+    """The common part of all connections of one stream: its publisher id, its translator, and the highest event id.
 
     Args:
         publisher: the publisher id.
@@ -253,22 +257,23 @@ class Numbering:
         self.worker = worker
         self.rank = rank
         self.newest = 0
-        """The highest event id that any connection has used."""
+        """The highest event id that kvbus has used on any connection of the stream."""
         translator = Translator(worker, rank, left_out)
         self.filler = translator.filler
         self.translate = lru_cache(maxsize=_CACHED)(translator.batch)
-        """A function that translates a batch, and keeps its newest results.
+        """A function that translates a batch, and caches the newest results.
 
-        Connections share the results, because all of them get the same batches at about the same time.
+        All connections of a stream send the same batches at about the same time. So most batches are translated only
+        once.
         """
 
     def connection(self) -> Connection:
-        """Return the event ids of a new connection."""
+        """Return an object that counts the event ids of a new connection."""
         return Connection(self)
 
 
 class Connection:
-    """The event ids of one router's connection, and the translation of its messages.
+    """A counter of the event ids of one router's connection, which also translates the connection's messages.
 
     :meth:`rewrite` gets the messages that kvbus would send to a router of any other kind.
     """
@@ -276,19 +281,18 @@ class Connection:
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._id = numbering.newest + 1
-        """The event id that was used last.
+        """The event id that was used last on this connection.
 
-        It starts at an id that no connection has used.
-
-        So a router that already knows this source finds a gap before the first event of this connection.
+        It begins one above every id that another connection has used. So a router that already knows this publisher id
+        finds that an id is missing before the first event of this connection.
         """
         self._seq: int | None = None
         self._encode = msgspec.msgpack.Encoder().encode
 
     def rewrite(self, data: bytes) -> bytes:
-        """Translate encoded messages of kvbus into encoded messages of Dynamo's event plane.
+        """Translate messages of kvbus into messages of Dynamo's event plane.
 
-        ``data`` has complete messages.
+        ``data`` has one or more complete messages in ZMTP's encoding, as has the result.
         """
         out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
         self._numbering.newest = max(self._numbering.newest, self._id)
@@ -318,7 +322,7 @@ class Connection:
 
 
 def rank_of(payload: bytes) -> int:
-    """Return the rank in the payload of a batch in kvbus's encoding."""
+    """Return the data-parallel rank in the payload of a batch. The payload is in kvbus's own encoding."""
     return _ranked(payload)[2]
 
 

@@ -24,7 +24,10 @@ TOPIC: Final = "kv-events"
 
 
 class Scope(NamedTuple):
-    """The Dynamo endpoint that workers serve. Dynamo groups the workers' model cards and events by it."""
+    """The names of the Dynamo endpoint that workers serve.
+
+    Dynamo groups the workers' model cards and events by them.
+    """
 
     namespace: str
     component: str
@@ -52,17 +55,23 @@ class Found(NamedTuple):
 
 
 class Other(NamedTuple):
-    """A publisher other than this kvbus whose record claims to be the source of a rank's events."""
+    """A publisher other than this kvbus. A discovery record names it as the source of a rank's events."""
 
     publisher: int
     endpoint: str
 
 
 def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str) -> dict[str, bytes]:
-    """Return the two discovery records of one source, by path.
+    """Return the two discovery records of one stream, by path: the record of its source, and that of its channel.
 
-    The first is the record of the source, and the second is the record of its channel. They are written in this order,
-    because a router that finds the channel has to know the source already.
+    They are written in this order, because a router that finds the channel has to know the source already.
+
+    Args:
+        scope: the Dynamo endpoint that the worker serves.
+        publisher: the publisher id of the stream.
+        worker: the worker's id in Dynamo.
+        rank: the data-parallel rank.
+        endpoint: the ZeroMQ endpoint at which routers get the stream.
     """
     path = f"{scope.events}{publisher:x}"
     place = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
@@ -102,7 +111,7 @@ def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]
 def others(
     sources: dict[str, bytes], channels: dict[str, bytes], worker: int, rank: int, publisher: int
 ) -> list[Other]:
-    """Return the sources of a rank that have another publisher id than ``publisher``.
+    """Return the sources of a rank that have another publisher id than ``publisher``, which is kvbus's own.
 
     If a rank has two sources, Dynamo's routers use neither of them.
     """
@@ -121,9 +130,9 @@ def _host(instance: dict[str, Any]) -> str:
 
 
 def _part(record: Any, *names: str) -> Any:
-    """Return the value under nested keys of a record; None if there is none.
+    """Return the value under nested keys of a record; None if a key is missing.
 
-    Another program may have written the record.
+    Any key may be missing, because another program may have written the record.
     """
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
@@ -137,9 +146,9 @@ def _number(record: Any, name: str) -> int:
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """Decode a record.
+    """Decode the JSON of a record.
 
-    Return an empty dict if the record is not valid, for example because it is just being written.
+    Return an empty dict if the record is not valid, for example because another process is just writing it.
     """
     try:
         found = msgspec.json.decode(body)
@@ -153,17 +162,20 @@ OLD: Final = 10.0
 
 
 class FileStore:
-    """A store that keeps the records as files, in the directory ``$DYN_FILE_KV`` of Dynamo's frontend and workers.
+    """A store that keeps the records of Dynamo's discovery as files.
 
     Args:
-        directory: the directory.
+        directory: the directory of the files. Dynamo's frontend and workers have it in ``$DYN_FILE_KV``.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write these records by path. Refresh the time of a file that already has the record."""
+        """Write records as files. ``records`` has each record by its path.
+
+        If a file already has the record, only refresh its modification time.
+        """
         for path, body in records.items():
             file = self._file(path)
             try:
@@ -172,7 +184,8 @@ class FileStore:
                     continue
             except OSError:
                 file.parent.mkdir(parents=True, exist_ok=True)
-            # write the file outside of its bucket's directory first, because watchers read every file in that directory
+            # Write the file in the parent directory first, and then move it. Watchers read every file in the bucket's
+            # directory, and must not find a file that is only half written.
             half = self._directory / f".{os.getpid()}-{file.name[-64:]}"
             half.write_bytes(body)
             half.replace(file)
@@ -205,14 +218,14 @@ class FileStore:
 
 
 LEASE: Final = 10
-"""Time in seconds after which etcd deletes the records of a process that does not renew its lease."""
+"""Time in seconds without a renewal of its lease after which etcd deletes the records of a process."""
 
 TIMEOUT: Final = 3.0
 """Timeout of a request to etcd, in seconds."""
 
 
 class EtcdStore:
-    """A store that keeps the records in etcd.
+    """A store that keeps the records of Dynamo's discovery in etcd.
 
     Args:
         url: the address of etcd, such as ``http://host:2379``.
@@ -228,15 +241,15 @@ class EtcdStore:
         self._held: dict[str, bytes] = {}
         """Records of this process that were written to etcd under the present lease, by path."""
         self._missing: set[str] = set()
-        """Paths of this process's records that the last :meth:`find` did not find as they were written.
+        """Paths of records that this process has written, and that the last :meth:`find` did not find unchanged.
 
         If the lease is valid, another process has deleted or replaced these records.
         """
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write these records by path.
+        """Write records to etcd. ``records`` has each record by its path.
 
-        Renew the lease, which refreshes the records that are already there.
+        Also renew the lease, so that etcd keeps the records that are already there.
 
         Raises:
             OSError: etcd does not answer, or refuses the request.
@@ -274,7 +287,7 @@ class EtcdStore:
     def find(self, prefix: str) -> dict[str, bytes]:
         """Return the records whose path begins with ``prefix``.
 
-        If a record of this process is not found as it was written, the next :meth:`put` writes it again.
+        If a record that this process has written is missing or changed, the next :meth:`put` writes it again.
 
         Raises:
             OSError: etcd does not answer, or refuses the request.
