@@ -35,7 +35,7 @@ _REFUSED: Final[dict[str, Refused]] = {
     Reason.LEFT: Refused.CLOSED,
     Reason.BROKEN: Refused.CLOSED,
 }
-"""The reason that is shown at a source, for each reason why a connection did not become a publisher of the source.
+"""The reason that a source shows, by the reason why a connection did not become one of its publishers.
 
 Every reason that is not listed here is shown as PROTOCOL.
 """
@@ -48,7 +48,7 @@ def limits_of_publishers(frame_bytes: int) -> Limits:
         frame_bytes: maximum bytes of one frame. A message may have four times as many bytes.
     """
     most = 4 * frame_bytes
-    # a frame that is not empty has at least one byte, so the limit of bytes also limits the number of such frames
+    # The same limit serves for bytes and for frames, because a frame that is not empty has at least one byte.
     return Limits(frame_bytes=frame_bytes, message_frames=most, kept_frames=MAX_KEPT_FRAMES, message_bytes=most)
 
 

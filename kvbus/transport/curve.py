@@ -159,7 +159,7 @@ def read_allowed(path: Path) -> Clients:
     if not path.is_dir():
         return _allowed(path, "")
     try:
-        # files whose name begins with a dot belong to Kubernetes (..data) or to a text editor
+        # skip files whose name begins with a dot, because they belong to Kubernetes (..data) or to a text editor
         files = sorted(each for each in path.iterdir() if not each.name.startswith(".") and not each.is_dir())
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error

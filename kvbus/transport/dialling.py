@@ -85,7 +85,9 @@ class Connection:
             ProtocolError: the peer broke a rule of ZMTP.
         """
         while True:
-            sealing = self.protocol.sealing  # kvbus's last bytes of the handshake, which set it, are not encrypted
+            # Read `sealing` before the event. The last event of the handshake sets it, but kvbus's answer to that event
+            # must not be encrypted yet.
+            sealing = self.protocol.sealing
             try:
                 event = self.protocol.next_event()
             finally:
@@ -174,8 +176,8 @@ async def dial(
             async with asyncio.timeout(seconds):
                 dialled = await _dial(attempt, role, curve, limits or Limits(), opened)
                 if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
-                    # some peers close without an ERROR if kvbus's socket type does not fit theirs, and name their own
-                    # type only to a socket type that fits; so dial again with another type
+                    # Some peers close without an ERROR if kvbus's socket type does not fit theirs. They name their own
+                    # socket type only to a type that fits. So dial again with another type.
                     with contextlib.ExitStack() as second:
                         other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
                     if other.outcome.stop is Stop.OPEN:

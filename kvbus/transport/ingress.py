@@ -27,7 +27,7 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two checks whether kvbus has read all messages of an answer that libzmq has cut off."""
+"""Seconds between two checks whether the messages that arrived before libzmq ended an answer have been read."""
 
 
 def _queue(hwm: int | None) -> dict[str, int]:
@@ -115,7 +115,8 @@ class LiveStream:
     @property
     def unread(self) -> bool:
         """Whether batches of the engine wait to be read, in libzmq or in the kernel."""
-        # The kernel is checked first, because messages move from the kernel to libzmq.
+        # Messages move from the kernel to libzmq. So check the kernel first: a message that moves between two checks in
+        # the other order would be missed.
         return self._monitor.unread or self._pump.look()
 
     @property
@@ -215,7 +216,8 @@ class RequestConnection:
                 opened.callback(self._monitor.close)
                 policy.put_on(socket)
                 attach(socket, endpoint, bind=False)
-                # libzmq's thread needs a free file descriptor, and reports no error if there is none
+                # Check that a file descriptor is free. libzmq's thread needs one, and reports no error if there is
+                # none.
                 os.close(os.open(os.devnull, os.O_RDONLY))
                 socket.send_multipart(request)
             except (OSError, zmq.ZMQError) as error:
@@ -226,7 +228,8 @@ class RequestConnection:
     @property
     def unread(self) -> bool:
         """Whether messages of the answer wait to be read, in libzmq or in the kernel."""
-        # The kernel is checked first, because messages move from the kernel to libzmq.
+        # Messages move from the kernel to libzmq. So check the kernel first: a message that moves between two checks in
+        # the other order would be missed.
         return self._monitor.unread or self._pump.look()
 
     def read(self, *, on: bool) -> None:

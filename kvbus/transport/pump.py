@@ -22,7 +22,7 @@ CAP: Final = 128
 """Maximum number of messages that a pump reads in one iteration of the event loop."""
 
 LOOKS: Final = 4
-"""Number of messages in each iteration of the event loop after which a pump checks whether another message waits.
+"""Number of messages in one iteration of the event loop after each of which a pump checks for another message.
 
 After further messages it does not check, but reads until libzmq returns EAGAIN. An EAGAIN costs as much as eight
 checks.
@@ -125,7 +125,8 @@ class Pump:
         if self.closed:
             return
         if self._paused:
-            # The check makes the descriptor signal again. Without it the loop would call this method all the time.
+            # Without this check, the descriptor would stay readable, and the event loop would call this method all the
+            # time.
             if not self._pending():
                 self._call_those_behind(0, pending=False)
             return  # messages that arrive after the check wait in libzmq until the pump resumes

@@ -292,7 +292,7 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()
         raise
     if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        # TCP may connect a local port to itself if nothing listens there.
+        # TCP may connect a local port to itself if nothing listens there, so this is not a connection to a server.
         connecting.close()
         return Stop.REFUSED, "connection refused"
     return connecting

@@ -242,7 +242,7 @@ def check_port(endpoint: str) -> None:
 def check_peer(endpoint: str) -> None:
     """Check that libzmq could connect to an endpoint, without making a connection.
 
-    A kvbus at the endpoint would count a connection that ends at once.
+    A trial connection would end at once, and a kvbus at the endpoint would count it as a router that disconnects.
 
     Raises:
         ValueError: the endpoint is malformed.

@@ -203,8 +203,8 @@ class StreamSockets:
         if endpoint is None or self._context is None:
             raise RuntimeError("there is no endpoint for this request")
         self.stop_asking()
-        # The process may have no free file descriptor, for example. Then the request times out, and the client sends it
-        # again.
+        # Ignore the error, which occurs for example if the process has no free file descriptor. The request then times
+        # out, and the client sends it again.
         with contextlib.suppress(BindError):
             self._request = RequestConnection(
                 self._context,

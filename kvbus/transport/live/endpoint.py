@@ -65,8 +65,8 @@ class Shared(NamedTuple):
     A stream with shared resources does not count its routers, because :mod:`kvbus.transport.live.hub` counts them.
 
     Attributes:
-        share: the byte limit for the rings of the streams.
-        places: the places for states that are being sent.
+        share: the byte limit for the recent batches that all streams together keep for slow routers.
+        places: the scheduler that limits how many states are sent at the same time.
     """
 
     share: Share

@@ -2,8 +2,8 @@
 
 The hub owns the connections of the endpoint. It passes each router to the streams whose topics match the router's
 subscriptions. A stream sees only these routers, as if it owned the endpoint. Slow routers cost a limited amount of
-memory for all streams together: the streams share the byte limit of their rings, and the places for states that are
-being sent.
+memory for all streams together, because the streams share two limits: the bytes of the recent batches that they keep,
+and the number of states that are sent at the same time.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
 }
 """The allowed next states of each state of a router, each with the condition for the transition.
 
-A router in every state but ``gone`` can also become ``idle`` (no subscription matches any more) or ``gone`` (the
-connection ends).
+In addition, a router can change from every state but ``gone`` to ``idle`` (no subscription matches any more) and to
+``gone`` (the connection ends).
 """
 
 
@@ -110,8 +110,8 @@ class Router:
         without one.
         """
 
-        # State transfers to the router: why and since when it wants a state, how many it got, and the transfer under
-        # way.
+        # The router's state transfers: why and since when it waits for a state, how many states it got, and the
+        # transfer that it receives now.
         self.reason = ""
         self.wanted_at = 0.0
         self.states_sent = 0

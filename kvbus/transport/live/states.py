@@ -117,7 +117,11 @@ class StatePlaces:
             self._timer = self._loop.call_later(PACE, self._look)
 
     def _find_slow(self, now: float) -> None:
-        """Move states that take long to the places for slow routers. If these places are taken, restart the states."""
+        """Let routers that have received a state for more than :data:`SLOW_AFTER` seconds count as slow.
+
+        Their states then occupy places for slow routers. If these places are taken, the routers must wait for a new
+        state.
+        """
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_place for routers in groups)
         for routers in groups:

@@ -136,8 +136,8 @@ class LivePublisher:
         if topic != self._topic:
             self._change_topic(topic)
         burst = self._burst
-        # Never drop an empty batch. Its seq may be one that the state of a single router uses. All other routers need
-        # the empty batch, or they would see a gap.
+        # Never drop an empty batch. While kvbus sends a state to one router, all other routers get an empty batch for
+        # each seq of this state. Without the empty batch they would see a gap.
         if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
@@ -217,7 +217,7 @@ class LivePublisher:
             if router.position is None or router.position >= first:
                 continue
             router.position = first
-            if router.state is not RouterState.WAITING:  # a waiting router gets this batch in its state
+            if router.state is not RouterState.WAITING:  # the state that a waiting router gets includes this batch
                 self._lose(router, dropped)
 
     def _lose(self, router: Router, entry: Entry) -> None:
@@ -397,8 +397,8 @@ class LivePublisher:
             return
         router.reason = "subscribed"
         router.has_asked = False
-        # A router may announce only later that it requests replays itself. Then it gets no state, but the batches from
-        # this position on.
+        # Keep the position, because a router may announce later that it requests replays itself. Then it gets the
+        # batches from this position on instead of the state.
         self._want_state(router, self.ring.end if self._shared is None else None)
 
     def _want_state(self, router: Router, position: int | None = None) -> None:
