@@ -227,7 +227,8 @@ class Discovery:
                     await self._apply()
                 except Exception as error:
                     report_out_of_memory(error)
-                    if self._put_off(f"a defect, {error!r}"):  # go on, because it may be a discoverer's
+                    # Continue after any exception, because the defect may be in a third-party discoverer.
+                    if self._put_off(f"a defect, {error!r}"):
                         log.exception("discovery: the defect")
             if not self._changed.is_set() and not self._refusal:
                 self._settled_at = self._loop.time()
