@@ -21,9 +21,8 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """Build an index in which workers hold blocks of one prompt, each with its own hashes, and return a sample of
-    each worker's
-    hashes by their place in the prompt.
+    """Build an index in which workers hold blocks of one prompt, each with its own hashes, and return a sample of each
+    worker's hashes by their place in the prompt.
     """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():
