@@ -28,25 +28,26 @@ _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 _RUN: Final = """```
-kvbus check kvbus.yaml        # every mistake at once, or the configuration in full
+kvbus check kvbus.yaml        # prints all errors, or the complete configuration
 kvbus run kvbus.yaml
 ```"""
 
 _SIMULATED: Final = """\
-Without a GPU, `kvbus sim --endpoint 'tcp://*:{}' --replay-endpoint 'tcp://*:{}'` takes the engine's place."""
+Without a GPU, `kvbus sim --endpoint 'tcp://*:{}' --replay-endpoint 'tcp://*:{}'` replaces the engine."""
 
 _NAMES: Final = """\
-`POD` is the address of engine and kvbus, `MODEL` the model's name. [Install kvbus](../OPERATIONS.md#install) first."""
+`POD` is the address of engine and kvbus, `MODEL` is the model's name. First
+[install kvbus](../OPERATIONS.md#install)."""
 
 _SEEN: Final = """\
-The first probes every endpoint and prints what is wrong, or `nothing is wrong`. The second rebuilds the live blocks as
-a router does, and prints their number."""
+The first command probes every endpoint and prints the problems, or `nothing is wrong`. The second command rebuilds the
+live blocks as a router does, and prints their number."""
 
 _LIVE: Final = """\
-`live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops what its
-decoder does not take, without a word to kvbus. `kvbus doctor kvbus.yaml --router PROFILE` compares what its decoder
-needs with what kvbus sends. The router understands the stream if its own count of blocks is the one that `kvbus dump`
-prints."""
+`live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops events that
+its decoder does not accept, and kvbus cannot notice this. `kvbus doctor kvbus.yaml --router PROFILE` compares the
+requirements of the router's decoder with the batches that kvbus sends. The router understands the stream if it counts
+as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
 Each router has a page: ports, engine, `kvbus.yaml`, the router's own settings, Kubernetes, and what does not work
@@ -54,19 +55,19 @@ with it. `kvbus init` writes the same into a commented configuration.
 """
 
 _KUBERNETES: Final = """\
-Put kvbus into the engine's pod as a sidecar: [one of three ways](../KUBERNETES.md#which-way). Each takes
-[the image](../KUBERNETES.md#the-image), and its commands are typed in a checkout of kvbus. The engine publishes to
-kvbus on loopback:
+Add kvbus to the engine's pod as a sidecar, in [one of three ways](../KUBERNETES.md#which-way). Each way needs
+[the image](../KUBERNETES.md#the-image), and you run its commands in a checkout of kvbus. The engine publishes to kvbus
+on loopback:
 
 ```
 --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",
   "endpoint": "tcp://127.0.0.1:15557", "replay_endpoint": "tcp://127.0.0.1:15657"}'
 ```
 
-SGLang takes the same without `enable_kv_cache_events`."""
+SGLang needs the same option without `enable_kv_cache_events`."""
 
 _KUBERNETES_LOOK: Final = """\
-See that it works:
+Check that it works:
 
 ```sh
 kubectl get pods -l kvbus/sidecar=true   # POD is one of them
@@ -75,8 +76,9 @@ kubectl exec POD -c kvbus -- kvbus dump --replay-endpoint tcp://127.0.0.1:REPLAY
 ```"""
 
 _COMPOSE: Final = """\
-[compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Put this `kvbus.yaml` in the
-place of `deploy/kvbus.yaml`, and your engine into `KVBUS_SOURCES__0__ENDPOINT` and `KVBUS_SOURCES__0__REPLAY_ENDPOINT`.
+[compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Replace
+`deploy/kvbus.yaml` by this `kvbus.yaml`, and set `KVBUS_SOURCES__0__ENDPOINT` and
+`KVBUS_SOURCES__0__REPLAY_ENDPOINT` to your engine's endpoints.
 
 ```
 docker compose -f deploy/compose.yaml up --build
