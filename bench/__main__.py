@@ -58,12 +58,14 @@ def commit() -> str:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--only", multiple=True, type=click.Choice(list(BENCHMARKS)), help="These benchmarks, not all of them.")
-@click.option("--quick", is_flag=True, help="Small and short: whether it works, and rough figures.")
+@click.option("--only", multiple=True, type=click.Choice(list(BENCHMARKS)), help="Run only these benchmarks.")
+@click.option("--quick", is_flag=True, help="Small and short runs, to see whether they work. The results are rough.")
 @click.option("--runs", type=click.IntRange(1), help="Alternating runs. By default 5, or 1 with --quick.")
 @click.option("--write", is_flag=True, help="Write docs/bench/results.json and the tables of docs/BENCHMARKS.md.")
-@click.option("--render", is_flag=True, help="Measure nothing: write the tables from docs/bench.")
-@click.option("--check", is_flag=True, help="Measure nothing: fail if the tables are not those of docs/bench.")
+@click.option("--render", is_flag=True, help="Measure nothing, and write the tables from the results in docs/bench.")
+@click.option(
+    "--check", is_flag=True, help="Measure nothing, and fail if the tables differ from docs/bench."
+)
 def main(only: tuple[str, ...], runs: int | None, *, quick: bool, write: bool, render: bool, check: bool) -> None:
     """Measure kvbus, and the relays that it is compared with, on this machine.
 
@@ -74,7 +76,7 @@ def main(only: tuple[str, ...], runs: int | None, *, quick: bool, write: bool, r
       python -m bench --write
     """
     if write and quick:
-        raise click.UsageError("what is written comes from whole runs, not from --quick")
+        raise click.UsageError("--write needs complete runs: leave out --quick")
     if render or check:
         pages = worth.pages()
         if check and (stale := [path.name for path, text in pages.items() if path.read_text() != text]):

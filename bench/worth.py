@@ -138,12 +138,12 @@ def pages() -> dict[Path, str]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", type=click.IntRange(1), default=SEEDS, show_default=True, help="Paired runs of each case.")
-@click.option("--quick", is_flag=True, help="Small and short: whether it works.")
+@click.option("--quick", is_flag=True, help="Small and short runs, to see whether they work.")
 @click.option("--write", is_flag=True, help="Write docs/bench/worth.json and the table of docs/BENCHMARKS.md.")
 def main(seeds: int, *, quick: bool, write: bool) -> None:
     """Simulate a fleet with each kind of router and each fault, and print how much prefill was computed."""
     if write and (quick or seeds != SEEDS):
-        raise click.UsageError(f"what is written comes from the whole run of {SEEDS} seeds")
+        raise click.UsageError(f"--write needs a complete run with {SEEDS} seeds")
     found = measure(SMALL if quick else Load(), seeds)
     click.echo(full_table(found))
     if write:
