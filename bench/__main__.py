@@ -63,9 +63,7 @@ def commit() -> str:
 @click.option("--runs", type=click.IntRange(1), help="Alternating runs. By default 5, or 1 with --quick.")
 @click.option("--write", is_flag=True, help="Write docs/bench/results.json and the tables of docs/BENCHMARKS.md.")
 @click.option("--render", is_flag=True, help="Measure nothing, and write the tables from the results in docs/bench.")
-@click.option(
-    "--check", is_flag=True, help="Measure nothing, and fail if the tables differ from docs/bench."
-)
+@click.option("--check", is_flag=True, help="Measure nothing, and fail if the tables differ from docs/bench.")
 def main(only: tuple[str, ...], runs: int | None, *, quick: bool, write: bool, render: bool, check: bool) -> None:
     """Measure kvbus, and the relays that it is compared with, on this machine.
 
