@@ -1,4 +1,4 @@
-"""Rewrite an engine's answer that lists the endpoints of its events: replace the endpoints by kvbus's own.
+"""Rewrite an engine's answer that lists the endpoints of its events, so that it lists kvbus's endpoints.
 
 :mod:`kvbus.parts.discovery.engine_answers` describes the forms of these answers. All other fields of an answer stay
 unchanged.
@@ -18,7 +18,7 @@ _KVBUS: Final = {"publisher": "zmq", "topic": "", "encoding": "msgpack", "schema
 
 
 class UnanswerableError(DiscoveryError):
-    """kvbus cannot tell a router the endpoints of the engine's events. The error's text is for the operator."""
+    """kvbus cannot say at which of its endpoints the engine's events are. The error's text is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ Offers = Mapping[int, Offer]
 
 
 def of_kvbus(offers: Offers) -> dict[str, Any]:
-    """Return an answer to ``/kv_event_sources`` on behalf of an engine that does not have this path.
+    """Return an answer to ``/kv_event_sources`` that lists kvbus's endpoints. It is for an engine that lacks this path.
 
     The answer has the form that vLLM's router reads.
     """
@@ -78,7 +78,7 @@ def of_vllm(answer: Any, offers: Offers) -> Any:
 def of_sglang(answer: Any, offers: Offers) -> Any:
     """Replace the endpoints in an engine's answer to ``/server_info`` by kvbus's endpoints.
 
-    If the answer does not mention KV events, return the same object.
+    If the answer does not mention KV events, return ``answer`` itself.
 
     Raises:
         DiscoveryError: the form of the answer cannot express kvbus's endpoints, or has an unknown form.
@@ -91,18 +91,21 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
         answer["kv_event_sources"] = [_entry(each, offers) for each in sources]
     if described:
         described = mapping(described)
-        # take the ranks from the list, because `dp_size` also counts the ranks of other nodes
+        # Use the ranks in the list if there is one, because `dp_size` also counts the ranks of other nodes.
         ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1)) or 1))
         answer["kv_events"] = _described(described, ranks, offers)
     return answer
 
 
 def _described(described: dict[str, Any], ranks: list[int], offers: Offers) -> dict[str, Any]:
-    """Replace the endpoints in the object ``kv_events`` of SGLang's answer, which has rank r at a base port plus r."""
+    """Replace the endpoints in ``kv_events``, an object in SGLang's answer, by kvbus's endpoints.
+
+    The object has only a base port: the port of rank r is the base port plus r.
+    """
     first = offer_of(ranks[0], offers)
     announced = {
         **described,
-        # a wildcard may stay: routers replace it by the host of the worker's URL, which is kvbus's host
+        # Do not replace a wildcard here. Routers replace it by the host in the worker's URL, which is kvbus's host.
         "endpoint_host": parse_endpoint(first.endpoint).host,
         "endpoint_port_base": _base(ranks, [offer_of(rank, offers).endpoint for rank in ranks]),
         "replay_endpoint_port_base": None
@@ -127,9 +130,10 @@ def _base(ranks: list[int], endpoints: list[str]) -> int:
 
 
 def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
-    """Replace the endpoints in one publisher's entry.
+    """Replace the endpoints in one publisher's entry of an engine's answer by kvbus's endpoints.
 
-    An entry of a publisher that does not use ZeroMQ stays unchanged.
+    An entry of a publisher that does not use ZeroMQ stays unchanged. If ``rank`` is None, the entry itself names the
+    rank.
     """
     publisher = mapping(entry)
     if publisher.get("publisher", "zmq") != "zmq":

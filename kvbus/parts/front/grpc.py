@@ -1,6 +1,6 @@
 """A proxy of an engine's gRPC API.
 
-It forwards all calls, and changes the answers of three methods.
+It forwards all calls, and changes the answers of the methods that list event sources.
 
 Routers, and workers on the engine's host, send their calls to kvbus. kvbus forwards calls and answers as bytes, without
 decoding them.
@@ -42,12 +42,12 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglan
 from kvbus.parts.front.server import Observed, offers
 
 _SOURCES: Final = 1
-"""Number of the protobuf field that holds the sources in the answer of GetKvEventSources.
+"""Number of the protobuf field that holds one event source in the answer of GetKvEventSources.
 
-It occurs once for each rank.
+The field is repeated: it occurs once for each rank.
 """
 _TRANSPORT, _ENDPOINT, _TOPIC, _REPLAY, _RANK, _ENCODING, _SCHEMA = range(1, 8)
-"""Numbers of the protobuf fields of a source."""
+"""Numbers of the protobuf fields of an event source in the answer of GetKvEventSources."""
 _ZMQ: Final = b"zmq"
 
 Endpoint: TypeAlias = Callable[[str], bytes]
@@ -67,7 +67,10 @@ def open_engine_endpoint(endpoint: str) -> bytes:
 
 
 def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
-    """Encode an answer of GetKvEventSources on behalf of an engine that does not have this method."""
+    """Encode an answer of GetKvEventSources that lists kvbus's endpoints. It is for an engine that lacks this method.
+
+    ``endpoint`` encodes an endpoint in the form of the engine's protocol.
+    """
     sources = b""
     for rank, offer in sorted(offers.items()):
         head = text_field(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + number_field(_RANK, rank)
@@ -78,7 +81,7 @@ def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
 def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
     """Replace the endpoints in an engine's answer of GetKvEventSources by kvbus's endpoints.
 
-    A source that does not use ZeroMQ stays unchanged.
+    An event source that does not use ZeroMQ stays unchanged.
 
     Raises:
         DiscoveryError: the answer is not a message of this kind, or it lists a rank that kvbus does not have.
@@ -124,24 +127,30 @@ def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
 
 def _announced(offer: Offer, endpoint: Endpoint) -> bytes:
     texts = ((_TOPIC, offer.topic), (_REPLAY, offer.replay_reached))
-    # leave out empty strings, because proto3 does not send them
+    # Leave out fields whose text is empty, as proto3 does.
     return endpoint(offer.reached) + b"".join(text_field(number, text.encode()) for number, text in texts if text)
 
 
 log = logging.getLogger("kvbus.front.grpc.server")
-# drop gRPC's traceback of invalid metadata, because kvbus refuses such a call itself
+# Drop the traceback that gRPC logs for a call with invalid metadata, because kvbus itself refuses such a call.
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
 HANDSHAKE: Final = 20_000
 """Maximum time in milliseconds that a client may take for the HTTP/2 handshake."""
 DEAD: Final = 60_000
-"""Time in milliseconds without data after which gRPC pings a client. The client has 20 s to answer the ping."""
+"""Time in milliseconds without data after which gRPC pings a client.
+
+gRPC closes the connection if the client does not answer the ping within 20 s.
+"""
 ALONE: Final = 0.1
-"""Time in seconds to wait, after the first message of a request, for the end of the request."""
+"""Time in seconds for which kvbus waits for the end of a request after its first message, before it calls the engine.
+
+A request that ends within this time is forwarded as a single message.
+"""
 GRACE: Final = 1.0
-"""Time in seconds in which open calls may end when kvbus shuts down."""
+"""Time in seconds for which calls in progress may continue when kvbus shuts down."""
 LOOK: Final = 0.01
-"""Time in seconds between two checks of the state of the channel to the engine.
+"""Time in seconds between two checks of whether the connection to the engine was lost.
 
 Several checks are needed, because gRPC reports a lost connection only after it has ended the calls of that connection.
 """
@@ -160,7 +169,7 @@ Context: TypeAlias = aio.ServicerContext
 
 
 class _Answer(NamedTuple):
-    """The functions that make kvbus's answer of one method.
+    """The functions that make the answer of one method that lists event sources.
 
     ``changed`` rewrites the engine's answer. ``own`` makes an answer if the engine does not have the method. It is None
     if kvbus cannot answer without the engine.
@@ -183,7 +192,7 @@ class GrpcFront:
     """A gRPC server to which routers connect in place of the engine.
 
     Args:
-        observed: the daemon's configuration and its current sources.
+        observed: the daemon, from which its configuration and its current sources are read.
         front: the configuration section ``front_grpc``.
     """
 
@@ -220,7 +229,7 @@ class GrpcFront:
             await self._channel.close()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a call. All methods have the same handler, which forwards bytes."""
+        """Return the handler of a call. It forwards the call's messages as bytes, whatever method is called."""
 
         async def each(_: object, context: Context) -> None:
             await self._each(details.method, context)
@@ -251,7 +260,7 @@ class GrpcFront:
             stats.open -= 1
 
     async def _hand_on(self, method: str, context: Context, over: _Over) -> None:
-        """Forward a call to the engine, and the engine's answer to the client.
+        """Forward a call to the engine, and forward the engine's answer to the client.
 
         Each message is sent as soon as it comes, but not faster than the client reads.
         """
@@ -273,9 +282,7 @@ class GrpcFront:
         await _end(call, context)
 
     async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
-        """Begin the call to the engine.
-
-        Return the call, and the task that forwards the client's further messages.
+        """Begin the call to the engine. Return the call, and the task that forwards the client's further messages.
 
         The task is None if the request has only one message, as nearly all requests have. kvbus then writes that
         message and the end of the request together. This avoids a fault of grpcio: if it writes to a call that the
@@ -295,7 +302,7 @@ class GrpcFront:
         return call, asyncio.ensure_future(_send(context, call, first, more))
 
     async def _outcome(self, call: Any, *, begun: bool) -> str:
-        """Return the outcome of a call that has ended, as a label of counters.
+        """Return how a call to the engine has ended, as a key of kvbus's counters.
 
         The status UNAVAILABLE may be the engine's own answer, or it may mean that the connection to the engine was
         lost. The state of the channel distinguishes the two cases.
@@ -312,7 +319,7 @@ class GrpcFront:
         return "passed"
 
     async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:
-        """Answer a call that asks for the endpoints of the engine's events.
+        """Answer a call that asks for the endpoints of the engine's events with kvbus's endpoints.
 
         The other fields of the engine's answer stay unchanged. If the engine answers with an error, forward it.
         """
@@ -346,7 +353,7 @@ class GrpcFront:
 
 
 class _Over:
-    """A function that counts the outcome of one call. Only the first outcome that is reported counts."""
+    """A function that counts how one call has ended. If it is called again for the same call, it does nothing."""
 
     def __init__(self, stats: CallStats) -> None:
         self._stats = stats
@@ -359,7 +366,7 @@ class _Over:
 
 
 async def _end(call: Any, context: Context) -> None:
-    """Forward the status and the trailing metadata with which the engine has ended a call."""
+    """End the client's call with the status and the trailing metadata with which the engine has ended its call."""
     code, trailing = await call.code(), tuple(await call.trailing_metadata() or ())
     if code is not grpc.StatusCode.OK:
         await context.abort(code, await call.details() or "", trailing)
@@ -367,7 +374,7 @@ async def _end(call: Any, context: Context) -> None:
 
 
 async def _next(context: Context, message: Any) -> Any:
-    """Return the client's message after ``message``. If ``message`` is the end of the request, return it again."""
+    """Read the client's message after ``message``. If ``message`` is the end of the request, return it again."""
     return message if message is aio.EOF else await context.read()
 
 
@@ -395,7 +402,10 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
 
 
 def _refusal(host: str, port: int) -> str:
-    """Bind an address, and return why that fails. gRPC itself does not report why it cannot listen there."""
+    """Try to bind an address, and return the reason why that fails.
+
+    This is needed because gRPC does not report why it cannot listen at an address.
+    """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
             0
@@ -414,15 +424,15 @@ def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _is_ascii(value: str) -> bool:
-    """Return whether gRPC can send this metadata value. It can receive values that it cannot send."""
+    """Return whether gRPC can send ``value`` as metadata. gRPC also receives values that it cannot send."""
     return value.isascii() and value.isprintable()
 
 
 def local_address(peer: str) -> str:
     """Return the address of this host from which it reaches a client.
 
-    The address replaces a wildcard in kvbus's endpoints. gRPC does not report the address to which the client
-    connected.
+    kvbus puts this address into its answers in place of a wildcard. It is found by the client's address, because gRPC
+    does not report the address to which the client connected.
 
     Args:
         peer: the client's address in gRPC's form, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.

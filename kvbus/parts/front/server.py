@@ -1,4 +1,8 @@
-"""A proxy of an engine's HTTP API. It forwards requests, and changes the answers that list the endpoints of events."""
+"""A proxy of an engine's HTTP API.
+
+It forwards requests to the engine. In answers that list the endpoints of the engine's events, it puts kvbus's
+endpoints.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     """Return, by rank, the endpoints at which a router gets an engine's events from kvbus.
 
     Args:
-        observed: the daemon's configuration and its current sources.
+        observed: the daemon, from which its configuration and its current sources are read.
         front: the configuration of the proxy. It names the engine's source, and the output that the engine's routers
             read.
         host: the host that replaces a wildcard in an endpoint.
@@ -72,12 +76,13 @@ IDLE: Final = 75.0
 """Timeout in seconds of a client that sends nothing.
 
 It applies to the head of a request, between two parts of its body, and between two requests. It is longer than the time
-for which routers keep idle connections.
+for which routers keep unused connections open.
 """
 KEPT: Final = 2.0
 """Time in seconds for which kvbus reuses an idle connection to the engine.
 
-Engines close a connection that is idle for five seconds. A request that kvbus sends at that moment would be lost.
+It is short because engines close a connection that is idle for five seconds. A request that kvbus sends at that moment
+would be lost.
 """
 LINE: Final = 16_384
 """Maximum size in bytes of a request line, of a status line, and of each header, in requests and in answers."""
@@ -88,13 +93,13 @@ _ODD: Final = "surrogateescape"
 _HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers that concern a single connection, so kvbus does not forward them."""
+"""Names of headers that concern a single connection. kvbus does not forward them."""
 _NEVER_NAMED: Final = frozenset({"content-length", "host"})
-"""Headers that kvbus forwards even if a Connection header lists them, because the message depends on them."""
+"""Names of headers that kvbus forwards even if a Connection header lists them, because the message depends on them."""
 
 
 class Engine:
-    """The pool of connections to one engine.
+    """The connections to one engine's HTTP API, which are kept open for further requests.
 
     Args:
         base: the base URL of the engine's HTTP API.
@@ -140,7 +145,7 @@ class Engine:
 
 
 class BodyError(Exception):
-    """The body of a client's request ends too early or is malformed. The error's text is for people."""
+    """The body of a client's request ends too early or is malformed. The error's text is sent to the client."""
 
 
 async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator[bytes]:
@@ -148,7 +153,7 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
     Raises:
         BodyError: no part has arrived for ``seconds``, or the client has closed the connection. A malformed chunk has
-            the same effect as no part.
+            the same effect as a missing part.
     """
     while True:
         try:
@@ -164,7 +169,7 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
 
 def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
-    """Return the headers without those that concern a single connection. Keep the spelling of their names."""
+    """Return a message's headers without those that concern a single connection. Keep the spelling of their names."""
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)
@@ -205,9 +210,9 @@ PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
     "/server_info": of_sglang,
     "/get_server_info": of_sglang,
 }
-"""Paths at which routers ask an engine for the endpoints of its events.
+"""Paths at which routers ask an engine for the endpoints of its events, each with a function.
 
-Each path has the function that rewrites the engine's answer.
+The function puts kvbus's endpoints into the engine's answer.
 """
 
 
@@ -215,7 +220,7 @@ class FrontServer:
     """An HTTP server to which routers connect in place of the engine.
 
     Args:
-        observed: the daemon's configuration and its current sources.
+        observed: the daemon, from which its configuration and its current sources are read.
         front: the configuration section ``front``.
     """
 
@@ -305,7 +310,8 @@ class FrontServer:
             log.warning("%s %s: the engine's answer broke off: %s", request.method, request.path, error)
             self.stats.requests["engine_broke_off"] += 1
             if request.transport is not None:
-                # close the connection, so that the client notices that the last chunk or some bytes are missing
+                # Close the connection without an end of the answer. Otherwise the client would take the incomplete
+                # answer as complete.
                 request.transport.close()
         else:
             self.stats.requests["passed"] += 1
@@ -316,7 +322,7 @@ class FrontServer:
     async def _where(
         self, request: web.Request, engine: Engine, read: Callable[[Any, Offers], Any]
     ) -> web.StreamResponse:
-        """Answer a request that asks for the endpoints of the engine's events.
+        """Answer a request that asks for the endpoints of the engine's events with kvbus's endpoints.
 
         The other fields of the engine's answer stay unchanged. If the engine refuses the request, forward its refusal.
         """
@@ -352,7 +358,7 @@ class FrontServer:
         return offers(self._observed, self._front, host)
 
     def _problem(self, outcome: str, status: int, text: str) -> web.Response:
-        """Count ``outcome``, and return an error answer that closes the connection.
+        """Return an error answer that closes the connection, and count the request under ``outcome``.
 
         The connection cannot be used again, because the remaining part of the request was not read.
         """
@@ -363,7 +369,7 @@ class FrontServer:
 
 
 def _refusal(request: web.Request) -> tuple[str, int, str] | None:
-    """Return why a request cannot be forwarded: the outcome for counters, the HTTP status, and a text.
+    """Return why a request cannot be forwarded: the key of kvbus's counters, the HTTP status, and a text.
 
     Return None if the request can be forwarded.
     """
