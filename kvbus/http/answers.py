@@ -38,7 +38,7 @@ def problem(status: int, text: str, headers: Mapping[str, str] | None = None) ->
 
 
 def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str) -> web.Response:
-    """Count the reason of a refusal, and return the response for the refused request."""
+    """Count a refused request by the reason, and return its error response, which contains the sentence ``text``."""
     process.http_refused[refusal] += 1
     return problem(status, text)
 
@@ -94,7 +94,8 @@ HEADERS: Final = {
 }
 """Headers of a page.
 
-The page loads nothing from other servers and no inline scripts, and no other page may frame it.
+They forbid the page to load anything from other servers and to run inline scripts. They also forbid other pages to show
+it in a frame.
 """
 
 

@@ -260,14 +260,14 @@ class Connections:
             self._stats.http_closed[reason] += 1
 
     def forget(self, connection: Connection) -> None:
-        """Remove a connection from the open connections."""
+        """Remove a connection from the open connections, and stop its timer."""
         connection.stop_timer()
         self._open.pop(connection, None)
         self._stats.http_connections = len(self._open)
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Stop the timer of a connection while the server answers its request."""
+        """Stop the timer that closes a slow client's connection, while the server answers a request of this client."""
         connection = _of(transport)
         if connection is None:
             yield

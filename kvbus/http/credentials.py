@@ -22,7 +22,7 @@ PREFIX: Final = "kvbus_"
 """Prefix of every token, by which secret scanners recognise a leaked token."""
 
 MAX_TOKENS: Final = 256
-"""Maximum number of tokens in a file. The token of each request is compared with all of them."""
+"""Maximum number of tokens in ``http_tokens_file``. The token of each request is compared with all of them."""
 
 STATUS: Final = "status"
 
@@ -98,7 +98,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 def find(tokens: tuple[Token, ...], given: str) -> Token | None:
     """Return the valid token that equals the given text; None if there is none.
 
-    The duration does not depend on the text or on the result, so it reveals nothing about the tokens.
+    The search takes the same time for every text and every result, so its duration reveals nothing about the tokens.
     """
     digest, found = _digest(given), None
     for token in tokens:

@@ -62,7 +62,7 @@ class Listener:
         self.output = output
         self.seqs: dict[int, int] = {}
         self.batches: Iterator[tuple[int, bytes]] | None = None
-        """The unsent parts of the batches that are being sent, each with its number of blocks."""
+        """The unsent parts of the batches that are being sent, each with its number of blocks; None without batches."""
         self.wake = asyncio.Event()
 
     def id_in(self, process: str) -> str:

@@ -344,7 +344,7 @@ class AdminServer:
         async with self._turn(request):
             course = self.history.sources.get(name)
             if course is None and name in {source.spec.label for source in self._observed.relay.present}:
-                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # the source was added after the last sample
+                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # added after the last sample, so it has no history yet
             if course is None:
                 return problem(404, f"no source {name!r}; set source= to a name that /sources shows")
             return as_json({"times": self.history.times(), **self.history.samples(course)})

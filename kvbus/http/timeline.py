@@ -16,7 +16,7 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.telemetry.readings import Driver, read_routers
 
 KEPT: Final = 1000
-"""Number of changes that are kept."""
+"""Maximum number of changes that the timeline keeps."""
 
 
 class Transition(msgspec.Struct, frozen=True):
