@@ -92,11 +92,9 @@ class PrefixIndex(Generic[W]):
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks.
+        """Return the hashes of a worker's oldest blocks, by the digest of a prompt.
 
-        The key of a hash is a digest of the prompt up to the block's end.
-
-        At most ``most`` blocks are read.
+        The digest of a block is that of the prompt up to the end of the block. At most ``most`` blocks are read.
         """
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
@@ -234,7 +232,7 @@ class _WorkerBlocks:
     """The blocks that one worker has stored since it was last cleared.
 
     Attributes:
-        shapes: the forms of the worker's blocks.
+        shapes: the forms of the worker's blocks: the number of tokens, and whether a token is a pair.
         on_media: number of blocks on each medium.
     """
 
@@ -263,9 +261,9 @@ class _WorkerBlocks:
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks. The key of a hash is a digest of the prompt up to the block's end.
+        """Return the hashes of the oldest blocks, by the digest of a prompt.
 
-        Read at most ``most`` blocks.
+        The digest of a block is that of the prompt up to the end of the block. At most ``most`` blocks are read.
         """
         oldest = islice(self._blocks.items(), most)
         return {known.place: block for block, known in oldest if known.place is not None}
@@ -356,12 +354,12 @@ class _WorkerBlocks:
 def _longest(
     holders: Mapping[W, Callable[[K], Sequence[str]]], keys: Iterable[K]
 ) -> dict[W, tuple[int, dict[str, int]]]:
-    """Return how many leading keys each worker holds, in total and on each medium.
+    """Return how many blocks at the beginning of a prompt each worker holds, in total and on each medium.
 
     Args:
         holders: for each worker, a function that returns the media which hold the block of a key.
-        keys: the places or hashes of a prompt's blocks, from the first to the last. They are read only up to the first
-            block that no worker holds.
+        keys: the places or hashes of the prompt's blocks, from the first to the last. They are read only up to the
+            first block that no worker holds.
     """
     found: dict[W, tuple[int, dict[str, int]]] = {}
     left = dict(holders)

@@ -33,7 +33,7 @@ class Reachability(MissingConnection):
     Args:
         bind: whether the subscriber binds its endpoint, and the publisher connects to it.
         after: seconds without a connection before the first attempt to find the reason.
-        report: called with each report.
+        report: called with an update when the reason is found or changes, and when the connection is back.
     """
 
     def __init__(self, *, bind: bool, after: float, report: Callable[[Reachable | Unreachable], None]) -> None:

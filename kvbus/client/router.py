@@ -127,12 +127,10 @@ class PrefixRouter:
             return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
-        """Return the hashes of each worker's oldest blocks.
+        """Return the hashes of each worker's oldest blocks, by the digest of a prompt.
 
-        The key of a hash is a digest of the prompt up to the block's end.
-
-        Two workers that compute hashes in the same way have the same hash for the same digest. At most ``most`` blocks
-        of each worker are read.
+        The digest of a block is that of the prompt up to the end of the block. Two workers that compute hashes in the
+        same way have the same hash for the same digest. At most ``most`` blocks of each worker are read.
         """
         with self._lock:
             return {worker: self._index.names(worker, most) for worker in self._index.workers}

@@ -109,7 +109,7 @@ Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Confli
 
 
 class Sequence:
-    """The order of one stream. It has no sockets and no clock.
+    """The sequencer of one stream, which puts its batches in order. It has no sockets and no clock.
 
     Each method that handles an event gets the time as ``now``, in seconds from any origin. It returns the outputs that
     the caller must carry out: updates for the user, and requests to the publisher.
@@ -161,7 +161,7 @@ class Sequence:
         self._connect_s: Final = timing.connect_s
         self._connect_at = inf
 
-        # The reports about the stream that the caller has got.
+        # These attributes record the reports that the caller has got, so that nothing is reported twice.
         self._position: int | None = 0 if self._asks and from_start else None
         self._gap_end = 0
         """The first seq after the last reported gap."""

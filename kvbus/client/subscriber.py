@@ -115,7 +115,7 @@ class Subscriber:
         self._sequence: Final = sequence()
         self._new_sequence: Final = sequence
         self._topics: Final[dict[bytes, Sequence]] = {}
-        """The sequence of each topic; empty without ``by_topic``."""
+        """The `Sequence` of each topic, which puts the topic's batches in order; empty without ``by_topic``."""
         self._up = False
         self._sockets: Final = StreamSockets(
             endpoint,

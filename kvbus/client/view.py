@@ -109,7 +109,8 @@ class Block:
     def token_ids(self) -> list[Token] | None:
         """The token ids of the block (pairs with EAGLE).
 
-        They are empty for a block announced without tokens; None if unknown.
+        The list is empty if the block was announced without tokens. It is None if it is unknown which of the announced
+        tokens belong to this block.
         """
         return self._tokens.of(self._index)
 
@@ -196,7 +197,7 @@ class BlockView:
     def get(
         self, block: Hash, *, rank: int | None = None, medium: str | None = None, group_idx: int | None = None
     ) -> Block | None:
-        """Return the block with exactly this key, or None.
+        """Return the block with exactly this key; None if it is not live.
 
         Without a medium, the key is that of the block on the device.
         """
