@@ -34,7 +34,7 @@ class _Claim:
     address: Address
     ours: bool
     both: bool = False
-    """Whether a source and an output may share the listener, which is the case with ``interpose``.
+    """Whether a source and an output may share the listener, as ``interpose`` means it.
 
     It is true for a source that kvbus binds, and for an output with ``interpose``.
     """

@@ -464,7 +464,8 @@ def _readable_topics(found: Findings) -> None:
                 user = f"{show(key)} uses {{model}}" if output.topic != logs.TOPIC else f"{show(key[:-1])} needs it"
                 found.report(("model",), user, value=found.config.model, example=example)
         elif llm_d and found.sound(("worker",), ("model",)):
-            # one rendering represents all streams, because neither a source's name nor a rank can contain an @
+            # Check one rendered topic for all streams. Their topics differ only in the source's name and the rank, and
+            # neither can contain an @.
             model, worker = found.config.model or "", found.config.worker
             text = render_template(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
             if not _names_pod_and_model(text):

@@ -20,7 +20,7 @@ TOPIC: Final = "{source}@{rank}"
 """Topic template that passes a stream's source and rank to the driver. kvbus sends no message with this topic."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, a sentence about its problem, its value, and an example of a valid value."""
+"""A problem of an output: the key, a sentence about the problem, the key's value, and an example of a valid value."""
 
 
 def _discovery(value: str) -> str:

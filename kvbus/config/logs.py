@@ -27,14 +27,14 @@ The type is also the name of the section with the keys for this log, such as ``o
 """
 
 PORTS: Final = {"kafka": 9092, "nats": 4222, "redis": 6379}
-"""The default port of each type's servers."""
+"""The default port of the servers of each type of log."""
 
 SEPARATOR: Final = "\N{SYMBOL FOR UNIT SEPARATOR}"
 TOPIC: Final = SEPARATOR.join(("{model}", "{worker}/{source}", "{rank}"))
 """Topic template that passes a stream's model, worker, source and rank to the driver. No record contains this topic."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, a sentence about its problem, its value, and an example of a valid value."""
+"""A problem of an output: the key, a sentence about the problem, the key's value, and an example of a valid value."""
 
 
 class LogAccess(Section):
@@ -261,7 +261,7 @@ def settings_of(source: SourceConfig) -> dict[str, Any] | None:
 
 
 def numbered(config: Config) -> tuple[OutputConfig, ...]:
-    """Return the outputs of a configuration with the right default of ``numbers``.
+    """Return the outputs of a configuration. In each output, an absent key ``numbers`` gets its default.
 
     The default is ``log`` if a source is read from a log, and otherwise ``own``.
     """
