@@ -77,7 +77,7 @@ def change_to(
         running: the current configuration.
         wanted: the configuration with the next sources.
         is_open: returns whether the source in a slot has an open socket.
-        placement: the current slots of the workers; None if they follow the list of ``running``.
+        placement: the current slots of the workers; None if they follow the order of the sources in ``running``.
     """
     before = placement or place(Placement(), running)
     after = place(before, wanted)
@@ -149,8 +149,8 @@ class Changes:
             keys: the CURVE keys for the next sources and for the outputs.
 
         Raises:
-            BindError: an endpoint of an added stream cannot be bound. Workers whose slots others need have lost
-                these slots, and nothing else has changed. The caller may try again.
+            BindError: an endpoint of an added stream cannot be bound. Removed workers have already lost the slots that
+                new workers need, but nothing else has changed. The caller may try again.
             ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon

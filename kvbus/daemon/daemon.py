@@ -62,7 +62,10 @@ TICK: Final = 0.1
 """Seconds between two ticks of the daemon. At a tick, the relay checks its deadlines."""
 
 CLOSING: Final = 3.0
-"""Seconds in which the last batches of closed streams can reach a log, and in which the log's connections can close."""
+"""Maximum seconds at shutdown for the last batches of an output to a log.
+
+In this time kvbus sends the batches that are still queued, and closes the connections to the log's servers.
+"""
 
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint, which the daemon writes slice by slice."""
@@ -378,9 +381,9 @@ class Daemon:
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
         """Yield the messages of an answer to a router.
 
-        While the relay builds a message, it may publish batches. These are committed and sent before the message is
-        yielded. The transport's sender asks for messages in its own callbacks, never while :meth:`flush` carries out
-        commands.
+        While the relay builds a message, it may publish batches. These batches are committed and sent before the
+        message is yielded. The transport's sender asks for messages in its own callbacks, never while :meth:`flush`
+        carries out commands.
         """
         for message in answer.messages():
             self.carry_out(self.relay.take_commands())

@@ -103,7 +103,10 @@ class Discovery:
         self._refusal = ""
         self._file: FoundFile | None = None
         self._settled_at = self._loop.time()
-        """Time in seconds at which the sources last became the found engines; infinite while a change is pending."""
+        """Time in seconds at which the daemon's sources last became equal to the found engines.
+
+        It is infinite while a change of the sources is pending.
+        """
         self.level = not self._carried
         """Whether every log has been read to its end once. This makes an aggregator ready. Without a log it is True."""
 

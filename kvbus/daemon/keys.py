@@ -1,7 +1,7 @@
 """The CURVE keys of a configuration.
 
-The daemon reads the key files at its start, at SIGHUP, and when the files change. ``changing`` applies new keys to
-connected peers.
+The daemon reads the key files at its start, at SIGHUP, and when the files change. :mod:`kvbus.daemon.changing` applies
+new keys to connected peers.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def resume(
         reservations: the seq reservations of all outgoing streams.
         now: the current time of the relay's clock.
         views: the views of all outputs; None if no router has limited rights.
-        readers: the views and their keys, for which the state must have been written. See :meth:`Views.identity`.
+        readers: names for the views and their keys. The state is loaded only if it was written for the same views and
+            keys. See :meth:`Views.identity`.
         runtime: the clocks, sockets and store of the daemon.
     """
     streams, gone = placement.streams(config), placement.gone_slots
@@ -88,7 +89,7 @@ def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, re
         config: the configuration.
         streams: the stream that each source publishes, by the source's slot.
         slots: the relay's number of slots. It may be higher than the highest slot of a source, if sources were removed.
-        readers: the views and their keys. See :meth:`Views.identity`.
+        readers: names for the views and their keys. See :meth:`Views.identity`.
     """
     sources = [f"{slot} {stream.label} {stream.duplicates}" for slot, stream in sorted(streams.items())]
     return [*sources, f"{slots} slots", *(output.name for output in config.outputs), *readers]

@@ -308,7 +308,8 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
 
     def asked(signum: int) -> None:
         if stop.is_set():
-            # with the default action, the parent process sees that the signal has ended this process
+            # Restore the signal's default action and raise the signal again, so that the parent process sees that the
+            # signal has ended this process.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
             os._exit(128 + signum)  # reached if there is no default action, as in PID 1 of a container

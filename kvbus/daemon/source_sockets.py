@@ -142,7 +142,7 @@ class _Carried:
         carrier.open(stream.endpoint, stream.index, feed, drained)
 
     def beside(self, endpoint: str) -> str:
-        """Return the endpoint unchanged. kvbus sends no requests to such a source."""
+        """Return the endpoint unchanged, because kvbus sends no requests to a source without a socket."""
         return endpoint
 
     def close(self) -> None:
@@ -364,7 +364,7 @@ class SourceSockets:
     def look(self) -> None:
         """Report to the relay which streams and answers have unread messages.
 
-        Call this before the relay checks timeouts.
+        Call this before the relay checks timeouts, so that no answer times out that has arrived but is unread.
         """
         for key in list(self._requests):  # feeding an event may make the relay cancel requests
             request = self._requests.get(key)

@@ -160,9 +160,9 @@ class Unreachable:
         return catalogue.RANKS_MISSING(at=at, **facts)
 
     async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
-        """Look for an unconfigured rank at the port after the last configured rank's.
+        """Look for an unconfigured rank at the port after that of the engine's last configured rank.
 
-        Repeat this while a rank is there.
+        If a rank is found there, repeat the search later, because the finding must end when the rank is gone.
         """
         if self._further[0] is not self._observed.config:
             self._further = self._observed.config, further_ranks(self._observed.config)
