@@ -26,8 +26,9 @@ from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 HANDSHAKE_S: Final = 0.9
-"""Maximum seconds for a handshake, counted from the end of :data:`READY_S`. A ZeroMQ socket sends its greeting at
-once.
+"""Maximum seconds for the rest of a handshake after the wait of :data:`READY_S`.
+
+It is short, because a ZeroMQ socket sends its greeting immediately.
 """
 READY_S: Final = 0.3
 """Seconds to wait for the peer's READY before kvbus sends its own READY.

@@ -35,7 +35,7 @@ class Stop(StrEnum):
     REFUSED = "refused"
     """Nothing listens at the address."""
     NO_ROUTE = "no_route"
-    """The network has no route to the address, or forbids it."""
+    """The network has no route to the address, or forbids the connection."""
     DROPPED = "dropped"
     """The connection attempt gets no answer: a firewall drops it, or no machine has the address."""
     OTHER_ADDRESS = "other_address"

@@ -65,7 +65,7 @@ class Hub:
         output: the output's name, for logs.
         open_endpoint: binds or dials the endpoint, with this object as the handler. Called when the first stream opens.
         stats: counters of the output.
-        send_bytes: maximum number of bytes kept for routers that are behind, for all streams together.
+        send_bytes: maximum number of bytes of the batches that all streams together keep for slow routers.
         name_of: returns the display name of a public key's owner.
     """
 

@@ -55,11 +55,11 @@ class LivePublisher:
         topic: the stream's topic. A batch may change it.
         output: the output's name, for logs.
         open_endpoint: binds or dials the endpoint, with this object as the handler of its peers.
-        sender: sends states to routers, and kept batches to routers that are behind.
+        sender: sends states to routers, and earlier batches from the ring to slow routers.
         stats: counters of the output.
         queue_batches: maximum number of batches in a burst. Further batches are dropped for every router.
-        send_hwm: maximum number of batches kept for routers that are behind.
-        send_bytes: maximum number of bytes kept for routers that are behind.
+        send_hwm: maximum number of batches that the ring keeps for slow routers.
+        send_bytes: maximum number of bytes that the ring keeps for slow routers.
         request_state: requests the stream's state for the routers with these peer ids; None if the stream sends no
             state.
         waiting: :meth:`publish` appends :meth:`flush` to this list. The list's owner calls it at the end of the burst.
@@ -153,7 +153,10 @@ class LivePublisher:
         self._stats.queue_depth += 1
 
     def flush(self) -> None:
-        """Send the batches of the current burst to live routers, and keep them for routers that are behind."""
+        """Send the batches of the current burst to the routers that have all earlier batches.
+
+        Keep them for slower routers.
+        """
         burst = self._burst
         if not burst:
             return
@@ -176,7 +179,10 @@ class LivePublisher:
                     self.restart(router)
 
     def _send(self, burst: list[Entry]) -> None:
-        """Write the burst to all live routers. A router whose socket is then full gets later batches from the ring."""
+        """Write the burst to all routers in the state LIVE.
+
+        If the socket of a router is full, it gets later batches from the ring.
+        """
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):

@@ -196,7 +196,7 @@ class Endpoint:
                 peer.connection_lost(error)
 
     def refuse(self, reason: str, address: str, detail: str = "") -> None:
-        """Report to ``refused`` that a connection does not become a peer.
+        """Call ``refused`` for a connection that does not become a peer.
 
         Args:
             reason: the reason.

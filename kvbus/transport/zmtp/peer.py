@@ -128,8 +128,8 @@ class Peer(asyncio.BufferedProtocol):
         self._later: asyncio.Handle | None = None
         self._paused = False
 
-        # The bytes of PONGs written since the kernel last accepted a PONG, and the value of written_bytes after the
-        # first of them.
+        # Number of bytes of PONGs written since the kernel last accepted a PONG, and the value of written_bytes after
+        # the first of these PONGs. Once the kernel has accepted so many bytes, the count begins again.
         self._pong_bytes = 0
         self._pongs_until = 0
 
@@ -169,7 +169,7 @@ class Peer(asyncio.BufferedProtocol):
     def silent_for(self, seconds: float) -> bool:
         """Return whether the peer's kernel has acknowledged nothing for this time, despite retransmissions or probes.
 
-        A peer that only does not read is not silent, because its kernel answers probes.
+        If only the application does not read, the peer is not silent, because its kernel still answers probes.
         """
         if self._local or self.closed or not self.unread_bytes:
             return False
