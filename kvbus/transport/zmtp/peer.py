@@ -129,7 +129,7 @@ class Peer(asyncio.BufferedProtocol):
         self._paused = False
 
         # Number of bytes of PONGs written since the kernel last accepted a PONG, and the value of written_bytes after
-        # the first of these PONGs. Once the kernel has accepted so many bytes, the count begins again.
+        # the first of these PONGs. When the kernel has accepted this number of bytes, the count begins again.
         self._pong_bytes = 0
         self._pongs_until = 0
 
