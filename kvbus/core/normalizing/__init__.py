@@ -2,7 +2,7 @@
 
 The input is the decoded batches of one source, in order. The output is events with these properties:
 
-* Every store carries complete blocks of one size.
+* Every store has only complete blocks, and all blocks of a group have one size.
 * Each block is stored once and removed once, even if the engine keeps several copies of it.
 * Parents are stored before their children, and children are removed before their parents.
 * Media have names that routers know.
@@ -11,27 +11,27 @@ Each event that kvbus leaves out or refuses is counted with a reason. No other p
 may import ``blocks``, ``wire``, ``stats``, ``source_spec`` and ``types``.
 
 The normalizer handles a batch in two passes (``normalizer``). The first pass checks every event and learns block sizes
-from it. The second pass applies the accepted events, in order. Each rule has one place:
+from it. The second pass applies the accepted events, in order. Each rule is implemented in one place:
 
 =====================================================================  ==============================================
 rule                                                                   place
 =====================================================================  ==============================================
 hashes, tokens, sizes and media of one event are possible              ``check_stored``, ``check_removed``
 groups without prefixes, media, the stream's kind of hash, limits      ``Admission._verdict``
-fields with an unexpected type are set aside                           ``Admission._extras_of``
+field values of an unexpected type are replaced                        ``Admission._extras_of``
 long stores are split                                                  ``Admission._parts``
 the block size of a group                                              ``BlockSizeDetector``, ``BlockSizes.observe``
-native, cut, coarse, tail or refused                                   ``BlockSizes.treatment``
-within a run of stores, parents are applied before children            ``stores._parents_first``
+whether blocks are sent, cut, left out or refused                      ``BlockSizes.treatment``
+consecutive stores are applied with parents before children            ``stores._parents_first``
 unknown parents, and blocks that name themselves as their parent       ``StoreApplier._parent_ok``
 tokens of blocks that a store names only by their hashes               ``stores.tokens_elsewhere``
 blocks whose tokens become known                                       ``StoreApplier._take_without_tokens``
 limits of the index                                                    ``EngineCache.has_room``
 number of copies of a block, and different tokens under a known hash   ``Copies``
-derived hashes of sub-blocks, their owners, and a rebuild              ``Reblocking``
+hashes of sub-blocks, their number, and a new division of all blocks   ``Reblocking``
 the table that a removal refers to, and the blocks that it removes     ``Removals._meant``, ``Removals._take``
 removals are sent unchanged or leaf first, before the next store       ``Removals._end_run``
-coarse blocks and tails are remembered                                 ``SuppressedBlocks``
+blocks that routers do not get are remembered                          ``SuppressedBlocks``
 the media that a clear empties, and the events that routers get        ``Clears.apply``
 =====================================================================  ==============================================
 """

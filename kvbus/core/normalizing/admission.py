@@ -1,7 +1,8 @@
 """Decide which events of a batch may be applied to the index, and count the reason of each event that may not.
 
 Each event is checked once. Block sizes are learned from all stores of a batch before any event of the batch is applied.
-The rules for a single event do not depend on the other events of the stream. Each rule has its own reason.
+The check of an event does not use the other events of the stream, except for a few facts: which kinds of hashes, groups
+and media the stream has. Each rule has its own reason.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MAX_SIZE: Final = 2**31
 def check_stored(event: BlockStored) -> int | Reason:
     """Return the number of tokens of a store, or the reason why the store is invalid.
 
-    If tokens come with a block size of 0 (llm-d-inference-sim), compute the size from the numbers of tokens and hashes,
-    and fill it in. Stores without hashes or without tokens are valid. A store may have more tokens than its hashes
-    account for, because vLLM leaves out the hashes of masked blocks.
+    llm-d-inference-sim sends tokens with a block size of 0. Then compute the size from the numbers of tokens and
+    hashes, and fill it in. Stores without hashes or without tokens are valid. A store may have more tokens than its
+    hashes need, because vLLM leaves out the hashes of masked blocks.
     """
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
@@ -77,12 +78,13 @@ def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
 
 
 class Checked:
-    """A store that has passed the checks and may be applied.
+    """A store that has passed the checks and may be applied to the index.
 
     Attributes:
         event: the store.
         key: the group and medium of its blocks.
-        chunk: the blocks of the store. None if it has no tokens, or more tokens than its hashes account for.
+        chunk: the blocks of the store with their tokens. It is None if the store has no tokens, or has more tokens than
+            its hashes need, so that it is unknown which tokens belong to which block.
         extras: the fields of the store that :class:`BlockStored` does not define; None if there are none.
     """
 
@@ -96,11 +98,14 @@ class Checked:
 
 
 Step = Checked | BlockRemoved | AllBlocksCleared
-"""An event that has passed the checks and may be applied."""
+"""An event that has passed the checks and may be applied to the index."""
 
 
 class Admission:
-    """The checks of one source's events. They change only counters, and the facts that the stream has shown."""
+    """The checks of one source's events.
+
+    The checks change the counters and what kvbus knows about the stream (groups, media, sizes), but no blocks.
+    """
 
     def __init__(self, cache: EngineCache) -> None:
         self._cache = cache
@@ -125,7 +130,10 @@ class Admission:
         return steps
 
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
-        """Count events that could not be decoded. Unless its kind is unknown, such an event may have been a store."""
+        """Count events that could not be decoded.
+
+        Such an event may have been a store, unless it is of an unknown type. Then the source becomes partial.
+        """
         for reason in rejects:
             if reason is Reason.UNKNOWN_EVENT:
                 self._cache.stats.rejected[reason] += 1
@@ -160,7 +168,10 @@ class Admission:
     # -- stores ----------------------------------------------------------------------------------------------------
 
     def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
-        """Count a store and learn from it. Return it in one or several parts, or no part if it may not be applied."""
+        """Count a store and learn its block size.
+
+        Return the store in parts, or an empty list if it may not be applied.
+        """
         cache = self._cache
         if lacks_field(event):
             cache.refuse(Reason.MISSING_FIELD)
@@ -204,9 +215,9 @@ class Admission:
         return tokens if known else Reason.TOO_MANY_GROUPS
 
     def _gets_known(self, group: int | None) -> bool:
-        """Remember a group unless ``max_groups`` other groups are remembered.
+        """Return whether a group is one of the groups that kvbus remembers for this source.
 
-        Return whether the group is remembered.
+        Remember a new group if there are fewer than ``max_groups`` groups.
         """
         groups = self._cache.stream.groups
         if group not in groups and len(groups) < self._cache.spec.max_groups:
@@ -236,7 +247,7 @@ class Admission:
         """Replace values of a store that routers cannot read by readable values.
 
         Returns:
-            The original values, and the fields that the event struct does not define; None if there are none.
+            The replaced values, and the fields that the struct BlockStored does not define; None if there are none.
         """
         extras = (batch.extras or {}).get(at)
         if odd := set_aside(event):

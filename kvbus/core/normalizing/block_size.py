@@ -8,14 +8,15 @@ There are three kinds of streams, and no message says of which kind its stream i
 * *Two sizes* (hybrid models): the same tokens are announced in small and in large blocks on one medium. kvbus sends the
   small blocks and leaves the large ones out.
 
-One fact distinguishes them: an engine with fixed blocks sooner or later puts several blocks into one event, but the
-store of a radix node has only one hash. If kvbus learns the size only after it has announced blocks, it announces the
-group again. After a few stores of a size, one store of another size does not change the size: kvbus rejects that store.
+One fact distinguishes the kinds: an engine with fixed blocks sooner or later puts several blocks into one store, but
+the store of a radix node has only one hash. If kvbus learns the size only after it has announced blocks, it announces
+the group again. After a few stores of a size, one store of another size does not change the size: kvbus rejects that
+store.
 
 There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block that is smaller
-than the group's blocks. kvbus does not send tails. Once the group's size is known or pinned, kvbus learns nothing from
-them. Engines that send tails number their groups and have no radix nodes. So in a numbered group, the largest of
-several single blocks is a complete block.
+than the group's blocks. kvbus does not send tail blocks. Once the group's size is known or pinned, kvbus learns nothing
+from them. Engines that send tail blocks number their groups and have no radix nodes. So in a numbered group, the
+largest of several single blocks is a complete block.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from kvbus.core.types import DEVICE_MEDIUM
 
 
 class Treatment(Enum):
-    """The way in which kvbus treats a store because of its block size.
+    """The way in which kvbus treats the blocks of a store, depending on their block size.
 
     Attributes:
-        NATIVE: send its blocks unchanged.
-        REBLOCK: cut its blocks into sub-blocks, and send these.
-        COARSE: leave its blocks out, because they repeat smaller blocks.
-        TAIL: leave its block out, because it is an incomplete block at the end of a prompt.
-        REJECT: refuse the store, because its block size does not fit.
+        NATIVE: send the blocks unchanged.
+        REBLOCK: cut the blocks into sub-blocks, and send these.
+        COARSE: leave the blocks out, because their tokens are also announced in smaller blocks.
+        TAIL: leave the block out, because it is an incomplete block at the end of a prompt.
+        REJECT: refuse the store, because its block size does not fit the group.
     """
 
     NATIVE = auto()
@@ -51,13 +52,13 @@ class Treatment(Enum):
 
 
 SETTLE_EVENTS: Final = 32
-"""Number of single-block stores after which further ones do not change the block size.
+"""Number of stores with one block after which further ones do not change the detected block size.
 
-A radix tree shows two lengths of nodes long before that.
+If the engine has a radix tree, stores of two different sizes come long before that.
 """
 
 YOUNG: Final = 4
-"""Number of stores that make a block size firm.
+"""Number of stores up to which a detected block size is easy to replace.
 
 Up to this number, one store of several smaller blocks replaces the size. Later, :data:`RELEARN_EVENTS` stores are
 needed.
@@ -67,46 +68,50 @@ RELEARN_EVENTS: Final = 16
 """Number of stores of another size that replace a block size which had more than :data:`YOUNG` stores.
 
 Only stores of several blocks count. Stores of a smaller size count in total. Stores of a larger size count only if no
-store of the proven size comes between them: then the proven size came from an exceptional event. With fewer such
-stores, the proven size stays.
+store of the present size comes between them: then the present size came from an exceptional event. If fewer such stores
+come, the present size stays.
 """
 
 
 class BlockSizeDetector(msgspec.Struct):
-    """The detector of one group's block size. It keeps the sizes of the group's stores.
+    """The detector of one group's block size. It keeps the sizes that the group's stores have had.
 
     Attributes:
         pinned: the ``block_size`` that the operator has configured; None if there is none.
     """
 
-    # Known from the start.
+    # values that are known from the start
     pinned: int | None = None
     numbered: bool = False
-    """Whether the engine numbers the group. Such an engine has no radix nodes, and may announce tail blocks."""
+    """Whether the engine gives the group a number. Such an engine has no radix nodes, and may announce tail blocks."""
 
-    # Learned from stores of several blocks.
+    # values that are learned from stores of several blocks
     proven: int = 0
     """The block size that a store of several blocks has proven, in tokens; 0 if there was no such store."""
     support: int = 0
-    """Number of stores of the proven size. The count stops just above :data:`YOUNG`."""
+    """Number of stores that have had the proven size. The count stops just above :data:`YOUNG`."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
-    """Numbers of stores of smaller sizes (``finer``) and of larger sizes since a size was proven, by size in tokens."""
+    """Numbers of stores whose blocks were larger than the proven size, by their size in tokens.
 
-    # Learned from stores of one block.
+    ``finer`` has the same for smaller blocks. Both count from the moment when the size was proven.
+    """
+
+    # values that are learned from stores of one block
     seen: int = 0
-    """Number of stores that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
+    """Number of stores with one block that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0
-    """The smallest size among single-block stores, in tokens; in a numbered group, the largest size."""
+    """Size in tokens of the smallest block that was stored alone; in a numbered group, of the largest one."""
     divisor: int = 0
-    """The greatest common divisor of the sizes of single-block stores, in tokens."""
+    """The greatest common divisor of the sizes of blocks that were stored alone, in tokens."""
     variable: bool = False
-    """Whether stores are radix nodes: their sizes differ, and no store had several blocks."""
+    """Whether the stores are radix nodes: their sizes differ, and no store has had several blocks."""
 
     def observe(self, size: int, blocks: int) -> bool:
-        """Learn from a store of ``blocks`` blocks. Return whether kvbus would now treat earlier stores differently.
+        """Learn from a store of ``blocks`` blocks of ``size`` tokens.
 
-        Call it for every store of a batch before any of them is applied.
+        Return whether kvbus would now treat earlier stores differently. Call it for every store of a batch before any
+        of them is applied.
         """
         if blocks == 1 and size < (self.pinned or 0):
             return False
@@ -135,9 +140,9 @@ class BlockSizeDetector(msgspec.Struct):
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Return whether a single block of this size is a tail.
+        """Return whether a block of this size that was stored alone is a tail block (the incomplete end of a prompt).
 
-        A tail says nothing about the size of complete blocks.
+        Its size does not show the size of complete blocks.
         """
         return size < (self.pinned or 0) or (self.numbered and size < self.size)
 
@@ -176,11 +181,13 @@ class BlockSizeDetector(msgspec.Struct):
         return size == own == (self.pinned or own)
 
     def treatment(self, size: int, blocks: int = 1, *, fine: bool = True) -> Treatment:
-        """Return the treatment of a store of ``blocks`` blocks of this size. Call :meth:`observe` for the store first.
+        """Return the treatment of a store of ``blocks`` blocks of ``size`` tokens.
 
-        ``fine`` says whether the medium of the store also has blocks of the group's own size. If it has none, as a
-        memory tier with larger chunks, a larger block repeats no other block. kvbus then cuts it into blocks of the
-        output's size.
+        Call :meth:`observe` for the store first.
+
+        ``fine`` says whether the medium of the store also has blocks of the group's own size. If it has none, for
+        example a memory tier with larger chunks, a larger block repeats no other block. kvbus then cuts it into blocks
+        of the output's size.
         """
         own = self.size
         pinned = self.pinned or own
@@ -199,7 +206,7 @@ class GroupSizes:
     Args:
         detector: the detector that learns the sizes.
         medium: the medium whose stores the detector sees: the device, or the group's first medium until the device has
-            stored blocks. Empty until a store with tokens has come.
+            stored blocks. It is empty until a store with tokens has come.
     """
 
     def __init__(self, detector: BlockSizeDetector, medium: str) -> None:
@@ -208,15 +215,15 @@ class GroupSizes:
         self.fine = {medium}
         """Media that have stored blocks of the group's own size.
 
-        Only on these media does a larger block repeat smaller ones.
+        Only on these media does a larger block contain the same tokens as smaller blocks.
         """
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
-        """Return whether a new detector has to learn the sizes, beginning with this store.
+        """Return whether a new detector has to learn the sizes, beginning with the store that these arguments describe.
 
         The device is preferred to every other medium. Until the device stores blocks, a store of several smaller blocks
-        is preferred to the known size. If the first store on the device has the known size, the detector goes on with
-        the device.
+        is preferred to the known size. If the first store on the device has the known size, the present detector
+        continues with the stores on the device.
         """
         if not self.detector.knows:
             return medium != self.medium
@@ -240,7 +247,7 @@ class BlockSizes:
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
-        relearned: whether kvbus would now treat announced blocks differently. The caller resets it.
+        relearned: whether kvbus would now treat blocks differently that it has already announced. The caller resets it.
     """
 
     def __init__(self, pinned: int | None, index: Index) -> None:
@@ -250,7 +257,10 @@ class BlockSizes:
         self.relearned = False
 
     def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
-        """Learn from a store. A store without tokens counts only until its group has a store with tokens."""
+        """Learn the block size from a store.
+
+        A store without tokens counts only until its group has a store with tokens.
+        """
         sizes = self.groups.get(group)
         if sizes is not None and not tokens:
             return
@@ -267,7 +277,7 @@ class BlockSizes:
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
             table = self._index.tables.get((group, medium))
-            # sub-blocks of larger blocks repeat these blocks
+            # larger blocks on this medium were cut into sub-blocks, which now repeat the blocks of the group's own size
             self.relearned |= table is not None and len(table.refs) > 0
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:

@@ -1,4 +1,4 @@
-"""One engine's cache as its stream describes it, and the outgoing events of the current batch.
+"""The cache of one engine as its stream describes it, and the outgoing events of the current batch.
 
 The handlers of stores, removals, clears and reblocking share one :class:`EngineCache`. It holds data and counts, and
 makes no decisions.
@@ -21,13 +21,14 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Stream:
-    """The facts about an engine that the stream of one epoch has shown, except its blocks.
+    """What an engine's stream has shown about the engine in this epoch, except its blocks.
 
     Attributes:
         integers: number of stores whose hashes are integers.
         byte_strings: number of stores whose hashes are byte strings.
         groups: the groups with at least one store.
-        no_prefix: the groups whose blocks no prefix can be matched with (sliding window, chunked local, mamba).
+        no_prefix: the groups whose blocks a router cannot match with a prompt's prefix (sliding window, chunked local,
+            mamba).
         media: the media that events have named.
         sizes: the block sizes, by group.
         clears_all_tiers: whether AllBlocksCleared applies to every memory tier, and not only to the device.
@@ -53,16 +54,16 @@ class EngineCache:
         spec: the configuration of the source.
         stats: the counters of the source.
         index: the live blocks, as routers know them.
-        stream: the facts that the stream of the current epoch has shown.
+        stream: what the engine's stream has shown in the current epoch.
 
     Attributes:
-        copies: the counter of further copies of blocks.
+        copies: the counter of copies that blocks have besides the first one.
         left_out: the blocks in the engine's cache that routers do not get.
-        refused: medium and reason of each refused store. A clear of the medium removes them.
-        leaving: the events to send for the current batch, in order. ``Removals`` holds removals back until a store is
-            sent.
-        cleared: for each clear in ``leaving``, a function that builds the equivalent removals.
-        names_cleared: whether some output sends removals in place of a clear.
+        refused: medium and reason of each store that was refused. They are kept until the medium is cleared.
+        leaving: the events to send for the current batch, in order. ``Removals`` adds its removals only before a store
+            or at the end of the batch.
+        cleared: for each AllBlocksCleared in ``leaving``, a function that builds removals of the cleared blocks.
+        names_cleared: whether some output sends removals in place of an AllBlocksCleared.
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index, stream: Stream) -> None:
@@ -84,7 +85,7 @@ class EngineCache:
 
     @property
     def entries(self) -> int:
-        """Number of blocks that kvbus remembers for this source: live ones, and ones that routers do not get."""
+        """Number of blocks that kvbus remembers for this source: live blocks, and blocks that routers do not get."""
         return self.index.blocks + len(self.left_out)
 
     @property
@@ -97,21 +98,21 @@ class EngineCache:
         self.leaving, self.cleared = [], []
 
     def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
-        """Count a refused store. The engine holds its blocks, but the index does not."""
+        """Count a refused store. It makes the source partial: the engine holds blocks that the index lacks."""
         self.stats.rejected[reason] += 1
         self.refused.add((medium, reason))
 
     def note(self, reason: Filtered, medium: str) -> None:
-        """Count a store without tokens.
+        """Count a store whose blocks have no known tokens.
 
-        With the reason ``TOKENLESS``, no router gets its blocks. With ``HASH_ONLY``, routers that do not hash tokens
-        get them.
+        With the reason ``TOKENLESS``, no router gets its blocks. With ``HASH_ONLY``, only routers that compute no
+        hashes from tokens get them.
         """
         self.stats.filtered[reason] += 1
         self.refused.add((medium, reason))
 
     def has_room(self, blocks: int, held: int) -> bool:
-        """Return whether the limits allow to add this many blocks, of ``held`` bytes in total.
+        """Return whether the limits of the index allow to add ``blocks`` blocks, of ``held`` bytes in total.
 
         If not, count the refusal.
         """
@@ -123,8 +124,8 @@ class EngineCache:
     def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
         """Append an AllBlocksCleared to the outgoing events.
 
-        ``removals`` is a function that builds the equivalent removals, for outputs that send removals in place of a
-        clear.
+        ``removals`` is a function that builds removals of the cleared blocks, for outputs that send removals in place
+        of a clear.
         """
         self.leaving.append(AllBlocksCleared())
         if self.names_cleared:
@@ -146,7 +147,7 @@ class EngineCache:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`. The caller adds the blocks of the index and the tail blocks."""
+        """Restore the result of :meth:`dump`. The caller restores the blocks of the index and the tail blocks."""
         stream = self.stream
         stream.sizes.load(data["granularity"])
         for group, medium, block, copies in data["coarse"]:

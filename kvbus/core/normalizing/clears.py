@@ -34,24 +34,24 @@ class Clears:
 
     @property
     def empty(self) -> bool:
-        """Whether the engine holds no blocks after an AllBlocksCleared.
+        """Whether an AllBlocksCleared leaves no block in the engine's cache.
 
         That is so if the event clears every tier, or if the stream has never named a tier except the device.
         """
         return self.all_tiers or self._cache.media <= {DEVICE_MEDIUM}
 
     def take_for_empty(self) -> bool:
-        """Record that a clear has emptied the engine's cache. Missing earlier batches then do not matter any more.
+        """Record that a clear has emptied the engine's cache, so that earlier missing batches do not matter any more.
 
-        Return whether it is certain that the cache is empty. It is not if another tier may exist that no event has
-        named yet.
+        Return whether it is certain that the cache is empty. It is not certain if the clear applies only to the device:
+        another tier may hold blocks, although no event has named it yet.
         """
         self._cache.stream.presumed = not self.all_tiers
         return self.all_tiers
 
     @property
     def tiers_unknown(self) -> bool:
-        """Whether the stream named another tier after kvbus had presumed that a clear emptied every tier.
+        """Whether the stream has named another tier after kvbus had presumed that a clear emptied every tier.
 
         Then kvbus does not know which blocks that tier held at the clear.
         """
@@ -60,9 +60,9 @@ class Clears:
     def apply(self, medium: str | None, *, second: bool) -> bool:
         """Apply a clear of every tier (SGLang), of only the device's pool (vLLM), or of the named medium (ATOM).
 
-        A ``second`` clear in the same batch is how vLLM resets the blocks that it has moved to other tiers. Routers
-        drop the blocks of all tiers at an AllBlocksCleared. So if blocks on other tiers stay live, kvbus sends removals
-        in place of it.
+        vLLM sends a ``second`` clear in the same batch when it resets the blocks that it has moved to other tiers.
+        Routers drop the blocks of all tiers at an AllBlocksCleared. So if blocks on other tiers stay live, kvbus sends
+        removals in place of the clear.
 
         Args:
             medium: the index key of the medium that the clear names; None if it names none.
@@ -87,7 +87,7 @@ class Clears:
         return emptied
 
     def _survivors(self, medium: str | None, *, second: bool) -> AbstractSet[str]:
-        """Return the media whose blocks stay live after a clear."""
+        """Return the media whose blocks a clear does not remove."""
         cache = self._cache
         media = cache.index.media_names | cache.left_out.media | {each for each, _ in cache.refused}
         if medium is not None:
@@ -95,7 +95,7 @@ class Clears:
         return {each for each in media if not self.all_tiers and (each == DEVICE_MEDIUM) == second}
 
     def _remove_all(self, media: AbstractSet[str]) -> None:
-        """Remove all blocks on these media one by one, so that routers get removals and not a clear."""
+        """Remove all blocks on these media one by one, so that routers get removals in place of an AllBlocksCleared."""
         index = self._cache.index
         for key, table in index.tables_on(media):
             table.copies.clear()
@@ -104,12 +104,11 @@ class Clears:
         index.drop_empty(media)
 
     def _clear(self) -> None:
-        """Remove all blocks.
+        """Remove all blocks from the index, and append an AllBlocksCleared to the outgoing events.
 
-        Append an AllBlocksCleared to the outgoing events, unless their last one is an AllBlocksCleared.
-
-        Some routers need removals in place of the clear (:mod:`kvbus.core.outputs.fitting`). These removals name the
-        blocks that routers held before the clear, so kvbus keeps the old index until they are built.
+        Append none if the last outgoing event is an AllBlocksCleared already. Some routers need removals in place of
+        the clear (:mod:`kvbus.core.outputs.fitting`). These removals name the blocks that routers held before the
+        clear, so kvbus keeps the old index until the removals are built.
         """
         cache = self._cache
         last = Index()

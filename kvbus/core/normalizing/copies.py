@@ -1,6 +1,6 @@
-"""Count the physical copies of each block.
+"""Count the physical copies of each block in an engine's cache.
 
-vLLM sends a store for each physical copy of a block, and a removal for each copy, too (``count``). Other engines send
+vLLM sends a store for each physical copy of a block, and also a removal for each copy (``count``). Other engines send
 only one removal, when the last copy is gone (``last``), or store a live block again although there is no new copy
 (``ignore``). The stream does not show which rule holds, so the operator configures it. A removal with the field
 ``remaining_copy_counts`` overrides the configured rule.
@@ -24,10 +24,10 @@ _decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta
 
 
 class Copies:
-    """The counter of one source's copies of blocks, beyond the first copy of each.
+    """The counter of the copies that one source's blocks have besides the first one.
 
     Args:
-        rule: the rule that the operator has configured.
+        rule: the rule that the operator has configured: ``count``, ``last`` or ``ignore``.
         stats: the counters of the source.
 
     Attributes:
@@ -39,7 +39,7 @@ class Copies:
         self._stats = stats
 
     def store(self, table: Table, chunk: Chunk) -> None:
-        """Count the live blocks of a store as further copies. At least one of its blocks must be live."""
+        """Count a copy of each block of a store that is live already. At least one of its blocks must be live."""
         live = [block for block in chunk.hashes if block in table.blocks]
         for block in live:
             self.add(table, block, 1)
@@ -67,7 +67,7 @@ class Copies:
     def leave(self, table: Table | None, block: Hash, left: int) -> bool:
         """Set the number of a block's copies to ``left``, the engine's own count. Return whether the block stays live.
 
-        The engine sends its own count in removals, as vllm#48933 proposes.
+        The engine sends this count in removals, as vllm#48933 proposes.
         """
         if table is None or block not in table.blocks:
             return False
@@ -95,7 +95,7 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
 
 def _collisions(table: Table, chunk: Chunk, live: list[Hash]) -> int:
-    """Return the number of live blocks of a store that the index holds with different tokens."""
+    """Return the number of live blocks of a store for which the index has other tokens under the same hash."""
     blocks = table.blocks
     doubtful = [block for block in live if blocks[block].tokens != chunk.tokens]
     if not doubtful or chunk.hash_only:

@@ -2,8 +2,8 @@
 
 *Coarse* blocks are large blocks whose tokens the engine also announces in smaller blocks. kvbus remembers only the
 number of copies of each. *Tail blocks* are the ends of prompts that do not fill a block: vLLM announces them before the
-block is full, and removes them once it is full. kvbus remembers tail blocks with their tokens, because it has to
-announce them if it learns that the group's blocks have their size.
+block is full, and removes them once it is full. kvbus remembers tail blocks with their tokens, because it may later
+learn that this is the size of all blocks in the group. It then announces them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[TableKey, Chunk], Treatment]
-"""Function that returns the treatment of a chunk's blocks, by the key of their table and the chunk."""
+"""Function that decides how kvbus treats a chunk's blocks: whether it sends, cuts, leaves out or refuses them.
+
+Its arguments are the key of the blocks' table and the chunk.
+"""
 
 _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
@@ -36,7 +39,7 @@ class SuppressedBlocks:
         self._stats = stats
         self._copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
-        """For each table with coarse blocks, the number of copies of each coarse block, by hash."""
+        """Number of copies of each coarse block, by the key of its table and by its hash."""
         self._coarse_blocks = 0
         self.tails = Index()
 
@@ -45,12 +48,12 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """Approximate memory that the blocks which are not announced need, in bytes."""
+        """Approximate memory in bytes that the blocks need which are not announced."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
     def media(self) -> set[str]:
-        """All media on which the engine has a block that kvbus does not announce."""
+        """The media on which the engine has a block that kvbus does not announce."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
@@ -78,9 +81,9 @@ class SuppressedBlocks:
         table[block] = table.get(block, 0) + copies
 
     def _store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
-        """Remember a tail block with ``copies`` further copies.
+        """Remember a tail block with ``copies`` copies besides the first one.
 
-        If it is remembered already, this store is a further copy, too.
+        If the tail block is remembered already, this store is one more copy of it.
         """
         self._stats.filtered[Filtered.TAIL] += 1
         table = self.tails.table(*key)
@@ -100,7 +103,7 @@ class SuppressedBlocks:
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
-        """Remove one copy of a coarse block, or the block if copies are not counted.
+        """Remove one copy of a coarse block, or the complete block if copies are not counted.
 
         Return whether the block was remembered.
         """
@@ -119,7 +122,9 @@ class SuppressedBlocks:
         return True
 
     def remove_tail(self, key: TableKey, block: Hash) -> bool:
-        """Remove one copy of a tail block, or the block if it has no other copy. Return whether the block was found.
+        """Remove one copy of a tail block. If it has no other copy, remove the block.
+
+        Return whether the block was found.
 
         If the engine's removal names no group, the block is found only if exactly one group has it.
         """
@@ -143,9 +148,9 @@ class SuppressedBlocks:
     # -- other block sizes -----------------------------------------------------------------------------------------
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Move the blocks of a table that must not be announced any more from the index into this object.
+        """Move blocks that must not be announced any more from a table of the index into this object.
 
-        The caller then counts all blocks again.
+        The caller must then count all blocks again.
         """
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key, chunk)
@@ -154,9 +159,9 @@ class SuppressedBlocks:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Move the tail blocks that have to be announced now from this object into the index.
+        """Move tail blocks that have to be announced now from this object into the index.
 
-        The caller then counts all blocks again.
+        The caller must then count all blocks again.
         """
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):

@@ -25,7 +25,7 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
 class Normalizer:
     """The normalizer of one source.
 
-    It makes events that routers can rely on, and keeps the index of the source's live blocks.
+    It turns the engine's events into events that routers can rely on, and keeps the index of the source's live blocks.
 
     Args:
         spec: the configuration of the source.
@@ -85,9 +85,10 @@ class Normalizer:
         return cache.leaving
 
     def _clear(self, run: Iterable[Step], clears: int) -> int:
-        """Apply consecutive clears.
+        """Apply consecutive AllBlocksCleared events of a batch.
 
-        Return the number of clears without a medium in the batch so far, for the next call.
+        ``clears`` is the number of clears without a medium that the batch has had before. Return this number for the
+        next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             whole = clears_all(event)
@@ -111,13 +112,13 @@ class Normalizer:
         return self._cache.leaving
 
     def missed(self, reason: Reason) -> None:
-        """Count a batch that cannot be decoded. The live blocks stay as they are."""
+        """Count a batch that cannot be decoded. The live blocks stay unchanged."""
         self._admission.count_rejects([reason])
 
     def reset(self, *, same_epoch: bool = False) -> None:
         """Forget all blocks of the engine.
 
-        In the same epoch, keep the other facts that the stream has shown about the engine.
+        If the epoch is still the same, keep the other facts that the stream has shown about the engine.
         """
         stream, names_cleared = self._cache.stream, self.names_cleared
         stream.media |= self.index.media_names
@@ -145,7 +146,7 @@ class Normalizer:
 
     @property
     def cleared(self) -> list[Callable[[], Sequence[AnyEvent]]]:
-        """For each AllBlocksCleared in the last batch's events, a function that builds the equivalent removals.
+        """Functions that build removals of cleared blocks, one for each AllBlocksCleared among the last batch's events.
 
         The list is empty unless some output sends removals in place of clears (:attr:`names_cleared`).
         """
@@ -153,7 +154,7 @@ class Normalizer:
 
     @property
     def block_size(self) -> int | None:
-        """Number of tokens in the blocks that routers get, of the first group with a known size.
+        """Number of tokens in the blocks that routers get. It is the size of the first group whose size is known.
 
         Without such a group, it is the configured size; None if there is none.
         """
@@ -162,7 +163,7 @@ class Normalizer:
 
     @property
     def engine_block_size(self) -> int:
-        """Number of tokens in the engine's blocks, of the first group with a known size.
+        """Number of tokens in the engine's blocks. It is the size of the first group whose size is known.
 
         It is 0 while every size is unknown, and if the blocks differ in size.
         """
@@ -171,7 +172,7 @@ class Normalizer:
 
     @property
     def only_without_prefix(self) -> bool:
-        """Whether the engine has announced blocks, but only of groups whose blocks no prefix can be matched with."""
+        """Whether the engine has announced only blocks that a router cannot match with a prompt's prefix."""
         stream = self._cache.stream
         return bool(stream.no_prefix) and stream.groups <= stream.no_prefix
 
@@ -182,14 +183,14 @@ class Normalizer:
 
     @property
     def known_groups(self) -> int:
-        """Number of groups that have had stores in this epoch, up to the limit ``max_groups``."""
+        """Number of KV-cache groups that have had stores in this epoch. It does not exceed the limit ``max_groups``."""
         return len(self._cache.stream.groups)
 
     @property
     def full(self) -> bool:
-        """Whether the index refused stores because of a limit, and the engine has not cleared its cache since.
+        """Whether kvbus refused stores because of a limit of the index, and the engine has not cleared its cache since.
 
-        The blocks in the index are then live, but other live blocks are missing.
+        The blocks in the index are then correct, but other live blocks are missing.
         """
         return not self.refused.isdisjoint({Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS})
 
@@ -210,7 +211,7 @@ class Normalizer:
 
     @property
     def entries(self) -> int:
-        """Number of blocks that kvbus remembers for this source, up to the limit ``max_blocks``.
+        """Number of blocks that kvbus remembers for this source. It does not exceed the limit ``max_blocks``.
 
         Live blocks count, and so do blocks that routers do not get.
         """
@@ -218,7 +219,10 @@ class Normalizer:
 
     @property
     def index_bytes(self) -> int:
-        """Approximate memory in bytes that the remembered blocks need, up to the limit ``max_index_bytes``."""
+        """Approximate memory in bytes that this source's blocks need.
+
+        It does not exceed the limit ``max_index_bytes``.
+        """
         return self._cache.bytes
 
     # -- state across a restart ----------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ the preceding sub-block. So equal prefixes get equal hashes on every kvbus and a
 engine divides them into blocks. If the engine's hashes are integers, a derived hash has eight bytes, read as an
 unsigned 64-bit integer. If the engine's hashes are bytes, a derived hash has 32 bytes.
 
-Several blocks of the engine may contain the same sub-block (SGLang's radix nodes overlap). The sub-block is stored with
-the first of these blocks, and removed with the last one.
+Several blocks of the engine may contain the same sub-block, because SGLang's radix nodes overlap. The sub-block is
+stored with the first of these blocks, and removed with the last one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvbus.core.wire.tokens import divide
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 SubBlocks = dict[Hash, tuple[Hash | None, Chunk]]
-"""For each sub-block, by its derived hash: the hash of its parent, and the chunk that contains the sub-block."""
+"""A collection of sub-blocks: for each derived hash, the hash of the parent, and the chunk with the sub-block."""
 
 
 class Reblocking:
@@ -50,7 +50,7 @@ class Reblocking:
         self.removed: dict[TableKey, SubBlocks] = {}
 
     def cut(self, key: TableKey, chunk: Chunk) -> None:
-        """Cut the blocks of a chunk: give the chunk the derived hashes of its sub-blocks."""
+        """Compute the hashes of the sub-blocks into which a chunk's blocks are cut, and store them in the chunk."""
         sizes = self._cache.stream.sizes.groups[key[0]]
         before = out_parent(self._cache.index, key[0], chunk.parent)
         chunk.reblock_into(derive_chunk(chunk, sizes.detector.base, before), before)
@@ -58,7 +58,7 @@ class Reblocking:
     def add(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
         """Count the sub-blocks of the chunk's blocks ``[a, b)`` as live.
 
-        Return the positions of the sub-blocks that routers lack.
+        Return the positions of those sub-blocks that routers do not have yet.
         """
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
@@ -72,7 +72,7 @@ class Reblocking:
         return new
 
     def remove(self, key: TableKey, chunk: Chunk, block: Hash) -> None:
-        """Remove the sub-blocks of a removed block, except sub-blocks that another live block contains."""
+        """Remove the sub-blocks of a removed block. A sub-block stays if another live block also contains it."""
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         first = chunk.hashes.index(block) * per_block

@@ -1,9 +1,9 @@
 """Apply the removals of one source: remove blocks from the index immediately, and send removals to routers leaf first.
 
 A *run* consists of all removals up to the next store that is sent. kvbus sends the events of a run unchanged if each of
-them removes the last copies of live blocks, names their medium and group as the stores did, and has children before
-parents. Otherwise kvbus sends the removed blocks in new events, children before parents: a router that keeps a tree
-(Dynamo) loses the descendants of a block that is removed before its children.
+them fulfils three conditions: it removes the last copies of live blocks, names their medium and group as the stores
+did, and has children before parents. Otherwise kvbus sends the removed blocks in new events, children before parents: a
+router that keeps a tree (Dynamo) loses the descendants of a block that is removed before its children.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ class Removals:
         self._cache = cache
         self._reblocking = reblocking
 
-        # The removals since the last store that was sent (the current run).
+        # The removals since the last store that was sent to routers (the current run).
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
-        """For each table, the blocks that the current run has removed from the index, in the order of their removal.
+        """The blocks that the current run has removed from the index, by table, in the order of their removal.
 
-        The tables have the order of the events.
+        The tables have the order in which the removals named them.
         """
         self._events: list[BlockRemoved] = []
         self._as_they_came = True
-        """Whether the events of the current run may be sent unchanged, unless one of them has a parent before its
-        child."""
+        """Whether the engine's removals of the current run may be sent unchanged.
 
-        # Blocks that the current batch has removed.
+        They must be sent differently in any case if one of them has a parent before its child.
+        """
+
+        # What the removals of the current batch have named.
         self._removed: dict[tuple[int | None, Hash], Chunk] = {}
         """The chunk of each block that the current batch has removed, by group and hash."""
         self._unknown: dict[int | None, int] = {}
@@ -69,15 +71,14 @@ class Removals:
             self._as_they_came = False
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
-        """Remove one copy of a block for which the engine has sent no removal."""
+        """Remove one copy of a block, because of an event of the engine that is not a removal."""
         self._as_they_came = False
         self._take(key, block)
 
     def _take(self, key: TableKey, block: Hash) -> Chunk | None:
         """Remove one copy of a block.
 
-        Return the chunk of the block if the last copy is gone and routers know the block by the engine's hash,
-        otherwise None.
+        Return its chunk if no copy remains and routers know the block by the engine's hash. Otherwise return None.
         """
         cache, group = self._cache, key[0]
         meant = self._meant(key, block)
@@ -103,7 +104,7 @@ class Removals:
         return chunk
 
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
-        """Return the key of the table whose block a removal names.
+        """Return the key of the table that holds the block which a removal names.
 
         Return None if the removal names no group and several groups have the block.
         """
@@ -139,14 +140,14 @@ class Removals:
             self.flush()
 
     def drop(self) -> None:
-        """Forget the queued removals, because routers get an AllBlocksCleared."""
+        """Forget the queued removals, because routers get an AllBlocksCleared in place of them."""
         self._gone, self._events, self._as_they_came = {}, [], True
         self._reblocking.removed = {}
 
     def finish(self) -> None:
         """End the batch: append all queued removals to the outgoing events, and count the unknown blocks by reason.
 
-        The reason is certain only now, because the complete batch shows which groups kvbus leaves out.
+        They are counted only now, because only the complete batch shows which groups kvbus leaves out.
         """
         self.flush_all()
         for group, count in self._unknown.items():
@@ -156,9 +157,9 @@ class Removals:
         self._removed.clear()
 
     def put_back(self) -> None:
-        """Put the blocks of queued removals back into the index: routers still have them.
+        """Put the blocks of queued removals back into the index, because routers still have these blocks.
 
-        The caller then replaces the index, and builds removals from it.
+        The caller then replaces the index, and builds the removals of all its blocks.
         """
         for key, gone in self._gone.items():
             self._cache.index.table(*key).blocks.update(gone)
@@ -198,7 +199,7 @@ class Removals:
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
-    """Return the fields that a removal of this chunk's blocks needs: medium, group, whether tokens are unknown."""
+    """Return the fields that a removal of this chunk's blocks must have: medium, group, whether tokens are unknown."""
     return chunk.meta.medium, chunk.meta.group_idx, chunk.hash_only
 
 
@@ -212,7 +213,7 @@ def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
 
 
 def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
-    """Return the hashes of removed blocks with children before parents, otherwise in their original order.
+    """Return the hashes of removed blocks with children before parents. Otherwise keep their order.
 
     Blocks may form a cycle if an engine's hashes do not include the parent (SGLang before 0.5.8). The member of the
     cycle that comes first is then treated as its root.
@@ -238,7 +239,7 @@ def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
 
 
 def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
-    """Return the hash and the parent of each removed block."""
+    """Return the hash of each removed block together with the hash of its parent."""
     pairs: list[Gone] = []
     last: Chunk | None = None
     at = 0
@@ -252,7 +253,7 @@ def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
 def _position(names: tuple[Hash, ...], block: Hash, before: int) -> int:
     """Return the position of a block in a chunk's hashes. First try the positions next to ``before``, the last result.
 
-    Most engines remove the blocks of a chunk one after another, from its end or from its root.
+    This saves time, because most engines remove the blocks of a chunk one after another, from its end or from its root.
     """
     for at in (before - 1, before + 1):
         if 0 <= at < len(names) and names[at] == block:

@@ -1,7 +1,8 @@
-"""Apply the stores of one source: new blocks, copies, orphans, blocks without tokens, and blocks that have to be cut.
+"""Apply the stores of one source to its index.
 
-vLLM sends a store without tokens when it has moved blocks to another medium. The store names only the blocks' hashes
-(:func:`tokens_elsewhere`).
+This includes copies of live blocks, blocks with an unknown parent, blocks that have to be cut, and stores without
+tokens. vLLM sends a store without tokens when it has moved blocks to another medium. Such a store has only the blocks'
+hashes (:func:`tokens_elsewhere`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StoreApplier:
         self._reblocking = reblocking
 
     def apply(self, steps: Sequence[Checked]) -> None:
-        """Apply consecutive stores of a batch, parents before children."""
+        """Apply consecutive stores of a batch, in an order in which parents come before their children."""
         for step in _parents_first(steps, self._cache.index):
             if step.chunk is not None:
                 self._place(step.key, step.chunk)
@@ -44,8 +45,8 @@ class StoreApplier:
     def _apply_without_tokens(self, step: Checked) -> None:
         """Apply a store without tokens.
 
-        Use the tokens that its blocks have on another medium. If its blocks have no known tokens, apply the store
-        without tokens if it has a block size; otherwise count it.
+        Use the tokens that its blocks have on another medium. If no medium has them, apply the store without tokens. If
+        it has no block size either, only count it.
         """
         cache, event, extras, (group, medium) = self._cache, step.event, step.extras, step.key
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
@@ -61,7 +62,7 @@ class StoreApplier:
             self._place(step.key, cache.index.chunk_of(run, own))
 
     def _place(self, key: TableKey, chunk: Chunk) -> None:
-        """Apply the blocks of one store, unless its block size or its parent forbids it."""
+        """Apply a store: add its new blocks to the index, or leave it out because of its block size or its parent."""
         cache, (group, medium) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)
         if treatment is Treatment.REJECT:
@@ -99,11 +100,15 @@ class StoreApplier:
         if not new or cache.has_room(new, chunk.memory):
             cache.left_out.store(key, chunk, treatment)
         elif treatment is Treatment.COARSE:
-            # kvbus does not remember this block, so a removal of it may be applied to a small block with the same hash
+            # Record that blocks on this medium are uncertain: kvbus does not remember this block, so it may apply the
+            # block's removal to a small block with the same hash.
             cache.refused.add((medium, Reason.INDEX_FULL))
 
     def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:
-        """Return whether a store may be applied although its parent may be unknown. If not, count the reason."""
+        """Return whether the parent of a store allows to apply the store. If not, count the reason.
+
+        A store whose parent is unknown is applied unless the operator has configured that it is dropped.
+        """
         cache, (group, medium), parent = self._cache, key, chunk.parent
         if parent is None:
             return True
@@ -114,7 +119,8 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # the parent may be unknown because its store was refused for one of these reasons
+                # Record the reasons of all refused stores for this medium, too: the parent may be unknown because its
+                # store was refused on another medium for one of them.
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
@@ -124,7 +130,7 @@ class StoreApplier:
         return True
 
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:
-        """Remove live blocks without known tokens if this store brings their tokens.
+        """Remove live blocks with unknown tokens from the index if this store has their tokens.
 
         The caller then announces them with tokens.
 
@@ -151,9 +157,9 @@ class StoreApplier:
 
 
 def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
-    """Yield consecutive stores so that parents come before children.
+    """Yield consecutive stores in an order in which parents come before children.
 
-    If a store's parent is not live but is stored by a later one, the later store comes first. The caller must apply
+    If the parent of a store is not live, but a later store has it, that later store comes first. The caller must apply
     each store before it asks for the next one.
     """
     first: dict[tuple[int | None, Hash], int] = {}
@@ -175,7 +181,7 @@ def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
 
 
 def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int]:
-    """For each block, by group and hash, return the position of the first store that has it."""
+    """Return, for each block, the position of the first store that has it. A block is named by its group and hash."""
     first: dict[tuple[int | None, Hash], int] = {}
     for at, step in enumerate(steps):
         for block in step.event.block_hashes:
@@ -187,11 +193,11 @@ def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int
 
 
 def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, removals: Removals) -> list[BlockStored]:
-    """Give a store without tokens the tokens that its blocks have on another medium, and split it where necessary.
+    """Give a store without tokens the tokens that its blocks have on another medium. Split the store where necessary.
 
     The adapter, the cache salt and the session are copied with the tokens: without them, the blocks would belong to
     another prompt. Blocks that do not follow each other get separate stores, parents first. If a block's tokens are
-    unknown, set only the store's block size.
+    unknown there, too, set only the store's block size.
 
     Returns:
         The stores. The list is empty unless all blocks have known tokens and the same block size.
@@ -229,7 +235,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 
 
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
-    """Fill in the missing fields of a store of consecutive blocks, from the same blocks on another medium."""
+    """Fill in the missing fields of a store of consecutive blocks. Take them from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
     sent: Any = run  # msgspec leaves missing raw fields UNSET
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
@@ -245,7 +251,7 @@ def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
 
 
 def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
-    """Return the value of a list field with one entry per block, taken from the chunks that hold these blocks.
+    """Build the value of a store's list field from the chunks that hold its blocks, with one entry for each block.
 
     The field is ``lookahead_token_ids`` if ``lookahead`` is True, otherwise ``extra_keys``. Return UNSET if no block
     has an entry.
@@ -262,7 +268,10 @@ def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bo
 
 
 def _runs(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
-    """Split a store into one store for each run of blocks that follow each other. Return them with parents first."""
+    """Split a store into one store for each sequence of blocks that follow each other.
+
+    Return parents before children.
+    """
     hashes = event.block_hashes
     starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
     if len(starts) == 1:

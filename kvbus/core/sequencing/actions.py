@@ -1,4 +1,4 @@
-"""The actions that a sequencer decides: deliver the next batch, begin an epoch, report lost batches, send a request."""
+"""The actions that a sequencer decides, such as: deliver the next batch, begin an epoch, report losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class LostReason(StrEnum):
-    """The reason why kvbus gives missing batches up."""
+    """The reason why kvbus gives missing batches up and counts them as lost."""
 
     NO_REPLAY = "no_replay"
     """The source has neither a replay nor a snapshot endpoint, so kvbus cannot ask the publisher for the batches."""
@@ -19,19 +19,28 @@ class LostReason(StrEnum):
     TRIMMED = "trimmed"
     """The publisher's replay buffer does not have the batches any more. Engines keep about 10,000 batches."""
     HOLE = "hole"
-    """The publisher's replay answer lacks the batches. vLLM uses up a seq when it fails to encode or send a batch."""
+    """The publisher's replay answer lacks the batches, so they do not exist.
+
+    vLLM uses a seq up when it fails to encode or send a batch.
+    """
 
 
 class RestartReason(StrEnum):
     """The observation which shows that the publisher has begun a new epoch."""
 
     PUBLISHER_ID = "publisher_id"
-    """The 16-byte publisher id changed. It stands after the seq in a 24-byte sequence frame."""
+    """The publisher id changed, so another process publishes.
+
+    The 16-byte id follows the seq in a 24-byte sequence frame.
+    """
     PAYLOAD = "payload"
     """A seq that kvbus has delivered came again with another payload."""
     WENT_BACK = "went_back"
-    """The publisher's newest batch is older than one that it sent before, or kvbus has no fingerprint to
-    compare with."""
+    """The publisher's numbers went back, or kvbus cannot show that the epoch is the same.
+
+    In the first case, the newest batch is older than one that the publisher sent before. In the second case, kvbus has
+    no fingerprint to compare a batch with.
+    """
     REBUILT = "rebuilt"
     """Not a restart: the publisher has, or may have, batches of the epoch that kvbus lacks.
 
@@ -40,7 +49,7 @@ class RestartReason(StrEnum):
 
 
 class Deliver(msgspec.Struct):
-    """Deliver batch ``seq``, which is the next one. Seq 0 opens an epoch.
+    """Deliver batch ``seq``, the next batch in order. Seq 0 is the first batch of an epoch.
 
     ``fingerprint`` is the fingerprint of the payload.
     """
@@ -51,7 +60,7 @@ class Deliver(msgspec.Struct):
 
 
 class NewEpoch(msgspec.Struct):
-    """Begin a new epoch of the publisher. Nothing that is known about the old epoch is valid any more."""
+    """Begin a new epoch of the publisher. The blocks of the old epoch are not valid any more."""
 
     reason: RestartReason = RestartReason.WENT_BACK
 
@@ -67,7 +76,7 @@ class Lost(msgspec.Struct):
 
 
 class Synced(msgspec.Struct):
-    """Report that kvbus has delivered or given up all batches that it missed before or during the disconnection."""
+    """Report that kvbus has delivered or given up all batches that were sent before or during a disconnection."""
 
 
 class Ask(msgspec.Struct):
@@ -84,7 +93,7 @@ class AskSnapshot(msgspec.Struct):
 
 
 class Stop(msgspec.Struct):
-    """Close the request with the id ``request``, because the sequencer needs no more of its answer."""
+    """Close the request with the id ``request``, because the sequencer does not need the rest of its answer."""
 
     request: int
 

@@ -2,11 +2,12 @@
 
 A request that continues an epoch also asks for the last delivered batches (:data:`OVERLAP`). Their content shows
 whether the answer belongs to the same epoch. A publisher in the same epoch has the last delivered batch, unless its
-buffer was trimmed beyond it.
+replay buffer has already dropped that batch.
 
 :data:`~kvbus.core.sequencing.phases.PHASES` names the method that handles an answer in each phase. The method records
-in the epoch what the answer shows. It returns the next input of the table of phases, a :class:`Restart`, or None if the
-phase stays the same. The methods of :class:`OpenRequest` only decide what a batch proves.
+in the :class:`Epoch` object what the answer shows. It returns the next input of the table of phases, a
+:class:`Restart`, or None if the phase stays the same. The methods of :class:`OpenRequest` only decide what a batch
+proves.
 """
 
 from __future__ import annotations
@@ -28,23 +29,22 @@ from kvbus.core.types import Reason
 OVERLAP: Final = 8
 """Maximum number of delivered batches that a request asks for again, to recognize the epoch by their content.
 
-A single batch is not enough, because it may belong to a new epoch that kvbus has not noticed.
+A single batch is not enough: the last delivered batch may itself belong to a new epoch whose beginning kvbus missed.
 """
 
 MAX_PATIENT_PROBE: Final = 8
-"""Maximum interval between probes of a publisher whose batches are still in transit, in multiples of
-``probe_interval``."""
+"""Maximum multiple of ``probe_interval`` between two probes of a publisher while its batches may be in transit."""
 
 
 class Restart(NamedTuple):
-    """The finding that a new epoch begins.
+    """The result of a check which says that a new epoch begins.
 
     Attributes:
-        reason: what showed it. ``REBUILT`` means that nothing proves a restart of the publisher.
-        proven: whether it counts for the detection of two publishers on one endpoint. A compacted answer with different
-            content does not count: it may be a state, which does not prove a restart.
-        pending: None if an answer of the publisher will show how far back the new epoch reaches. Otherwise nothing is
-            known about the epoch, and ``pending`` says whether the publisher may still have its batches.
+        reason: the observation that showed it. ``REBUILT`` means that nothing proves a restart of the publisher.
+        proven: whether the restart counts for the detection of two publishers on one endpoint. It does not count if a
+            compacted answer has other content than before: the answer may be a state, which does not prove a restart.
+        pending: None if an answer of the publisher will show how far back the new epoch reaches. Otherwise kvbus lacks
+            the beginning of the epoch, and ``pending`` says whether the publisher may still have those batches.
     """
 
     reason: RestartReason = RestartReason.WENT_BACK
@@ -58,9 +58,9 @@ Finding = Input | Restart | None
 
 
 class OpenRequest(msgspec.Struct):
-    """The open request of a source, and the part of its answer that has been received."""
+    """The open request of a source to its publisher, and the part of the answer that kvbus has received."""
 
-    # The question, and the facts that were known when it was asked.
+    # The request, and what kvbus knew when it made the request.
     id: int
     phase: Phase
     """The phase of the sequencer that waits for the answer."""
@@ -70,35 +70,42 @@ class OpenRequest(msgspec.Struct):
     """Whether the sequencer may repeat the request if the publisher does not answer."""
     start: int
     last_delivered: int
-    """Seq of the newest delivered batch whose fingerprint is known; -1 if there is none or the answer need not contain
-    it."""
+    """Seq of the newest delivered batch whose fingerprint kvbus knows. The answer shows the epoch by this batch.
+
+    It is -1 if there is no such batch, or if the answer need not contain it.
+    """
     expects_batches: bool
-    """Whether the publisher was known to have sent a batch from ``start`` on. Then an empty answer is unexpected."""
+    """Whether kvbus knew, when it sent the request, that the publisher had sent a batch from ``start`` on.
+
+    An empty answer is then unexpected.
+    """
     following: int
-    """Seq of the batch that was to be delivered next when the request was made."""
+    """Seq of the batch that kvbus had to deliver next when the request was made."""
     log_end: int
-    """One past the highest batch that was known to exist when the request was made."""
+    """One past the highest batch that kvbus knew to exist when the request was made."""
 
     waits: bool = False
     """Whether the request waits in the daemon and has not been sent yet."""
 
-    # The time limits. :meth:`Requests.sent` sets them.
+    # The time limits of the answer. :meth:`Requests.sent` sets them.
     deadline: float = inf
     """The time at which kvbus gives the request up. Each batch with a higher seq than before postpones it."""
     hard_deadline: float = inf
     """The time at which kvbus gives the request up even if further batches come."""
 
-    # The received part of the answer.
+    # The part of the answer that kvbus has received.
     items: int = 0
     first: int = -1
     last: int = -1
     saw_last_delivered: bool = False
     is_state: bool = False
-    """Whether the answer is a state in place of the requested batches. kvbus then evaluates only the end of
-    the answer."""
+    """Whether the answer is a state in place of the requested batches.
+
+    kvbus then ignores its batches, and evaluates only the end of the answer.
+    """
 
     def take(self, seq: int, deadline: float) -> None:
-        """Count one batch of the answer. If its seq is the highest so far, postpone the deadline to ``deadline``."""
+        """Record that one batch of the answer has come. If its seq is the highest so far, set a new deadline."""
         if not self.items:
             self.first = seq
         self.items += 1
@@ -109,7 +116,10 @@ class OpenRequest(msgspec.Struct):
             self.deadline = deadline
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
-        """Return whether a batch of the answer cannot belong to the known epoch. Call it before :meth:`take`."""
+        """Return whether a batch of the answer shows that the publisher is in another epoch than the known one.
+
+        Call it before :meth:`take`.
+        """
         tracker = self.epoch.tracker
         if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
             return True
@@ -120,31 +130,29 @@ class OpenRequest(msgspec.Struct):
         if self.saw_last_delivered:
             return False
         if seq <= self.last_delivered:
-            # kvbus has delivered every batch from the start of the request to the last delivered one. If the publisher
-            # leaves one of them out, that batch was of another epoch.
+            # kvbus has delivered every batch from the start of the request to the last delivered one. If the answer
+            # lacks one of them, the delivered batch with that seq was of another epoch.
             return self.items > 0 and seq > self.last + 1
         if self.items:
-            # the answer has earlier batches than the last delivered one, but lacks that one
+            # if the answer has batches before the last delivered one, it should have that one, too
             return self.first <= self.last_delivered
         return False
 
     def begins_beyond(self, seq: int) -> bool:
-        """Return whether the answer begins after the last delivered batch, so that it does not show the epoch.
+        """Return whether the answer begins after the last delivered batch, so that it cannot show the epoch.
 
-        ``seq`` is the first batch of the answer.
-
-        For a gap, such an answer is normal: the batches in between are known to be missing, and the publisher has
-        trimmed them.
+        ``seq`` is the first batch of the answer. For a request about a gap, such an answer is normal: the batches in
+        between are known to be missing, and the publisher has dropped them from its buffer.
         """
         return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
 
     def shows_other_epoch(self) -> bool:
-        """Return whether the complete answer cannot belong to the known epoch.
+        """Return whether the complete answer shows that the publisher is in another epoch than the known one.
 
-        There are three cases. It lacks the last delivered batch although it has earlier batches. It lacks batches that
-        the publisher sent before the request, so these belonged to another epoch. It is empty although the publisher
-        keeps a replay buffer. In the second case both epochs may begin with the same batches: a kvbus that lost its
-        numbering sends an engine's history again under the same seqs.
+        There are three cases. The answer lacks the last delivered batch although it has earlier batches. It lacks
+        batches that the publisher sent before the request, so these belonged to another epoch. It is empty although the
+        publisher keeps a replay buffer. In the second case both epochs may begin with the same batches: a kvbus that
+        lost its numbering sends an engine's history again under the same seqs.
         """
         if not self.items:
             return self.epoch.buffer.keeps is True and self.last_delivered >= 0
@@ -154,7 +162,10 @@ class OpenRequest(msgspec.Struct):
 
 
 def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
-    """Return the first seq to request, and the last delivered batch that the answer has to contain (-1: none)."""
+    """Return the first seq to request, and the seq of the last delivered batch, which the answer has to contain.
+
+    The second value is -1 if the answer need not contain a certain batch.
+    """
     if purpose is Purpose.HISTORY:
         return 0, -1
     if purpose is Purpose.SNAPSHOT or (purpose is Purpose.SYNC and not compacted):
@@ -163,8 +174,8 @@ def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) 
     continues = compacted or purpose is Purpose.GAP
     if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
         return (tracker.next if continues else max(tracker.next - 1, 0)), -1
-    # Do not ask again for a lost batch: it may be too large to receive, and the answer would end there. A compacted
-    # answer begins with a state if the publisher's journal lacks the start. One batch is enough to notice that.
+    # Begin after the newest lost batch: it may be too large to receive, and would end the answer early. For a compacted
+    # answer, one known batch is enough: if the publisher's journal lacks the start, the answer begins with a state.
     return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
@@ -213,9 +224,7 @@ class Requests:
     def sent(self, request: int, now: float) -> None:
         """Start the time limits of a request, because the daemon has sent it now.
 
-        It may have waited long after :meth:`ask`.
-
-        If ``now`` is infinity, the request still waits.
+        If ``now`` is infinity, the request is still in the daemon's queue, and no time limit applies.
         """
         asked = self.open
         if asked is not None and asked.id == request:
@@ -227,7 +236,10 @@ class Requests:
             asked.hard_deadline = now + self._spec.replay_total_timeout
 
     def unread(self, request: int, now: float) -> None:
-        """Extend the time limits of a request: messages of its answer wait in kvbus, so the publisher is not late."""
+        """Extend the time limits of a request, because messages of its answer wait in this process.
+
+        So it is not the publisher that is late.
+        """
         asked = self.open
         if asked is not None and asked.id == request:
             until = now + self._spec.replay_timeout
@@ -241,9 +253,9 @@ class Requests:
             self.open = None
 
     def match(self, request: int) -> OpenRequest | None:
-        """Return the open request if it has this id.
+        """Return the open request if it has the id ``request``.
 
-        Otherwise count the message as part of a late answer and return None.
+        Otherwise return None, and count the message as part of a late answer to an older request.
         """
         if self.open is None or self.open.id != request:
             self._stats.stale_replies += 1
@@ -251,10 +263,7 @@ class Requests:
         return self.open
 
     def timed_out(self, now: float) -> OpenRequest | None:
-        """Close and return the open request if it has reached a time limit; otherwise return None.
-
-        Count the timeout.
-        """
+        """Close, count and return the open request if it has reached a time limit; otherwise return None."""
         asked = self.open
         if asked is None or (now < asked.deadline and now < asked.hard_deadline):
             return None
@@ -264,7 +273,7 @@ class Requests:
 
     @property
     def caught_up(self) -> Finding:
-        """``CAUGHT_UP`` if all live batches are delivered, so that the answer may be closed; otherwise None."""
+        """The input ``CAUGHT_UP`` if all live batches are delivered, so that the request may end; otherwise None."""
         asked = self.open
         if asked is None or asked.phase not in (Phase.SYNC, Phase.GAP, Phase.GAP_SNAPSHOT):
             return None
@@ -273,7 +282,10 @@ class Requests:
     # -- batches of an answer ------------------------------------------------------------------------------------------
 
     def batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, *, whole: bool) -> Finding:
-        """Handle one batch of an answer, and return what it shows. ``whole`` says that the batch may begin a state."""
+        """Handle one batch of an answer, and return the next input for the sequencer (None: nothing changes).
+
+        ``whole`` says that the batch may be the first of a complete state.
+        """
         finding: Finding = getattr(self, PHASES[asked.phase].batch)(asked, seq, payload, now, whole)
         return finding
 
@@ -284,7 +296,7 @@ class Requests:
         return REBUILT if more else Input.ANSWERED
 
     def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Check whether a batch of an answer belongs to the known epoch. If it does, add it to the stream."""
+        """Check whether a batch of an answer belongs to the known epoch. If it does, deliver it or hold it."""
         if not asked.is_state:
             finding = self._check_epoch(asked, seq, payload, now, whole)
             if finding is not None:
@@ -293,7 +305,10 @@ class Requests:
         return None if asked.is_state else self._add(asked, seq, payload)
 
     def _add(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Deliver or hold a batch of the known epoch. If it was delivered before, only record its fingerprint."""
+        """Deliver or hold a batch of an answer, which belongs to the known epoch.
+
+        If the batch was delivered before, only record its fingerprint.
+        """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         epoch.buffer.keeps = True
         epoch.history.unanswered = False
@@ -318,7 +333,7 @@ class Requests:
         return self.caught_up
 
     def _take_compacted(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Handle a batch of an answer that may contain a state, and is therefore valid only when it is complete."""
+        """Handle a batch of an answer that may contain a state. A state is valid only when it is complete."""
         epoch = asked.epoch
         if seq > epoch.tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
             if self._spec.snapshot and asked.purpose is Purpose.GAP:
@@ -330,17 +345,23 @@ class Requests:
         return None
 
     def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Return what a batch of an answer shows about the epoch; return None if it may be added to the stream.
+        """Return the input that a batch of an answer causes, or None if the batch may be delivered or held.
 
-        Mark an answer that is only a state. A state under the seqs of delivered batches does not prove another epoch:
-        the publisher has trimmed the requested batches. After a disconnection or a gap, batches are missing, so kvbus
-        reads the epoch again from the beginning. It also does so if the publisher trimmed its buffer while it answered.
-        A silent stream may have lost nothing: if the answer is only a state, its end shows whether it has
-        (:meth:`_state_over`). Batch 0 never counts as the beginning of a state, because batch 0 of a restarted SGLang
-        begins with a clear, too.
+        If the batch shows that the answer is a state, mark the answer. A state has the seqs of delivered batches, with
+        other content. This does not prove another epoch: the publisher has only dropped the requested batches. There
+        are two cases:
+
+        * After a disconnection or a gap, batches are missing, so kvbus reads the epoch again from the beginning. It
+          also does so if the publisher dropped batches while it answered.
+        * If kvbus only asked because the stream was silent, perhaps nothing was lost. The end of the state shows
+          whether batches were lost (:meth:`_state_over`).
+
+        Batch 0 never counts as the beginning of a state, because batch 0 of a restarted SGLang begins with a clear,
+        too.
         """
         contradicts = asked.contradicts(seq, payload)
-        # after a snapshot, kvbus has no fingerprint of the last batch to distinguish it from a state under the same seq
+        # After a snapshot, kvbus has no fingerprint of the last batch. So it cannot see whether the answer begins with
+        # that batch or with a state under the same seq.
         unknown = asked.phase is Phase.PROBE and not asked.items and asked.last_delivered < 0
         if whole and seq > 0 and (contradicts or unknown) and asked.phase is not Phase.RECHECK:
             asked.is_state = asked.phase is Phase.PROBE and not asked.items
@@ -350,24 +371,25 @@ class Requests:
         return self._start_late(asked, seq, now) if asked.begins_beyond(seq) else None
 
     def _start_late(self, asked: OpenRequest, seq: int, now: float) -> Finding:
-        """Handle an answer that begins after the last delivered batch.
+        """Handle an answer that begins after the last delivered batch. Return None if kvbus has to use its batches.
 
-        Return None if its batches have to be added to the stream.
-
-        Such an answer proves neither the same epoch nor another one, because the publisher has trimmed its buffer.
-        While the connection was up, the publisher sent the batches in between on it, in order. They may still be in
-        transit: after a pause of this process or of the network, or while a backlog is queued. So kvbus waits for them
-        on the live stream, for as much time as they may need (:class:`~kvbus.core.sequencing.epoch.PublisherBuffer`).
+        Such an answer proves neither the same epoch nor another one, because the publisher has dropped older batches
+        from its buffer. While the connection was up, the publisher sent the batches in between on it, in order. They
+        may still be in transit: after a pause of this process or of the network, or while a backlog is queued. So kvbus
+        waits for them on the live stream, for as much time as they may need
+        (:class:`~kvbus.core.sequencing.epoch.PublisherBuffer`).
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is Phase.VERIFY:
-            # the publisher sent the batches in between during the disconnection, so they are lost in either epoch
+            # Read the epoch again: the publisher sent the batches in between during the disconnection, so they are
+            # lost, whether the epoch is the same or not.
             if epoch.is_far(seq):
                 return Restart()
             tracker.expose(seq)
             return REBUILT
         if asked.phase is Phase.RECHECK:
-            # the publisher is far beyond the stale batches, so these cannot be the newest batches of another epoch
+            # The stale batches are late copies: the publisher's numbers are far higher, so it has not restarted at
+            # theirs.
             epoch.unverified.epoch_confirmed(now)
         elif seq <= tracker.next or epoch.buffer.has_lost(tracker.next, now):
             return None
@@ -377,9 +399,9 @@ class Requests:
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
-        """Handle the end of an answer, and return what it shows.
+        """Handle the end of an answer, and return the input that it causes.
 
-        ``answered`` is False if it is incomplete or missing.
+        ``answered`` is False if the answer is incomplete or missing.
         """
         epoch = asked.epoch
         if not answered and self._spec.compacted and self._resumes(asked):
@@ -396,7 +418,7 @@ class Requests:
         return finding
 
     def aborted(self, asked: OpenRequest, now: float) -> Finding:
-        """Handle an answer that ended early at an oversized batch.
+        """Handle an answer that ended early because one of its batches was larger than kvbus accepts.
 
         If the answer was in order until then, kvbus knows the seq of the oversized batch and gives up only this batch.
         Otherwise kvbus treats the answer as timed out.
@@ -416,7 +438,7 @@ class Requests:
     def _resumes(self, asked: OpenRequest) -> bool:
         """Record that a compacted answer ended early. Return whether to repeat the request from the next batch on.
 
-        The answer may have delivered only the first part of a state.
+        The request is repeated if the answer may have delivered only the first part of a state.
         """
         epoch = asked.epoch
         if epoch.tracker.next > asked.following:
@@ -430,9 +452,10 @@ class Requests:
         return waits and epoch.interrupted and epoch.gap_attempts < self._spec.attempts
 
     def _state_over(self, asked: OpenRequest, now: float) -> Finding:
-        """Handle the end of an answer that was only a state. None of its batches was added to the stream.
+        """Handle the end of an answer that was a state. kvbus has used none of its batches.
 
-        A state ends with the publisher's newest batch. Batches up to it may still arrive on the live stream.
+        A state ends with the publisher's newest batch. If kvbus has not received that batch, it may still arrive on the
+        live stream.
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
@@ -444,7 +467,7 @@ class Requests:
         return Input.ANSWERED
 
     def _history_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """Handle an empty or missing answer to a request for the epoch's history."""
+        """Handle an empty answer to a request for the epoch's history, or the lack of an answer."""
         if not answered:
             return Input.SILENT
         history = asked.epoch.history
@@ -454,14 +477,14 @@ class Requests:
         return Input.ANSWERED
 
     def _sync_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """Handle the end of the answer with the epoch's history, or a missing answer."""
+        """Handle the end of the answer with the epoch's history, or the lack of an answer."""
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if not answered and not asked.items and asked.once_more:
             return Input.SILENT
         if asked.items == 0 and tracker.next == 0:
             if tracker.held and not (answered and self._spec.compacted):
                 epoch.baseline(tracker.held.first)
-                # the publisher may not have sent a batch when kvbus asked
+                # ask again for the older batches: the publisher may have had none yet when it answered
                 epoch.history.pending = epoch.history.partial
             elif answered:
                 epoch.history.nothing_sent()
@@ -473,7 +496,7 @@ class Requests:
         return Input.ANSWERED if answered or asked.items else Input.SILENT
 
     def _verify_over(self, asked: OpenRequest, now: float, answered: bool) -> Finding:
-        """Handle the end of an answer that has to show the publisher's epoch, or a missing answer."""
+        """Handle the end of an answer that should show the publisher's epoch, or the lack of an answer."""
         epoch = asked.epoch
         if asked.saw_last_delivered:
             epoch.unverified.epoch_confirmed(now)
@@ -492,7 +515,7 @@ class Requests:
         return Input.SILENT
 
     def _stream_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """Handle the end of an answer about a gap or about a silent stream, or a missing answer."""
+        """Handle the end of an answer to a request about a gap or a silent stream, or the lack of an answer."""
         epoch = asked.epoch
         if asked.phase is Phase.GAP:
             epoch.lost_because = LostReason.HOLE if answered or asked.items else LostReason.NO_ANSWER
@@ -505,9 +528,9 @@ class Requests:
         return self._no_snapshot(asked, LostReason.HOLE if answered else LostReason.NO_ANSWER)
 
     def snapshot(self, asked: OpenRequest, seq: int, *, same_epoch: bool) -> Finding:
-        """Close the request and handle a snapshot as of batch ``seq``.
+        """Close the snapshot request and handle its reply, a snapshot as of batch ``seq``.
 
-        Return None if the snapshot has to be applied.
+        Return None if the caller has to apply the snapshot.
         """
         self.stop()
         if asked.purpose is Purpose.HISTORY:
@@ -517,15 +540,15 @@ class Requests:
         if same_epoch and 0 < asked.epoch.tracker.next > seq:
             return Input.COVERED if asked.phase is Phase.SNAPSHOT else self._no_snapshot(asked, LostReason.HOLE)
         if seq + 1 < asked.log_end and not same_epoch:
-            # the publisher has sent more batches than the snapshot includes, so these were of another epoch
+            # The snapshot lacks batches that the publisher sent before it. So these batches were of another epoch.
             return Restart()
         asked.epoch.cover(seq)
         return None
 
     def _no_snapshot(self, asked: OpenRequest, reason: LostReason) -> Finding:
-        """Continue without a snapshot, because the publisher sent none or it is too old.
+        """Continue without a snapshot, because the publisher sent none, or sent one that is too old.
 
-        Use the batches of the replay instead.
+        Use the batches of a replay instead, if the publisher offers replays.
         """
         epoch, tracker, replay = asked.epoch, asked.epoch.tracker, self._spec.replay
         if not replay:

@@ -1,7 +1,7 @@
-"""The known facts about one epoch of a publisher, and the detection of epochs that follow each other too fast.
+"""What kvbus knows about one epoch of a publisher, and the detection of epochs that follow each other too fast.
 
 Each new epoch of a publisher gets a new :class:`Epoch` object. It holds the positions, the waiting batches, how far
-back the known history reaches, and the facts that answers have shown. The sequencer makes decisions from these facts.
+back the known history reaches, and what answers of the publisher have shown. The sequencer makes decisions from it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32
-"""Number of missing batches from which on kvbus assumes another cause than a gap: no publisher loses that many."""
+"""Number of missing batches from which on kvbus does not assume a gap, because no publisher loses that many batches.
+
+The cause may be a damaged seq or another epoch.
+"""
 
 NOTHING: Final = 2**63
 """Value of ``History.first`` while nothing of the epoch's history is known. It is higher than any seq."""
@@ -25,16 +28,19 @@ NOTHING: Final = 2**63
 MAX_BACKOFF: Final = 8
 
 LONGEST_RETRY: Final = 120.0
-"""Maximum time in seconds between two attempts of TCP to send the same data (Linux)."""
+"""Maximum time in seconds between two attempts of TCP to send the same data (Linux).
+
+Data that TCP retransmits may arrive so much later after the network works again.
+"""
 
 MAX_STALE: Final = 1024
 """Maximum number of stale batches (old seqs without a known fingerprint) that are kept for one source.
 
-Beyond it, the batches with the lowest seqs are dropped.
+If there are more, the batches with the lowest seqs are dropped.
 """
 
 STALE_PAUSE: Final = 1.0
-"""Seconds without a request about stale batches, after the publisher has shown that earlier ones were late copies.
+"""Seconds for which kvbus sends no request about stale batches after an answer has shown that earlier ones were copies.
 
 A stale batch has an old seq whose fingerprint is not known any more.
 """
@@ -43,9 +49,11 @@ MIN_CONSECUTIVE: Final = 3
 """Number of unexpected batches with consecutive seqs that proves a new epoch. Fewer batches may have another cause."""
 
 MAX_EPOCHS: Final = 4
-"""Maximum number of epochs on one connection within :data:`WINDOW` seconds. More epochs mean several publishers.
+"""Maximum number of epochs on one connection within :data:`WINDOW` seconds.
 
-Fewer epochs may be restarts of an engine behind a proxy.
+More epochs mean that several publishers send.
+
+Up to this number, the cause may be an engine behind a proxy that restarts.
 """
 
 WINDOW: Final = 10.0
@@ -54,7 +62,7 @@ MAX_PAUSE: Final = 60.0
 
 
 class History:
-    """How far back kvbus knows the history of one epoch, and when it requests more of it.
+    """The seq from which on kvbus knows one epoch completely, and the plan of requests for older batches.
 
     kvbus gives batches up when the publisher does not have them any more, and also when the publisher does not answer.
     A missing answer says nothing about the replay buffer: a publisher that hung for some seconds still has all batches.
@@ -72,15 +80,14 @@ class History:
         self._factor = 1
         self._after = -inf
         self._emptied = False
-        """Whether the publisher has emptied its cache since batches went missing.
+        """Whether the publisher has emptied its cache after the missing batches.
 
-        Then they do not make the source partial.
+        Then the missing batches do not make the source partial.
         """
         self.first = 0
         """The seq from which on all batches are known: kvbus has delivered each of them."""
         self.pending = False
-        """Whether kvbus gave batches up without an answer of the publisher, so that the publisher may still
-        have them."""
+        """Whether the publisher may still have batches that kvbus gave up because the publisher did not answer."""
         self.unanswered = False
         """Whether the last request to the publisher got no complete answer."""
 
@@ -90,23 +97,26 @@ class History:
         return self.first > 0 and not self._emptied
 
     def missing_before(self, first: int, *, pending: bool | None = None) -> None:
-        """Record that batches before ``first`` are missing. This makes the source ``partial``.
+        """Record that the epoch's batches before ``first`` are missing. This makes the source ``partial``.
 
         Args:
-            first: the seq from which on all batches are known; :data:`NOTHING` if nothing of the epoch is known.
-            pending: whether the publisher may still have the missing batches. None: it may if the last request got no
-                answer.
+            first: the seq from which on all batches are known; :data:`NOTHING` if no batch of the epoch is known.
+            pending: whether the publisher may still have the missing batches. None means: only if the last request got
+                no answer.
         """
         self.first = first
         self._emptied = False
         self.pending = self.pending or (self.unanswered and first > 0) if pending is None else pending
 
     def nothing_sent(self) -> None:
-        """Record that the publisher sent no batch in this epoch before the known batches."""
+        """Record that no batch of this epoch is missing: the publisher sent none before the known batches."""
         self.first = 0
 
     def emptied(self) -> None:
-        """Record that the publisher's cache is empty now. kvbus still requests the older batches that it may get."""
+        """Record that the publisher's cache is empty now, so that missing batches do not make the source partial.
+
+        kvbus continues to request the older batches that the publisher may have.
+        """
         self._emptied = True
 
     @property
@@ -123,7 +133,7 @@ class History:
         return True
 
     def answered(self, first: int | None) -> bool:
-        """Record that the publisher's replay buffer begins at ``first`` (None: it is empty).
+        """Record that the publisher's replay buffer begins with batch ``first`` (None: it is empty).
 
         Return whether the buffer has batches that kvbus lacks.
         """
@@ -140,12 +150,12 @@ class History:
 
 
 class PublisherBuffer:
-    """The known facts about a publisher's replay buffer: whether it exists, and whether a batch that it lacks is lost.
+    """What kvbus knows about a publisher's replay buffer: whether it exists, and whether a batch that it lacks is lost.
 
     A publisher answers on one connection and publishes on another. The batches on the publishing connection arrive in
-    order, as long as the connection exists. They may arrive late, because they wait in this process or because TCP
-    delays them. TCP retransmits at intervals that double. So batches that were delayed for some time may need the same
-    time again after the cause has ended.
+    order while the connection exists. They may arrive late, because they wait in this process or because TCP delays
+    them. TCP retransmits at intervals that double. So after a delay has ended, the delayed batches may need the same
+    time again.
 
     Args:
         timeout: maximum duration of an answer, in seconds.
@@ -159,28 +169,27 @@ class PublisherBuffer:
         """Whether the publisher keeps a replay buffer; None if unknown.
 
         It is True after an answer with batches, and False after answers without batches although the publisher sends
-        batches. If a publisher with a buffer sends an empty answer, it is in another epoch. An empty answer from a
-        publisher without a buffer proves nothing.
+        batches. An empty answer from a publisher with a buffer proves that the publisher is in another epoch. An empty
+        answer from a publisher without a buffer proves nothing.
         """
         self._empty_at = -1
-        """The live end (one past the highest live batch) when an answer was unexpectedly empty; -1 if none was."""
+        """The live end (one past the highest live batch) at the first unexpectedly empty answer; -1 before that."""
         self._silent = (-1, 0.0)
-        """The batch to be delivered next when kvbus probed the silent publisher, and the time at which the silence
+        """The seq of the next batch to deliver when kvbus probed the silent publisher, and the time when the silence
         began.
 
-        The batch is -1 if kvbus has never probed this publisher.
+        The seq is -1 if kvbus has never probed this publisher.
         """
         self._trimmed = (-1, 0.0)
-        """The batch to be delivered next when an answer lacked it, and the time of that answer.
+        """The seq of the next batch to deliver when a replay answer lacked that batch, and the time of that answer.
 
-        Such an answer begins after the last delivered batch, or is a state. The batch is -1 if there was no such
-        answer.
+        Such an answer begins after the last delivered batch, or is a state. The seq is -1 if there was no such answer.
         """
         self._stood_until = -inf
-        """The time until which batches may arrive that were in transit while this process was suspended."""
+        """The time until which batches may still arrive that were in transit while this process was suspended."""
 
     def answered_with_nothing(self, live_end: int) -> None:
-        """Record an unexpectedly empty answer. ``live_end`` is one past the highest batch of the live stream.
+        """Record an unexpectedly empty replay answer. ``live_end`` is one past the highest batch of the live stream.
 
         After two empty answers with a live batch between them, kvbus knows that the publisher keeps no buffer.
         """
@@ -190,26 +199,38 @@ class PublisherBuffer:
             self.keeps = False
 
     def disconnected(self) -> None:
-        """Forget the empty answers, because the connection on which they were unexpected has ended."""
+        """Forget empty replay answers, because the connection has ended.
+
+        On the next one, they may have another reason.
+        """
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:
-        """Record that the live stream has been silent since ``since``. The next batch to deliver is ``following``."""
+        """Record that the live stream has been silent since the time ``since``.
+
+        ``following`` is the seq of the next batch to deliver.
+        """
         if self._silent[0] != following:
             self._silent = following, since
 
     def unread(self) -> None:
-        """Record that live batches wait in this process. The time for a batch that an answer lacked begins again."""
+        """Record that live batches wait in this process.
+
+        So :meth:`has_lost` has to wait again before a batch counts as lost.
+        """
         self._trimmed = -1, 0.0
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Record that this process was suspended for ``seconds``. The clock of ``now`` does not include this time."""
+        """Record that this process was suspended for ``seconds``, so that batches may arrive late.
+
+        ``now``, the relay's time, does not include these seconds.
+        """
         self._stood_until = max(self._stood_until, now + min(seconds, LONGEST_RETRY) + self._timeout)
 
     def has_lost(self, following: int, now: float) -> bool:
-        """Return whether batch ``following``, which an answer lacks now, is lost.
+        """Return whether batch ``following`` is lost. The newest answer of the publisher lacked it.
 
-        It is lost if the live stream had enough time to bring it.
+        It is lost if the live stream has had enough time to bring it.
         """
         if self._trimmed[0] != following:
             self._trimmed = following, now
@@ -242,7 +263,10 @@ class UnverifiedBatches:
         self._ask_after = -inf
 
     def keep_stale(self, seq: int, payload: bytes) -> None:
-        """Keep a stale batch (old seq without a known fingerprint) until an answer shows which epoch it belongs to."""
+        """Keep a stale batch until an answer of the publisher shows which epoch it belongs to.
+
+        A stale batch has an old seq whose fingerprint is not known any more.
+        """
         stale = self.stale
         if seq in stale:
             self._stats.duplicates += 1
@@ -253,12 +277,12 @@ class UnverifiedBatches:
 
     @property
     def consecutive(self) -> bool:
-        """Whether the stale batches with the highest seqs are consecutive, like the batches of a new epoch."""
+        """Whether the stale batches with the highest seqs are consecutive, like the first batches of a new epoch."""
         last = self.stale.last if self.stale else 0
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
-        """Keep a live batch whose seq is too high for a gap.
+        """Keep a live batch whose seq is so high that the batches before it cannot be a gap.
 
         Return the last :data:`MIN_CONSECUTIVE` such batches if their seqs are consecutive, otherwise an empty list.
         """
@@ -295,7 +319,7 @@ class UnverifiedBatches:
 
 
 class Epoch:
-    """The facts about one epoch: its seqs, its history and its unverified batches.
+    """What kvbus knows about one epoch of a publisher: its seqs, its history and its unverified batches.
 
     Args:
         spec: the limits of waiting batches, and the capabilities of the publisher.
@@ -332,47 +356,56 @@ class Epoch:
         self.unverified = UnverifiedBatches(spec.max_held_bytes, stats)
         self.buffer = PublisherBuffer(spec.replay_timeout)
 
-        # The gap for which kvbus requests batches.
+        # The gap whose missing batches kvbus requests now, or waits for.
         self.gap_start = -1
         self.gap_attempts = 0
         self.aborted_at = -1
-        """Start of the request that followed an oversized batch; -1 if there was none."""
+        """Start of the replay request that kvbus made to continue after an oversized batch; -1 if there was none."""
         self.grace_ends = inf
-        """The time at which kvbus gives the gap up if it cannot ask the publisher; infinity if no gap waits."""
+        """The time at which kvbus gives up the missing batches of a gap; infinity if there is no such time.
+
+        It is set only if kvbus cannot request the batches from the publisher.
+        """
         self.lost_because = LostReason.HOLE if spec.asks else LostReason.NO_REPLAY
-        """The reason that is reported if kvbus gives the gap up now."""
+        """The reason that kvbus reports if it gives up the missing batches of the gap now."""
         self.interrupted = False
-        """Whether an answer that may be a part of a state ended early, and no later answer has completed it."""
+        """Whether kvbus may have delivered only a part of a state, because the answer with the state ended early.
+
+        It becomes False when a later answer completes the state.
+        """
         self.probe_factor = 1
-        """The time of silence before the next probe of the publisher, in multiples of ``probe_interval``."""
+        """Silence of the live stream after which kvbus probes the publisher, in multiples of ``probe_interval``."""
 
     def forget_numbers(self) -> None:
         """Reset the positions and drop the held batches.
 
-        Call it if no batch was delivered that would identify the epoch.
+        Call it if no batch was delivered: then nothing shows whether the held batches are of the current epoch.
         """
         held = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
         self.tracker = GapTracker(held, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Reset the history: no batch of it is missing."""
+        """Begin a new record of the history, in which no batch is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
     def is_far(self, seq: int) -> bool:
-        """Return whether a seq is so far ahead of the known batches that the batches in between cannot be a gap."""
+        """Return whether a seq is so much higher than the known ones that the batches in between cannot be a gap."""
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
     # -- history -----------------------------------------------------------------------------------------------------
 
     def baseline(self, seq: int) -> None:
-        """Begin the epoch with batch ``seq``, the oldest batch that is available."""
+        """Begin the epoch with batch ``seq``, the oldest batch that is available. Earlier batches are missing."""
         self.history.missing_before(seq)
         self.tracker.begin_at(seq)
 
     def open(self) -> None:
-        """Count every absent batch as missing from now on, because the history is complete or not available."""
+        """End the reading of the history: it is complete or not available.
+
+        From now on, each absent batch counts as missing.
+        """
         if far := self.tracker.drop_far(FAR):
             self._stats.rejected[Reason.SEQ_RANGE] += far
         self.tracker.open()
@@ -388,7 +421,7 @@ class Epoch:
     def emptied(self, *, certain: bool) -> None:
         """Record that the publisher's cache was emptied, so that missing history does not matter.
 
-        If that is not ``certain``, kvbus still requests the older batches that it lacks.
+        If it is not ``certain`` that the cache is empty, kvbus continues to request the older batches that it lacks.
         """
         if certain:
             self.forget_history()
@@ -398,20 +431,23 @@ class Epoch:
     # -- gaps --------------------------------------------------------------------------------------------------------
 
     def asks_for_gap(self) -> bool:
-        """Note that the next batch is missing. Return whether kvbus has not requested it yet."""
+        """Record that the next batch is missing. Return whether kvbus has not requested it yet."""
         if self.gap_start != self.tracker.next:
             self.gap_start = self.tracker.next
             self.gap_attempts = 0
         return not self.gap_attempts
 
     def give_up(self) -> None:
-        """Give up the missing batches up to the first held batch: they are lost."""
+        """Give up the missing batches before the first held batch: they count as lost."""
         tracker = self.tracker
         self.history.missing_before(tracker.held.first if tracker.held else tracker.log_end)
         tracker.give_up(self.lost_because)
 
     def trimmed_before(self, seq: int) -> None:
-        """Continue at ``seq``: the publisher has no earlier batches, and its answer begins there with a state."""
+        """Continue at batch ``seq``, because the publisher's answer begins there.
+
+        The publisher has dropped the earlier batches from its buffer, and sends a state in place of them.
+        """
         self.history.missing_before(seq)
         self.tracker.expose(seq)
         self.tracker.jump(seq)
@@ -431,7 +467,7 @@ class Epoch:
     # -- restart of this process ---------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Return plain data for a restart: the position, the history, and the fingerprints of the last batches."""
+        """Return the epoch's position, history and last fingerprints as plain data, which a new process can load."""
         return {
             "next": self.tracker.next,
             "synced": self.tracker.synced,
@@ -464,7 +500,7 @@ class Epoch:
     def recovery_finished(self) -> None:
         """Finish the recovery from the saved state.
 
-        The write-ahead log does not say why history is missing, so kvbus requests it again.
+        The write-ahead log does not say why older batches are missing, so kvbus requests them again.
         """
         self.history.pending = self._spec.replay and self.history.first > 0
         if self.tracker.next == 0:

@@ -6,7 +6,10 @@ from typing import Any, Final
 from zlib import crc32
 
 RING: Final = 1024
-"""Number of newest batches whose fingerprints are kept. Only the publisher can identify older batches."""
+"""Number of newest batches whose fingerprints are kept.
+
+If a batch is older, only an answer of the publisher can show to which epoch it belongs.
+"""
 
 
 def fingerprint(payload: bytes) -> int:
@@ -18,7 +21,7 @@ def fingerprint(payload: bytes) -> int:
 
 
 def length(known: int) -> int:
-    """Return the length of the payload whose fingerprint is ``known``, in bytes."""
+    """Return the length in bytes of the payload that has the fingerprint ``known``."""
     return known >> 32
 
 
@@ -53,7 +56,9 @@ class Fingerprints:
             self.add(seq, payload)
 
     def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
-        """Return whether a batch is the one that was delivered under ``seq``; None if its fingerprint is not known.
+        """Return whether a batch equals the batch that was delivered under the same seq.
+
+        Return None if the fingerprint of the delivered batch is not known.
 
         Args:
             seq: the seq of the batch.
@@ -69,9 +74,9 @@ class Fingerprints:
         return next((seq for seq in range(following - 1, max(following - RING, 0) - 1, -1) if self._knows(seq)), -1)
 
     def run_to(self, last: int, most: int) -> int:
-        """Return the start of the run of consecutive seqs with known fingerprints that ends at ``last``.
+        """Return the first seq of the run of consecutive seqs with known fingerprints that ends at ``last``.
 
-        The run has at most ``most`` batches.
+        The run has at most ``most`` seqs.
         """
         start = last
         while start > 0 and last - start + 1 < min(most, RING) and self._knows(start - 1):

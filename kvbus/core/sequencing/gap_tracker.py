@@ -72,7 +72,7 @@ class ReorderBuffer:
         return self._order[-1]
 
     def fits(self, payload: bytes) -> bool:
-        """Return whether the limits of the buffer allow to add a batch with this payload."""
+        """Return whether a batch with this payload can be added without exceeding the limits of the buffer."""
         if not self._payloads:
             return True
         return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
@@ -96,9 +96,9 @@ class ReorderBuffer:
         self._payloads[seq] = payload
 
     def take(self, seq: int) -> bytes | None:
-        """Remove batch ``seq`` and return its payload; None if it is not in the buffer.
+        """Remove batch ``seq``, which must be the lowest one, and return its payload.
 
-        No lower seq may be in the buffer.
+        Return None if it is not in the buffer.
         """
         payload = self._payloads.pop(seq, None)
         if payload is None:
@@ -148,22 +148,22 @@ class GapTracker:
     __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
-        # The positions. The module's docstring explains them.
+        # The positions in the epoch's numbering. The module's docstring explains them.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
         self.answered_end = 0
-        """One past the highest batch of an answer that may have been a state.
+        """One past the highest batch of a replay answer that may have been a state; 0 if there was no such answer.
 
-        The content of batches below it does not show whether a live batch belongs to the same epoch.
+        A live batch below it may differ from the batch of the answer although both are of the same epoch.
         """
         self.synced = False
-        """Whether the epoch's history is delivered or not available.
+        """Whether kvbus has read the epoch's history, or knows that it is not available.
 
         From then on, every absent batch counts as missing.
         """
 
-        # The waiting batches, and the fingerprints of delivered batches.
+        # The batches that wait for a missing one, and the fingerprints of delivered batches.
         self.held = held
         self.fingerprints = Fingerprints()
 
@@ -172,7 +172,7 @@ class GapTracker:
 
     @property
     def complete(self) -> bool:
-        """Whether every batch that is known to exist is delivered or given up."""
+        """Whether every batch that is known to exist is either delivered or given up."""
         return not self.held and self.next >= self.log_end
 
     @property
@@ -186,7 +186,7 @@ class GapTracker:
         return self.log_end - self.next - len(self.held) if self.synced else 0
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
-        """Deliver a live batch that is the next one. The buffer of held batches must be empty."""
+        """Deliver a live batch that is the next one in order. No batch may be held."""
         end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
@@ -196,12 +196,12 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """Hold a live batch, because earlier batches may be missing."""
+        """Hold a live batch, because it is not certain that all earlier batches were delivered."""
         self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Deliver or hold a batch of a replay that was neither delivered nor held so far."""
+        """Deliver or hold a batch of a replay answer. It was neither delivered nor held before."""
         if seq == self.next and not self.held:
             self._found_next(seq, payload)
         else:
@@ -209,9 +209,9 @@ class GapTracker:
             self.drain()
 
     def compacted(self, seq: int, payload: bytes) -> None:
-        """Deliver or hold a batch of an answer that may be a state.
+        """Deliver or hold a batch of a replay answer that may be a state.
 
-        Held live batches stay held until the answer ends.
+        Held live batches stay held until the answer ends, because a state is valid only when it is complete.
         """
         held = self.held
         self.answered_end = max(self.answered_end, seq + 1)
@@ -226,7 +226,7 @@ class GapTracker:
             self._keep(seq, payload, found=True)
 
     def _found_next(self, seq: int, payload: bytes) -> None:
-        """Deliver the next batch, which has come by replay."""
+        """Deliver the next batch in order, which has come by replay."""
         if self.synced:
             self._count_found(seq)
         self.log_end = max(self.log_end, seq + 1)
@@ -269,14 +269,14 @@ class GapTracker:
     def _count_found(self, seq: int) -> None:
         """Count a replayed batch as recovered.
 
-        It was in a gap, or was one of the last batches before the stream became silent.
+        It was missing in a gap, or was lost at the end of the live stream and not known to exist.
         """
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end
         self._stats.recovered += 1
 
     def contest(self, seq: int, payload: bytes) -> bool:
-        """Compare a batch with the held batch of the same seq. Return whether they differ.
+        """Compare a live batch with the held batch of the same seq. Return whether they differ.
 
         If they differ, drop the held batch and all held batches after it, so that kvbus requests them by replay.
         """
@@ -288,11 +288,9 @@ class GapTracker:
         return True
 
     def drop_far(self, reach: int) -> int:
-        """Drop the held batches after a hole of at least ``reach`` missing batches.
+        """Drop the held batches that follow a hole of at least ``reach`` batches. Return the number of dropped batches.
 
-        Return the number of dropped batches.
-
-        The missing batches of that hole are not counted.
+        Such a hole cannot be a gap, so its batches do not count as missing.
         """
         before = self.next
         for seq in self.held:
@@ -311,7 +309,7 @@ class GapTracker:
     def open(self) -> None:
         """Count every absent batch as missing from now on.
 
-        Also count the batches that the first replay should have brought.
+        This includes the absent batches that the replay of the history should have brought.
         """
         self.synced = True
         self.log_end = (self.held.last if self.held else self.next - 1) + 1
@@ -328,7 +326,7 @@ class GapTracker:
         self.drain()
 
     def skip_lost(self) -> None:
-        """Give up the next batch, because it is too large to receive."""
+        """Give up the next batch in order, because it is too large to receive."""
         if self.synced:
             self._stats.missing += max(self.next + 1 - self.log_end, 0)
             self._stats.lost += 1
@@ -339,28 +337,31 @@ class GapTracker:
         self.drain()
 
     def expose(self, end: int) -> None:
-        """Record that all batches before ``end`` exist. Count the newly known ones as missing."""
+        """Record that all batches before ``end`` exist. Those that kvbus did not know to exist now count as missing."""
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """Count the pending batches as lost and the held batches as of an old epoch, because the epoch ends.
+        """Count the pending batches as lost, and the held batches as batches of an old epoch, because the epoch ends.
 
-        The positions stay as they are.
+        The positions (``next``, ``log_end``, ``live_end``) stay unchanged.
         """
         self._stats.lost += self.pending
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
 
     def forget_ahead(self) -> None:
-        """Forget all batches after the last delivered batch. Call it after :meth:`write_off`."""
+        """Drop the held batches, and forget that batches after the last delivered one exist.
+
+        Call :meth:`write_off` before.
+        """
         self.held.clear()
         self.live_end = self.log_end = self.next
 
     def jump(self, seq: int) -> None:
-        """Continue at ``seq``, because a snapshot includes all earlier batches.
+        """Continue at batch ``seq``, because a snapshot includes all earlier batches.
 
-        Count the missing ones of them as lost.
+        Count the missing batches before ``seq`` as lost.
         """
         known = self.held.drop_before(seq)
         self._stats.duplicates += known  # the snapshot includes these batches

@@ -1,8 +1,9 @@
 """The sequencer's phases, the transitions between them, and the handlers of answers in each phase, as tables.
 
-A phase says what the sequencer waits for, which request is open, and in which state the source is shown. Every
-occurrence becomes an :class:`Input`. :data:`TABLE` has every pair of phase and input that can occur. Any other pair is
-a defect of the code, and raises an error. :data:`PHASES` names the method that evaluates an answer in each phase.
+A phase determines what the sequencer waits for, which request is open, and which state of the source the operator sees.
+Every occurrence becomes an :class:`Input`. :data:`TABLE` has every pair of phase and input that can occur. Any other
+pair is a defect of the code, and raises an error. :data:`PHASES` names the method that evaluates an answer in each
+phase.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Input(StrEnum):
 
 
 class Guard(StrEnum):
-    """A condition that selects one of several next phases after the same input."""
+    """A condition that decides which of several possible phases follows after an input."""
 
     ALWAYS = ""
     TRUSTED = "trusted"
@@ -98,22 +99,22 @@ class Guard(StrEnum):
 
 
 class RefusedError(AssertionError):
-    """The error of an input that cannot occur in the phase.
+    """The error that is raised when an input comes which cannot occur in the sequencer's phase.
 
-    It is a defect of the sequencer, whatever a peer has sent.
+    It is a defect of the sequencer. No message of a peer may cause it.
     """
 
 
 class About(NamedTuple):
-    """The description of a phase.
+    """The description of a phase of the sequencer.
 
     Attributes:
         shown: the state in which the source is shown to the operator.
-        meaning: what the sequencer waits for.
+        meaning: what the sequencer waits for in this phase, as a text for people.
         asks: the purpose of the request that kvbus sends when the phase begins; None if it sends no request.
         batch: the name of the :class:`~kvbus.core.sequencing.answers.Requests` method that handles a batch of the
             answer.
-        over: the name of the method of the same class that handles the end of the answer, or a missing answer.
+        over: the name of the method of the same class that handles the end of the answer, or the lack of an answer.
     """
 
     shown: State
@@ -206,19 +207,18 @@ SEPARATED: Final = (Phase.AWAY, Phase.LOST)
 CONNECTED: Final = tuple(phase for phase in Phase if phase not in (*SEPARATED, Phase.FRESH))
 
 UNHURRIED: Final = (Phase.LIVE, Phase.PROBE, Phase.BACKFILL)
-"""Phases in which kvbus may close the open request in favour of a more urgent one, because no batch waits for its
-answer."""
+"""Phases in which kvbus may close the open request to send a more urgent one. No batch waits for the open request."""
 
 Targets = tuple[tuple[Guard, Phase], ...]
 
 
 def to(phase: Phase) -> Targets:
-    """Return the list of next phases for an input after which only one next phase is possible."""
+    """Return the list of possible next phases in a table row, for an input that always leads to the same phase."""
     return ((Guard.ALWAYS, phase),)
 
 
 ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = (
-    # The connection to the publisher.
+    # transitions when the connection to the publisher is lost or established
     (
         SEPARATED,
         (Input.UP,),
@@ -233,7 +233,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ((Phase.LOST,), (Input.DOWN, Input.NEW_EPOCH, Input.GRACE_OVER), to(Phase.LOST)),
     (SEPARATED, (Input.EXPIRED,), to(Phase.LOST)),
     (CONNECTED, (Input.DOWN,), to(Phase.AWAY)),
-    # The beginning of an epoch.
+    # transitions at the beginning of an epoch
     (tuple(phase for phase in CONNECTED if phase is not Phase.CONFLICT), (Input.NEW_EPOCH,), to(Phase.FRESH)),
     ((Phase.CONFLICT,), (Input.PAUSE_OVER,), to(Phase.FRESH)),
     (
@@ -258,7 +258,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         ((Guard.NO_REPLAY, Phase.LIVE), (Guard.SYNCED, Phase.LIVE), (Guard.ALWAYS, Phase.SYNC)),
     ),
     ((Phase.SNAPSHOT,), (Input.SILENT,), to(Phase.SNAPSHOT)),
-    # After a reconnection.
+    # transitions after a reconnection, while kvbus asks whether the epoch is the same
     ((Phase.VERIFY,), (Input.CONFIRMED,), to(Phase.CATCH_UP)),
     ((Phase.VERIFY,), (Input.ANSWERED,), to(Phase.LIVE)),
     (
@@ -268,7 +268,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ),
     ((Phase.CATCH_UP,), (Input.ANSWERED,), to(Phase.LIVE)),
     ((Phase.CATCH_UP,), (Input.ABORTED,), ((Guard.SYNCED, Phase.GAP), (Guard.ALWAYS, Phase.SYNC))),
-    # The live stream.
+    # transitions while all known batches are delivered
     ((Phase.LIVE,), (Input.PROBE_DUE,), to(Phase.PROBE)),
     ((Phase.LIVE,), (Input.BACKFILL_DUE,), to(Phase.BACKFILL)),
     (UNHURRIED, (Input.STALE,), to(Phase.RECHECK)),
@@ -287,20 +287,25 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
     ),
     ((Phase.RECHECK,), (Input.ABORTED,), to(Phase.GAP)),
-    # A missing batch.
+    # transitions while a batch is missing
     ((Phase.GAP,), (Input.ANSWERED, Input.SILENT, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.GAP,), (Input.ABORTED,), to(Phase.GAP)),
     ((Phase.GAP_SNAPSHOT,), (Input.COVERED, Input.CAUGHT_UP, Input.UNAVAILABLE), to(Phase.LIVE)),
     ((Phase.GAP_SNAPSHOT,), (Input.SILENT,), to(Phase.GAP_SNAPSHOT)),
     ((Phase.GRACE,), (Input.FILLED, Input.GRACE_OVER), to(Phase.LIVE)),
 )
-"""Each row has phases, inputs, and the possible next phases. The first next phase whose guard holds is used."""
+"""The transitions. Each row has phases, inputs, and the possible next phases, each with a condition (guard).
+
+The sequencer enters the first next phase whose guard holds.
+"""
 
 TABLE: Final = {(phase, cause): targets for phases, causes, targets in ROWS for phase in phases for cause in causes}
 
 
 def step(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:
-    """Return the next phase after the input ``cause`` in ``phase``. ``holds`` is a function that evaluates a guard.
+    """Return the phase that follows after the input ``cause`` in ``phase``.
+
+    ``holds`` is a function that evaluates a guard.
 
     Raises:
         RefusedError: this input cannot occur in this phase.

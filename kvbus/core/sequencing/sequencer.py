@@ -1,7 +1,8 @@
 """Put one publisher's batches in order: handle gaps, duplicates, replays and restarts.
 
-A publisher numbers its batches from 0 in each epoch, and keeps the newest ones for replay. No message says to which
-epoch its number belongs. The sequencer determines the epoch, and decides which requests to send to the publisher.
+A publisher numbers its batches from 0 in each epoch, and keeps the newest ones for replay. No message names its epoch,
+so the same number may come from two epochs. The sequencer determines the epoch, and decides which requests to send to
+the publisher.
 
 The content of a batch shows whether it belongs to the known epoch. The sequencer keeps fingerprints of the last
 batches, and every request also asks for some of these batches. If a live batch is older than the fingerprints, the
@@ -53,13 +54,13 @@ class Sequencer:
         self._conflict = Conflict()
         self._epoch_state = Epoch(spec, stats, self.actions)
         self._retries = 0
-        """How often the request of this phase was repeated because the publisher did not answer."""
+        """How often kvbus has repeated the request of the current phase because the publisher did not answer."""
         self._synced_at = -inf
-        """The time at which kvbus last completed the publisher's history."""
+        """The time at which kvbus last finished reading the publisher's history."""
         self._resyncing = False
-        """Whether to report that kvbus is in sync (:class:`Synced`) as soon as no request is open."""
+        """Whether the sequencer has to report that it is in sync (:class:`Synced`) as soon as no request is open."""
         self._idle_since = 0.0
-        """The time of the last live batch or probe."""
+        """The time of the last live batch or of the last probe of the publisher, whichever is later."""
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class Sequencer:
 
     @property
     def history(self) -> History:
-        """How far back kvbus knows the history of the current epoch."""
+        """The record of how far back kvbus knows the batches of the current epoch."""
         return self._epoch_state.history
 
     @property
@@ -90,12 +91,12 @@ class Sequencer:
 
     @property
     def next(self) -> int:
-        """Seq of the batch that is delivered next."""
+        """Seq of the batch that kvbus has to deliver next."""
         return self._epoch_state.tracker.next
 
     @property
     def held(self) -> ReorderBuffer:
-        """The batches that wait for an earlier batch."""
+        """The received batches that wait for an earlier batch, which is missing."""
         return self._epoch_state.tracker.held
 
     @property
@@ -105,34 +106,34 @@ class Sequencer:
 
     @property
     def unverified(self) -> ReorderBuffer:
-        """The stale batches: old seqs without a fingerprint.
+        """The stale batches: live batches with old seqs whose fingerprints are not known any more.
 
-        They wait until an answer shows which epoch they belong to.
+        They wait until an answer of the publisher shows which epoch they belong to.
         """
         return self._epoch_state.unverified.stale
 
     @property
     def request_waits(self) -> bool:
-        """Whether the open request waits in the daemon and has not been sent yet."""
+        """Whether the open request to the publisher waits in the daemon's queue and has not been sent yet."""
         asked = self._requests.open
         return asked is not None and asked.waits
 
     @property
     def lost_because(self) -> LostReason:
-        """The reason that is reported if the missing batches are given up now."""
+        """The reason that kvbus reports if it gives the missing batches up now."""
         return self._epoch_state.lost_because
 
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _follow(self, finding: Finding, now: float) -> None:
-        """Carry out what an answer has shown: begin a new epoch, or enter the next phase."""
+        """Carry out the result of an evaluated answer: begin an epoch, enter the next phase, or do nothing (None)."""
         if isinstance(finding, Restart):
             self._begin_epoch(finding, now)
         elif finding is not None:
             self._take(finding, now)
 
     def _take(self, cause: Input, now: float) -> None:
-        """Enter the phase that follows the input ``cause``, and send the request of that phase."""
+        """Enter the phase that follows after the input ``cause``, and send the request that belongs to this phase."""
         before, self.phase = self.phase, phases.step(self.phase, cause, self._holds)
         if self.phase is not before:
             self._retries = 0
@@ -180,7 +181,10 @@ class Sequencer:
                 return spec.snapshot and (not spec.replay or self._epoch_state.gap_attempts >= spec.attempts)
 
     def _settle(self, now: float) -> None:
-        """Begin to wait for live batches, because no request is open. If a batch is missing, request it."""
+        """Begin to wait for live batches, because no request to the publisher is open.
+
+        If a batch is missing, request it.
+        """
         epoch = self._epoch_state
         if not epoch.tracker.synced:
             epoch.open()
@@ -201,18 +205,22 @@ class Sequencer:
 
     @property
     def _live_waits(self) -> bool:
-        """Whether live batches have to wait, because the epoch is unknown or only the complete answer is valid."""
+        """Whether live batches have to wait for the answer to the open request.
+
+        They wait if the answer has to show the epoch, or if the answer is valid only when it is complete.
+        """
         asked = self._requests.open
         return self.phase is Phase.VERIFY or (
             self.spec.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
         )
 
     def _advance(self, now: float) -> None:
-        """Deliver the held batches that are in order, and request missing batches."""
+        """Deliver the held batches that are next in order, and request missing batches."""
         epoch, tracker = self._epoch_state, self.tracker
         if not tracker.synced:
             if tracker.held and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.held)):
-                # do not wait for an answer: no history is available, or the live stream itself begins at 0
+                # Begin without an answer: either the publisher offers no history, or the live stream itself begins with
+                # batch 0.
                 epoch.baseline(tracker.held.first)
                 self._take(Input.FIRST, now)
             return
@@ -243,7 +251,10 @@ class Sequencer:
         epoch.gap_attempts += self.phase is Phase.GAP
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
-        """Begin a new epoch. The stale batches are its first live batches. The held batches belong to the old epoch."""
+        """Begin a new epoch. The stale batches are its first live batches. The held batches belong to the old epoch.
+
+        ``restart`` says why the new epoch begins.
+        """
         restarted = restart.reason is not RestartReason.REBUILT
         self.stats.restarts += restarted
         self.tracker.write_off()
@@ -275,7 +286,7 @@ class Sequencer:
         if self.connected:
             return
         if self.tracker.synced and not self.spec.asks and self.spec.on_lost == "clear":
-            # the publisher cannot be asked about its epoch, so a new epoch begins with the next batch
+            # kvbus cannot ask this publisher whether its epoch is the same, so a new epoch begins with the next batch
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
         if self.spec.compacted:
@@ -285,19 +296,20 @@ class Sequencer:
         self._take(Input.UP, now)
 
     def down(self, now: float) -> None:
-        """Handle the loss of the connection. The held batches may still be delivered after a reconnection."""
+        """Handle the loss of the connection. Held batches stay, because they may be delivered after a reconnection."""
         epoch = self._epoch_state
         self._conflict.reconnected()
         epoch.unverified.disconnected()
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # no delivered batch identifies the epoch, so after a reconnection the held batches may be of an old epoch
+            # Drop the held batches: no delivered batch identifies the epoch, so after a reconnection they may be of an
+            # old one.
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # a compacted answer does not show whether the epoch is the same, so kvbus has to receive the held batches
-            # again
+            # Drop the held batches, so that kvbus receives them again: a compacted answer will not show whether they
+            # are still of the current epoch.
             self.tracker.write_off()
             self.tracker.forget_ahead()
 
@@ -311,7 +323,7 @@ class Sequencer:
             self._begin_epoch(Restart(RestartReason.PUBLISHER_ID), now)
 
     def rebuild(self, now: float) -> None:
-        """Read the epoch again from the beginning, because kvbus has misread batches.
+        """Read the epoch again from the beginning, because kvbus has interpreted some of its batches wrongly.
 
         The publisher need not have restarted.
         """
@@ -363,7 +375,8 @@ class Sequencer:
         """Handle a live batch with a seq below ``next``: a late copy, or a batch of a new epoch.
 
         A batch 0 with unknown content begins an epoch. There is one exception: if the live stream has brought no batch
-        so far, batch 0 may only be older than the publisher's replay buffer. kvbus then asks the publisher.
+        so far, batch 0 may be an old batch that the publisher's replay buffer has dropped. kvbus then asks the
+        publisher.
         """
         tracker, unverified = self.tracker, self._epoch_state.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)
@@ -385,7 +398,7 @@ class Sequencer:
             self._take(Input.STALE, now)
 
     def _far_ahead(self, seq: int, payload: bytes, now: float) -> None:
-        """Handle a live batch that is too far ahead for a gap.
+        """Handle a live batch whose seq is so high that the batches before it cannot be a gap.
 
         A single such batch is refused. If batches with the next seqs follow it, a new epoch has begun.
         """
@@ -398,9 +411,9 @@ class Sequencer:
     # -- open request --------------------------------------------------------------------------------------------------
 
     def sent(self, request: int, now: float) -> None:
-        """Start the time limits of a request, because it was sent. It may have waited long after :meth:`Requests.ask`.
+        """Start the time limits of a request, because the daemon has sent it now.
 
-        If ``now`` is infinity, the request still waits.
+        If ``now`` is infinity, the request is still in the daemon's queue, and no time limit applies.
         """
         self._requests.sent(request, now)
 
@@ -415,24 +428,26 @@ class Sequencer:
             self._requests.unread(request, now)
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """Record that this process was suspended for ``seconds``, so that the publisher's messages are late.
+        """Record that this process was suspended for ``seconds``, so that messages of the publisher may arrive late.
 
-        The clock of ``now`` does not include this time.
+        ``now``, the relay's time, does not include these seconds.
         """
         self._epoch_state.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
-        """Handle one batch of an answer. ``whole`` says that it may begin a state (:meth:`state_may_begin`)."""
+        """Handle one batch of a replay answer.
+
+        ``whole`` says that the batch may be the first of a complete state (:meth:`state_may_begin`).
+        """
         asked = self._requests.match(request)
         if asked is not None:
             self._follow(self._requests.batch(asked, seq, payload, now, whole=whole), now)
 
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
-        """Return whether this batch of an answer may be the beginning of a state.
+        """Return whether this batch of a replay answer may be the first batch of a state.
 
-        Another kvbus sends a state in place of batches that its journal lacks.
-
-        After the first batch of an answer, it may only if a different batch was delivered under the same seq.
+        Another kvbus sends a state in place of batches that its journal lacks. Only the first batch of an answer may
+        begin a state, or a batch under whose seq kvbus has delivered another batch.
         """
         asked = self._requests.open
         return self.phase is Phase.BACKFILL or (
@@ -441,14 +456,14 @@ class Sequencer:
         )
 
     def replay_ended(self, request: int, now: float) -> None:
-        """Handle the END marker of an answer: the answer is complete."""
+        """Handle the END message of a replay answer: the answer is complete."""
         asked = self._requests.match(request)
         if asked is not None:
             self._requests.stop()  # close the request's connection, because the answer is complete
             self._follow(self._requests.over(asked, now, answered=True), now)
 
     def replay_aborted(self, request: int, now: float) -> None:
-        """Handle an answer that ended early at an oversized batch.
+        """Handle a replay answer that ended early because one of its batches was larger than kvbus accepts.
 
         That batch is lost, and kvbus requests the batches after it.
         """
@@ -464,8 +479,8 @@ class Sequencer:
 
         Args:
             request: the id of the request.
-            seq: the last batch that the snapshot includes; -1 if no batch was published yet, less if there is no
-                snapshot.
+            seq: the last batch that the snapshot includes; -1 if the publisher has not published a batch yet; less than
+                -1 if it has no snapshot.
             now: the time.
             same_epoch: whether the publisher's id is unchanged. Then an old snapshot does not prove a restart.
         """
@@ -485,9 +500,9 @@ class Sequencer:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Handle timeouts.
+        """Handle timeouts. If the live stream has been silent for long enough, ask the publisher for its last batches.
 
-        If the live stream has been silent for long enough, ask whether its last batches were lost.
+        The answer shows whether these batches were lost.
         """
         asked = self._requests.timed_out(now)
         if asked is not None:
@@ -506,7 +521,7 @@ class Sequencer:
 
     @property
     def _probe_at(self) -> float:
-        """The time at which kvbus probes the silent publisher; infinity if it does not probe."""
+        """The time at which kvbus probes the publisher if it stays silent until then; infinity if there is no probe."""
         interval = self.spec.probe_interval if self.spec.replay else 0.0
         return self._idle_since + interval * self._epoch_state.probe_factor if interval else inf
 
@@ -535,7 +550,7 @@ class Sequencer:
     def stand_at(self, phase: Phase, epoch: int, following: int) -> None:
         """Set the phase, the epoch and the next seq of a source that is read from a log (Kafka, NATS, Redis).
 
-        Such a source never has an open request or a waiting batch.
+        The sequencer does nothing else for such a source: the source never has an open request or a waiting batch.
         """
         tracker = self.tracker
         self.phase, self.epoch = phase, epoch
@@ -544,16 +559,15 @@ class Sequencer:
     def complete(self, *, certain: bool) -> None:
         """Record that the batch which is being delivered emptied the publisher's cache.
 
-        Earlier missing batches do not matter.
-
-        If a lost batch or a new epoch is queued after this batch, nothing is recorded: later batches are missing.
-        Unless it is ``certain`` that the cache is empty, kvbus still requests the history that the publisher may have.
+        Batches that are missing before it do not matter any more. If a lost batch or a new epoch is queued after this
+        batch, nothing is recorded, because later batches are missing. If it is not ``certain`` that the cache is empty,
+        kvbus continues to request the history that the publisher may have.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             self._epoch_state.emptied(certain=certain)
 
     def dump(self) -> dict[str, Any]:
-        """Return plain data for a restart: the epoch, the position, and the fingerprints of the last batches."""
+        """Return the epoch, the position and the last fingerprints as plain data, which a new process can load."""
         return {"epoch": self.epoch, **self._epoch_state.dump()}
 
     def load(self, data: dict[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 One PUB socket may carry several streams, each under its own topic. Either each topic has its own numbering, or all
 topics share one numbering. No message says which is the case. kvbus reads all batches of the socket, and infers it from
-the seqs. A batch of the source's topic is an *own* batch; a batch of another topic is a *foreign* batch.
+the seqs. A batch of the source's topic is an *own* batch; a batch of another topic is a *foreign* batch. Foreign
+batches in sequence, with no own batch among them, are a *run*.
 
-* A run of foreign batches proves a shared numbering if it ends just before an own batch, and begins at the next
-  expected own batch or later. From then on, kvbus replaces each foreign batch by an empty batch with the same seq.
-* An own batch with a seq inside such a run proves separate numberings. So does a foreign batch with the seq of another
-  own batch. From then on, kvbus ignores foreign batches.
+* A run proves a shared numbering if it ends just before an own batch, and begins at the next expected own batch or
+  later. From then on, kvbus replaces each foreign batch by an empty batch with the same seq.
+* An own batch with a seq inside a run proves separate numberings. So does a foreign batch with the seq of another own
+  batch. From then on, kvbus ignores foreign batches.
 
 During a connection, a source reads one topic: the first topic that begins with the configured prefix. If no prefix is
 configured, batches with the empty topic also belong to the source, because the empty topic names no stream.
@@ -23,9 +24,9 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 
 MAX_RUN: Final = 16_384
-"""Maximum number of batches of other topics that wait until it is known whether all topics share one numbering.
+"""Maximum number of batches of other topics that wait until kvbus knows whether all topics share one numbering.
 
-A replay buffer holds 10,000 batches.
+It is larger than an engine's replay buffer, which holds 10,000 batches.
 """
 
 _TS: Final = slice(1, 10)
@@ -93,8 +94,8 @@ class Topics:
     def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
         """Return the batches that the sequencer has to process because a live batch arrived.
 
-        The result has the batch itself if it is of the source's topic. It has empty batches for foreign batches if all
-        topics share one numbering.
+        The result has the batch itself if it is of the source's topic. If all topics share one numbering, the result
+        has empty batches in place of batches of other topics.
         """
         if self._is_own(topic):
             self.heard = True
@@ -121,7 +122,8 @@ class Topics:
     def _is_own(self, topic: bytes) -> bool:
         if topic == self.own:
             return True
-        # the empty topic names no stream. SGLang's topics have a zero byte, and after it the epoch
+        # The empty topic belongs to the source, too, if no prefix is configured. SGLang appends a zero byte and the
+        # epoch to a topic, so only the name before them is compared.
         if not topic.startswith(self.prefix) or (topic and self._named not in {None, _name(topic)}):
             return False
         if topic:
@@ -167,7 +169,8 @@ class Topics:
     def _separate_numberings(self, now: float) -> None:
         """Record that each topic has its own numbering, and ignore batches of other topics from now on.
 
-        If empty batches were already delivered in their place, read the epoch again without them.
+        If kvbus assumed one numbering before, it has delivered empty batches in place of other topics' batches. It then
+        reads the epoch again without them.
         """
         self._separate = True
         self._runs.clear()
