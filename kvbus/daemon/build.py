@@ -1,4 +1,7 @@
-"""Create the relay from the configuration, and find the seq reservations of its streams."""
+"""Create the relay from the configuration, and find the seq reservations of its streams.
+
+kvbus reserves the seqs of an outgoing stream on disk before it uses them, so that no seq goes back after a crash.
+"""
 
 from __future__ import annotations
 
@@ -112,10 +115,10 @@ def heartbeat_of(output: OutputConfig) -> float:
 
 
 def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
-    """Return the maximum number of batches and the maximum size in bytes of the journal of each stream.
+    """Return the maximum number and the maximum size in bytes of the batches that each stream keeps for replays.
 
-    If the output repeats the seqs of a log (``numbers: log``), the journal holds the complete state, so the limits of
-    the index apply.
+    If the output repeats the seqs of a log (``numbers: log``), the stream's journal holds the complete state, so the
+    limits of the index apply.
     """
     if output.numbers == "log":
         return config.limits.max_blocks, config.limits.max_index_bytes

@@ -253,7 +253,7 @@ class Changes:
         )
 
     def _change_views(self, keys: Keys) -> list[int]:
-        """Create and close views so that they match the new keys.
+        """Create and close views so that there is one view for each set of rights of the new keys.
 
         Returns:
             The numbers of the views that were created, closed or replaced.

@@ -349,11 +349,14 @@ class Daemon:
         return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
-        """Return the driver that serves a view. The number of an output is also the number of a view."""
+        """Return the driver that serves the view with this number. The first numbers are those of the outputs."""
         return self.outputs.drivers[self.views.all[number].output]
 
     def serve_views(self) -> None:
-        """Open the streams of views that have readers, and close the streams of all other views."""
+        """Open the streams of the views that routers may read, and close the streams of all other views.
+
+        A view is a separate stream for all router keys with the same rights.
+        """
         for driver in self.outputs.drivers:
             if isinstance(driver, ViewDriver):
                 for number, slot in driver.views:

@@ -61,7 +61,7 @@ class View:
 
 
 class Views:
-    """All views of all outputs, in the order of their numbers.
+    """All views of all outputs, in the order of their numbers. A view is what keys with the same rights may read.
 
     Args:
         config: the configuration.
@@ -80,7 +80,7 @@ class Views:
         self.change(config, keys)
 
     def change(self, config: Config, keys: Keys) -> list[int]:
-        """Create and close views so that they match the new keys.
+        """Create and close views so that there is one view for each set of rights of the new keys.
 
         Returns:
             The numbers of the views that were created, closed or replaced.

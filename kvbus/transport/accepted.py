@@ -53,7 +53,7 @@ def limits_of_publishers(frame_bytes: int) -> Limits:
 
 
 class AcceptedStream:
-    """The live stream of one source whose publishers dial kvbus; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The live stream of one source whose publishers dial kvbus, and the handler of their connections.
 
     A source uses it like a :class:`~kvbus.transport.ingress.LiveStream`. Several publishers may be connected. The
     source counts as connected while it has at least one publisher.

@@ -27,7 +27,7 @@ NO_SOURCE: Final = "no_source"
 
 
 class Interposed:
-    """A port that engines and routers dial; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """A port that engines and routers dial, and the handler of their connections.
 
     Args:
         endpoint: the endpoint to bind, ``tcp://host:port``.

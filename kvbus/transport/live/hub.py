@@ -59,7 +59,7 @@ class _Member:
 
 
 class Hub:
-    """The owner of one live endpoint that many streams share; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The owner of one live endpoint that many streams share, and the handler of its connections.
 
     Args:
         output: the output's name, for logs.
@@ -205,7 +205,7 @@ class Hub:
             stream.drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Remove a router whose connection has ended, also from its streams."""
+        """Remove a router whose connection has ended, and report the end to the streams that the router reads."""
         self._stats.router_disconnects[reason] += 1
         self._say("output %s: router %s left: %s", peer, reason)
         if peer.id in self._ended:

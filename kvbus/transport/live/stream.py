@@ -48,7 +48,7 @@ _NEED_RING: Final = (RouterState.RECEIVING, RouterState.BEHIND)
 
 
 class LivePublisher:
-    """The publisher of one stream of an output to its routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """The publisher of one stream of an output to its routers, and the handler of their connections.
 
     Args:
         stream: slot of the stream, for the status.
