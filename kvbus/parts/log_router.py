@@ -44,7 +44,7 @@ PAUSE: Final = 1.0
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream of the log: the object that applies its batches to the index, and the stream's slot."""
+    """One stream of the log: the object that applies its batches to the index, and the number of its source (slot)."""
 
     feed: Feed
     slot: int

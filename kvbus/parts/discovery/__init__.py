@@ -1,4 +1,4 @@
-"""Discoverers, which find engines.
+"""Discoverers, which find the engines whose events kvbus reads.
 
 Each kind of ``sources[].discover`` has one module in this package.
 

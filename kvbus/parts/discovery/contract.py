@@ -23,7 +23,7 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class DiscoveryError(Exception):
-    """The service that knows the engines cannot be queried, or its answer is not valid.
+    """The service that lists the engines (DNS, Kubernetes, an engine, …) cannot be queried, or its answer is not valid.
 
     The error's text is for the operator.
     """
@@ -31,7 +31,7 @@ class DiscoveryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """The endpoints of one data-parallel rank of an engine.
+    """The endpoints of the event publisher of one data-parallel rank of an engine.
 
     Attributes:
         rank: the number of the rank within the engine, from 0.
@@ -70,9 +70,9 @@ class Services:
 
     Attributes:
         name: the name of the ``sources`` entry. A discoverer of a single engine uses it as the engine's name.
-        data_parallel_size: the number of ranks of an engine whose own number the discoverer cannot find out.
+        data_parallel_size: the number of ranks of an engine, used if the discoverer cannot find out that number.
         disconnected: an event that the daemon sets when the connection to an engine of this discoverer is lost. The
-            discoverer may then look for engines at once. The discoverer itself clears the event.
+            discoverer may then look for engines without waiting. The discoverer itself clears the event.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Discoverer(Protocol):
     """
 
     Settings: ClassVar[type[Section]]
-    """The class of the configuration keys of this kind of discoverer."""
+    """The class that reads the configuration keys of this kind of discoverer."""
 
     def __init__(self, settings: Any, services: Services) -> None: ...
 
@@ -106,27 +106,32 @@ class Discoverer(Protocol):
 
 @runtime_checkable
 class Carrier(Discoverer, Protocol):
-    """A discoverer that also delivers its engines' batches or log records to the relay.
+    """A discoverer that also delivers its engines' batches, or their records in a log, to the relay.
 
-    kvbus does not connect to the endpoints of these engines: only the carrier knows what they mean.
+    kvbus does not connect to the endpoints of these engines, because only the carrier can read them.
     """
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of records that this carrier read and did not pass to the relay, by reason."""
+        """Number of log records that this carrier has read and not passed to the relay, by reason."""
 
     @property
     def lag(self) -> float:
-        """Number of seconds by which the carrier may lag. It has read everything that existed this many seconds ago."""
+        """Number of seconds by which the carrier may lag.
+
+        It has read everything that was written up to this time ago.
+        """
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Begin to pass an engine's batches or log records to the relay, as those of one source.
+        """Begin to pass an engine's batches or log records to the relay.
+
+        There, they belong to the source in the slot ``slot``.
 
         Args:
             endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.
-            slot: the slot of the source in the relay.
+            slot: the number of the source in the relay.
             feed: function that passes one event to the relay.
-            drained: function to call after each burst of events.
+            drained: function to call when all events that were available have been passed.
         """
 
     def close(self, slot: int) -> None:
@@ -136,7 +141,7 @@ class Carrier(Discoverer, Protocol):
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:
     """Return the endpoints of all ranks of an engine, computed from the endpoints of rank 0.
 
-    Rank r has rank 0's port plus r. :func:`~kvbus.config.endpoint_offset` has the rule for ``ipc://``.
+    The port of rank r is the port of rank 0 plus r. :func:`~kvbus.config.endpoint_offset` has the rule for ``ipc://``.
 
     Args:
         endpoint: the endpoint of rank 0's live stream.
@@ -160,11 +165,11 @@ def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[
 
 
 def fitting_name(text: str) -> str:
-    """Return a name for an engine that is valid as a metrics label.
+    """Return a name for an engine that is valid as a label of metrics.
 
-    The name is the text itself if its characters and its length allow that. Otherwise the name is the adapted and
-    shortened text, followed by a fingerprint of the original text. Two different texts have different names, and the
-    same text always has the same name.
+    ``text`` itself is returned if its characters and its length are allowed. Otherwise the forbidden characters are
+    replaced, the text is shortened, and a fingerprint of ``text`` is appended. Two different texts have different
+    names, and the same text always has the same name.
     """
     fits = _UNFIT.sub("-", text)
     if fits == text and 0 < len(text) <= MAX_NAME:

@@ -89,7 +89,7 @@ class DnsDiscoverer:
         self._settings = settings
         self._services = services
         self._addresses: dict[str, str] = {}
-        """The address that kvbus uses for each host. kvbus changes it only if DNS no longer lists it for the host."""
+        """By host: the address to which kvbus connects. It changes only when DNS no longer lists it for the host."""
         self._ttl = 0.0
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
@@ -172,12 +172,12 @@ class DnsDiscoverer:
         return {host: sorted(ports) for host, ports in sorted(found.items())}
 
     def _engine(self, host: str, live: list[int], replay: list[int]) -> Engine:
-        """Return the engine on a host of the SRV records.
+        """Return the engine on a host that SRV records list.
 
         Args:
             host: the host's DNS name.
             live: the ports of its live streams. If there are several, each is the port of one rank, in order. If there
-                is one, it is rank 0's, and rank r has this port plus r.
+                is one, it is the port of rank 0, and the port of rank r is this port plus r.
             replay: the ports of its replays, in the same order; empty if there are no SRV records of replays.
         """
         settings = self._settings

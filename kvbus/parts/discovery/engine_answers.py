@@ -26,7 +26,7 @@ from kvbus.config import endpoint_offset, parse_endpoint
 from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_url
 
 Answer = tuple[tuple[Publisher, ...], str | None]
-"""A tuple of the engine's publishers and their common topic.
+"""The parsed answer of an engine: a tuple of its publishers and their common topic.
 
 The publishers are empty if the engine publishes no events. The topic is None if the publishers' topics differ.
 """
@@ -95,7 +95,7 @@ def of_sglang(answer: Any, host: str) -> Answer:
 
 
 def _listed(value: object, path: str) -> list[dict[str, Any]]:
-    """Return ``value`` as a list of JSON objects.
+    """Check that ``value`` is a list of JSON objects, and return it.
 
     ``value`` is the part of an engine's answer to ``path`` that lists publishers. If it is not a list, raise a
     DiscoveryError that names ``path``.
@@ -107,13 +107,16 @@ def _listed(value: object, path: str) -> list[dict[str, Any]]:
 
 
 def _check_size(ranks: int) -> None:
-    """Refuse an answer with more ranks than :data:`MAX_RANKS`, because parsing them would block the event loop."""
+    """Raise a DiscoveryError if an engine's answer lists more ranks than :data:`MAX_RANKS`.
+
+    Parsing so many ranks would block the event loop.
+    """
     if ranks > MAX_RANKS:
         raise DiscoveryError(f"the engine names {ranks} ranks, and the maximum is {MAX_RANKS}")
 
 
 def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
-    """Parse a list of publishers in which each entry has its own endpoint."""
+    """Parse the list of publishers in an engine's answer, in which each entry has the endpoint of its own rank."""
     ranks = {
         rank_of(each): Publisher(
             rank_of(each),
@@ -127,7 +130,7 @@ def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
 
 
 def _at(endpoint: str, host: str, rank: int) -> str:
-    """Return the endpoint of a rank, from the endpoint of rank 0: its port is raised by ``rank``.
+    """Return the endpoint of a rank. ``endpoint`` is that of rank 0, whose port is raised by ``rank``.
 
     A wildcard or a loopback address is replaced by ``host``, because kvbus may run on another host than the engine.
     """

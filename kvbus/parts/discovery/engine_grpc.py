@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from kvbus.parts.discovery.contract import DiscoveryError
 
-# gRPC reads this variable once, when it is imported. Without it, gRPC writes lines to stderr that do not have the
-# format of kvbus's log.
+# Set this variable before gRPC is imported, because gRPC reads it only then. Without it, gRPC writes lines to stderr
+# that do not have the format of kvbus's log.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
@@ -37,7 +37,7 @@ JSON_INFO: Final = 1
 """Number of the protobuf field that holds the JSON in the answer to :data:`SERVER_INFO`."""
 
 METADATA: Final = 65_536
-"""Maximum size in bytes of a gRPC call's metadata, in each direction."""
+"""Maximum size in bytes of the metadata (headers) of a gRPC call, in each direction."""
 BACKOFF: Final = 1000
 """Maximum time in milliseconds between two attempts to connect to an engine that is down."""
 
@@ -58,7 +58,10 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def open_channel(address: str, options: Iterable[tuple[str, int]] = ()) -> Any:
-    """Return a channel to an engine's gRPC API. gRPC connects when the first call is made."""
+    """Return a channel to an engine's gRPC API.
+
+    The channel does not connect yet. It connects when the first call is made.
+    """
     return aio.insecure_channel(address, options=[*_CHANNEL, *options])
 
 

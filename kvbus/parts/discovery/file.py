@@ -21,7 +21,7 @@ from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, k
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""Maximum size of the file in bytes."""
+"""Maximum size in bytes of the file that lists engines. A larger file is refused."""
 
 
 class FileSettings(Section):
@@ -38,7 +38,7 @@ class FileSettings(Section):
 
 
 class Listed(Section):
-    """The keys of one engine in the file."""
+    """The configuration keys that describe one engine in the file."""
 
     name: Text = key(..., "Name of the engine, which identifies it.", example="pod-a")
     endpoint: Endpoint = key(..., "Endpoint of rank 0's live stream.", example="tcp://10.0.0.3:5557")

@@ -20,7 +20,7 @@ from kvbus.parts.discovery.engine_answers import Answer, of_sglang
 from kvbus.parts.discovery.engine_grpc import JSON_INFO, SERVER_INFO, aio, message_fields, open_channel
 
 TIMEOUT: Final = 5.0
-"""Timeout of a gRPC call to a node, in seconds."""
+"""Timeout in seconds of a gRPC call to one node of the engine."""
 
 
 class GrpcSettings(Section):

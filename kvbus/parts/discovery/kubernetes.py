@@ -19,20 +19,22 @@ from kvbus.config.values import ApiUrl, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Directory of the service account.
+"""Directory in which Kubernetes puts the files of the pod's service account.
 
-It has kvbus's token, the API server's certificate authority and kvbus's namespace.
+They are kvbus's token, the API server's certificate authority, and the name of kvbus's namespace.
 """
 
 WATCH: Final = 60
-"""Time in seconds after which the API server ends a watch.
+"""Time in seconds after which the API server ends a watch, as kvbus requests.
 
-kvbus then starts another watch from the same version. So kvbus notices within this time that a connection is dead.
+kvbus then starts another watch, which continues where the first one ended. So a dead connection is noticed within this
+time.
 """
 TIMEOUT: Final = 10.0
-"""Timeout of reading the list of pods, in seconds.
+"""Timeout in seconds of reading the list of pods.
 
-A watch has this much more time than :data:`WATCH`, after which the API server should end it.
+The timeout of a watch is this long plus :data:`WATCH`, because the API server should end the watch after :data:`WATCH`
+seconds.
 """
 PAUSE: Final = 1.0
 """Minimum time in seconds from the start of one watch to the start of the next."""
@@ -41,7 +43,7 @@ MAX_LIST: Final = 64 * 1024 * 1024
 MAX_LINE: Final = 8 * 1024 * 1024
 """Maximum size in bytes of one watch event, which is one line of the API server's answer."""
 GONE: Final = 410
-"""HTTP status of an answer to a watch whose ``resourceVersion`` is too old.
+"""HTTP status with which the API server refuses to continue a watch, because its ``resourceVersion`` is too old.
 
 The API server no longer has the changes since that version, so kvbus reads the list of pods again.
 """
@@ -51,7 +53,7 @@ Objects = dict[str, dict[str, Any]]
 
 
 class GoneError(Exception):
-    """The API server cannot continue the watch, because the version from which it has to continue is too old."""
+    """The API server no longer has the changes since the version at which a watch has to continue."""
 
 
 class Api:
@@ -92,7 +94,8 @@ class Api:
             context = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
         except OSError as error:
             raise DiscoveryError(f"{self._ca_file}: {error.strerror or error}") from error
-        # from Python 3.13 on the default refuses authorities without key identifiers, such as those of Amazon EKS
+        # Clear this flag, which is set by default from Python 3.13 on. With it, certificate authorities without key
+        # identifiers are refused, such as those of Amazon EKS.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context))
         return self
@@ -101,9 +104,7 @@ class Api:
         await self._session.close()
 
     async def get(self, path: str, query: dict[str, str], seconds: float) -> aiohttp.ClientResponse:
-        """Send a GET request, and return the response.
-
-        Its body is not read yet.
+        """Send a GET request, and return the response. The caller reads the body of the response.
 
         Raises:
             DiscoveryError: the token file cannot be read.
@@ -175,7 +176,7 @@ class Watch:
             response.close()
 
     async def _changes(self) -> AsyncGenerator[None, None]:
-        """Apply watch events to the known pods until the API server ends the watch.
+        """Apply watch events to the list of pods until the API server ends the watch.
 
         Yield after each change of a pod.
         """
@@ -205,7 +206,7 @@ class Watch:
             response.close()
 
     def _change(self, event: Any) -> bool:
-        """Apply one watch event to the known pods. Return whether it has changed them."""
+        """Apply one watch event to the list of pods. Return whether the list has changed."""
         kind, of = event["type"], event["object"]
         if kind == "ERROR":
             if of.get("code") == GONE:
@@ -221,9 +222,9 @@ class Watch:
         return True
 
     async def _get(self, seconds: float, **query: str) -> aiohttp.ClientResponse:
-        """Send a GET request, and return the response, whose body is not read yet.
+        """Send a GET request, and return the response. The caller reads the body of the response.
 
-        Raise an error if its status is not 200.
+        Raise an error if the HTTP status of the response is not 200.
         """
         try:
             response = await self._api.get(self._path, {"labelSelector": self._selector, **query}, seconds)
@@ -252,7 +253,7 @@ class Watch:
 
 
 def _message(status: bytes) -> str:
-    """Return the message in a Status object of the Kubernetes API; an empty text if ``status`` is no such object."""
+    """Return the message in ``status``, the JSON of a Status object of the Kubernetes API; empty if there is none."""
     try:
         return str(msgspec.json.decode(status)["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
@@ -262,9 +263,9 @@ def _message(status: bytes) -> str:
 LIVE: Final = "kvbus/port"
 REPLAY: Final = "kvbus/replay-port"
 RANKS: Final = "kvbus/data-parallel-size"
-"""Pod annotation with the number of ranks of the pod's engine.
+"""Name of the pod annotation that has the number of ranks of the pod's engine.
 
-The annotations :data:`LIVE` and :data:`REPLAY` have the ports. An annotation overrides the settings for its pod.
+The annotations :data:`LIVE` and :data:`REPLAY` have the ports. An annotation overrides the configuration for its pod.
 """
 
 Object = dict[str, Any]
@@ -345,7 +346,10 @@ OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 
 
 PodPort = Annotated[Text, BeforeValidator(lambda port: str(port) if type(port) is int else port)]
-"""A port of a pod, by name or number. YAML and Helm read a number without quotes as an integer."""
+"""The type of a configuration key that names a port of a pod, by name or number.
+
+It converts an integer to text, because YAML and Helm read a number without quotes as an integer.
+"""
 
 
 class KubernetesSettings(Section):
@@ -414,7 +418,10 @@ class KubernetesDiscoverer:
                     yield engines
 
     def _warn(self, without: list[str]) -> None:
-        """Log the names of the pods that lack the port of the live stream. Log the same set of pods only once."""
+        """Log a warning with the names of the pods that lack the port of the live stream.
+
+        Do nothing if the last warning had the same names.
+        """
         if without != self._without and without:
             text = "pods without port %s are not treated as engines: %s"
             log.warning(text, self._settings.port, ", ".join(without))

@@ -48,13 +48,16 @@ from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, Relayed
 logger = logging.getLogger("kvbus.discovery.streams")
 
 LOOK: Final = 2.0
-"""Time in seconds between two checks whether the log has new streams."""
+"""Time in seconds between two reads of all pointers in the log, with which kvbus finds new streams."""
 
 MEASURE: Final = 1.0
-"""Time in seconds between two queries for the end of the log, from which kvbus computes how far its reading lags."""
+"""Time in seconds between two requests for the end of the log, with which kvbus computes how far its reading lags."""
 
 TAKE: Final = 0.1
-"""Time in seconds for which one read waits for records. It is also the time between two checks of all streams."""
+"""Maximum time in seconds for which one read waits for records.
+
+It is also the minimum time between two checks of which streams are engines.
+"""
 
 TURN: Final = 64
 """Number of records that are passed to the relay before other asyncio tasks may run."""
@@ -70,14 +73,14 @@ REFUSED: Final = {
     FOREIGN_KEY: "is a key that no stream can have",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
-"""Reasons for refusing a stream or a record, each with a text for the log line that names the stream.
+"""Reasons for which a stream or a record cannot be read, each with a text for the log line that names the stream.
 
 Records that are dropped for any other reason are counted, but not logged.
 """
 
 
 class StreamPatterns(LogAccess):
-    """The configuration keys of a log's address, and of the patterns that select its streams."""
+    """The configuration keys that say where a log is and which of its streams are read."""
 
     endpoint: Endpoint = key(
         ..., "A server of the log. With Redis and Valkey, the primary or a Sentinel.", example="tcp://kafka-0:9092"
@@ -104,27 +107,28 @@ class StreamPatterns(LogAccess):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A stream that is a source of the relay, with the functions that pass its records to the relay."""
+    """A stream of the log that is a source of the relay, with the functions that pass its records to the relay."""
 
     relayed: Relayed
     feed: Callable[[RelayEvent], None]
     drained: Callable[[], None]
     ends: bool
-    """Whether only the stream's end is passed to the relay, because the stream's writer is gone.
+    """Whether the stream's writer is gone, so that only the end of the stream is passed to the relay.
 
-    The relay needs the end, because routers may already have the stream's blocks, for example from another aggregator.
+    The end is needed, because routers may have the stream's blocks, for example from another aggregator.
     """
 
 
 def _key_of(endpoint: str) -> str:
-    """Return the log key of a stream from its engine's endpoint, which ends with ``#KEY``."""
+    """Return the log key of the stream that an endpoint names. Such an endpoint ends with ``#KEY``."""
     return endpoint.rpartition("#")[2]
 
 
 class LogStreams:
     """A reader of the streams in one log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
 
-    In the names of this class, *level* means that the reader has read everything that the log has.
+    Each stream that has a running writer is an engine for kvbus. In the names of this class, *level* means that the
+    reader has read everything that the log has.
 
     Args:
         make: function that opens the log.
@@ -144,32 +148,40 @@ class LogStreams:
         self._listed: set[str] = set()
         """The keys of the streams in the set of engines that was yielded last.
 
-        Records are passed to a source only if its stream is in this set. The slot of any other source may be freed at
-        any time. The stream of such a source had ended, so routers have none of its blocks.
+        Records are passed to a source only if its stream is in this set. If it is not, the stream had ended, so routers
+        have none of its blocks, and the daemon may remove the source at any time.
         """
         self._former: Counter[str] = Counter()
-        """Counts of records in streams that are no longer in the log, and counts of refusals."""
+        """By reason: counts of dropped records in streams that the log no longer has, and counts of refused streams."""
         self._refused: set[tuple[str, str]] = set()
-        """Refusals that are already counted and logged. Each is a reason and the name of what was refused."""
+        """Refusals that are already counted and logged.
+
+        Each is a reason and the name of the refused stream or record.
+        """
         self._dirty = True
-        """Whether to open the log's reader again, because streams were added or reading positions have changed."""
+        """Whether the log's reader has to be opened again, because streams were added or reading positions changed."""
         self._clock = asyncio.get_running_loop().time
         self._level_at = self._clock()
-        """A time by the event loop's clock. The reader has read everything that the log had at this time."""
+        """A time by the event loop's clock. All records that the log had at this time have been read."""
         self._shown_at = self._level_at
         """Time at which the set of engines was last yielded."""
         self._changed_at = 0.0
-        """Time since which the set of engines differs from the set that was yielded last; 0 while they are equal."""
+        """Time since which the set of engines differs from the set that was yielded last; 0 while the two are equal."""
         self._newest = 0.0
-        """Time of the newest record that was read from any stream, by the log's clock."""
+        """The latest time at which the log got a record of any stream, by the log's clock."""
         self._level_once = False
-        """Whether the reader has read everything that the log had when reading began."""
+        """Whether all records that the log had when this reader began have been read."""
         self.announced_at = -1.0
-        """A time by the event loop's clock. Each stream that the log had at this time was yielded or has ended."""
-        self._ends: tuple[float, dict[str, int]] | None = None
-        """A time, and the end of each stream in the log at that time.
+        """A time by the event loop's clock.
 
-        A stream is removed from the dict once it is read up to its end. None if no such measurement is in progress.
+        Each stream that the log had at this time was yielded as an engine, or has ended.
+        """
+        self._ends: tuple[float, dict[str, int]] | None = None
+        """A measurement in progress: its start time, and where each stream in the log ended at that time.
+
+        None if there is none.
+
+        A stream is removed from the dict once it is read up to that end.
         """
 
     @property
@@ -184,17 +196,23 @@ class LogStreams:
     def lag(self) -> float:
         """Number of seconds by which the reader may lag.
 
-        It has read everything that the log had this many seconds ago.
+        It has read everything that the log had up to this many seconds ago.
         """
         return self._clock() - self._level_at
 
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Begin to pass a stream's records to the relay, as those of the source in this slot.
+        """Begin to pass a stream's records to the relay. There, they belong to the source in the slot ``slot``.
 
-        The first record is that of the stream's newest state. If the stream's writer is gone, pass only the stream's
-        end.
+        The records begin with the stream's newest state. If the stream's writer is gone, only the stream's end is
+        passed.
+
+        Args:
+            endpoint: the endpoint of the engine that stands for the stream.
+            slot: the number of the source in the relay.
+            feed: function that passes one event to the relay.
+            drained: function to call when all events that were available have been passed.
         """
         relayed = self._relayed.get(_key_of(endpoint))
         if relayed is None:
@@ -220,7 +238,9 @@ class LogStreams:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Read the log, pass its records to the relay, and yield the set of streams that are engines.
+        """Read the log, pass its records to the relay, and yield the set of engines after each change.
+
+        Each stream with a running writer is an engine.
 
         Raises:
             DiscoveryError: the log cannot be reached.
@@ -261,7 +281,8 @@ class LogStreams:
                     self._changed_at = 0.0
                 else:
                     self._changed_at = self._changed_at or looked_at
-                # until everything is read, an empty set does not mean that there is no engine
+                # Yield an empty set only after everything is read. Until then, streams may exist that were not read
+                # yet.
                 level = reader is None or level_at >= self._changed_at
                 if engines != shown and (level or (engines and self._waited())):
                     shown = engines
@@ -283,7 +304,7 @@ class LogStreams:
                     await reader.close()
 
     def _list(self, names: set[str]) -> None:
-        """Set the streams whose records are passed to the relay.
+        """Set the streams whose records are passed to the relay. ``names`` has their keys.
 
         If a stream is new in this set, its earlier records have to come first. So the log is then read again.
         """
@@ -291,10 +312,10 @@ class LogStreams:
         self._listed = names
 
     def _withholds(self, relayed: Relayed) -> bool:
-        """Return whether a record must not be passed to the relay yet.
+        """Return whether a record of this stream must not be passed to the relay yet.
 
-        This is so if its stream is a source, but is not in the set of engines that was yielded last. The stream is
-        listed next, and another reader then reads the record again.
+        That is so if the stream is a source, but is not in the set of engines that was yielded last. The stream will be
+        in the next set, and another reader then reads the record again.
         """
         if relayed.slot is None or relayed.key in self._listed:
             return False
@@ -308,7 +329,7 @@ class LogStreams:
             self._learn(await log.pointers(), log)
 
     def _refuse(self, log: Log) -> None:
-        """Count and log the streams and records that cannot be read.
+        """Count and log the streams and records of the log that cannot be read.
 
         Pointers are read again and again, but each pair of reason and name is counted and logged only once.
         """
@@ -362,8 +383,9 @@ class LogStreams:
     def _alive(self, relayed: Relayed) -> bool:
         """Return whether a stream is an engine.
 
-        A stale stream is not an engine. But if the log had no record of a stream for :data:`LEASE_TTL`, the stream is
-        an engine until its end is passed to the relay.
+        A stale stream is not an engine: its newest record was already old when reading began, so its writer is gone.
+        But if the log had no record of a stream for :data:`LEASE_TTL` while it was read, the stream is an engine until
+        its end is passed to the relay.
         """
         if relayed.over or relayed.slot is not None:
             return not relayed.over
@@ -372,21 +394,21 @@ class LogStreams:
     def _stale(self, relayed: Relayed) -> bool:
         """Return whether the newest record of a stream is much older than the newest record of all streams.
 
-        The stream's writer is then treated as gone. The result is False if the stream is a source of the relay, or if
+        If so, the stream's writer is treated as gone. The result is False if the stream is a source of the relay, or if
         one of its records came after this reader had caught up with the log.
         """
         unknown = relayed.slot is None and not relayed.alive
         return unknown and self._newest - relayed.written >= self.stale
 
     def _silent(self, relayed: Relayed) -> bool:
-        """Return whether the log had no record of a stream for :data:`LEASE_TTL`, by this reader's clock.
+        """Return whether this reader has seen no record of a stream for :data:`LEASE_TTL`, by its own clock.
 
-        The stream's epoch is then over.
+        The writer is then gone, and the stream's blocks are void.
         """
         return self._level_at - relayed.follower.heard >= self.give_up
 
     def _engines(self, log: Log) -> tuple[Engine, ...]:
-        """Return the streams that are engines.
+        """Return the engines: one for each stream whose writer is running.
 
         If two streams have the same engine name, only the stream with the lower key is an engine. So all aggregators of
         the log choose the same stream.
@@ -426,10 +448,11 @@ class LogStreams:
     def _note(self, relayed: Relayed, written: float) -> None:
         """Note the time at which the log got a record of a stream.
 
-        A record that comes after this reader has caught up with the log proves that the writer is running. If only the
-        stream's end was to be passed to the relay, the stream is now read again from its newest state.
+        If the record came after this reader had caught up with the log, the stream's writer is running. If this reader
+        had assumed that the writer is gone, the stream is then read again from its newest state.
         """
-        # limit the time: if one writer's clock is ahead, all other streams must not become stale
+        # Limit the time to the present. Otherwise, if one writer's clock is ahead, all other streams would become
+        # stale.
         self._newest = max(self._newest, min(written, time.time()))
         relayed.written = written
         if self._level_once and not relayed.alive:
@@ -446,7 +469,7 @@ class LogStreams:
             place.drained()
 
     def _waited(self) -> bool:
-        """Return whether new engines may be yielded before this reader has caught up with the log.
+        """Return whether new engines may be yielded although this reader has not caught up with the log.
 
         After each new source, the records since its newest state have to be read again. So during a long read, new
         engines are yielded together and rarely: at most every two seconds, and not before half of the lag has passed.
@@ -454,7 +477,10 @@ class LogStreams:
         return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
 
     async def _measure(self, reader: Reader) -> None:
-        """Ask the log where it ends. Note later when this reader has read everything up to that end."""
+        """Ask the log where it ends.
+
+        In later calls, note the time once this reader has read everything up to that end.
+        """
         if self._dirty:
             return  # the last records have not reached the relay; the next reader will deliver them again
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
@@ -471,10 +497,12 @@ class LogStreams:
         self._level_once = True
 
     def _expire(self) -> None:
-        """Give up the epochs of streams whose writers have been silent for :data:`LEASE_TTL`.
+        """Abandon the epochs of streams whose writers have been silent for :data:`LEASE_TTL`.
 
-        The silence counts only up to the time up to which the log is read completely. A stream that had no record since
-        reading began again is included, because the relay has it as a source.
+        Remove the streams' blocks.
+
+        The silence counts only up to the time up to which the log is read completely. It also counts for a stream that
+        had no record since its reading began again, because the relay has that stream as a source.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):
