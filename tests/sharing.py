@@ -1,8 +1,7 @@
 """Choose which tests run in the same worker process of pytest-xdist.
 
 Tests share a worker if their setup is expensive, or if they would slow each other down. pytest-xdist has a mark for
-this,
-but it changes the names of tests, which pytest 9.2 does not allow. Therefore the choice depends on the path.
+this, but it changes the names of tests, which pytest 9.2 does not allow. Therefore the choice depends on the path.
 """
 
 from __future__ import annotations

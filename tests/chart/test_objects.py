@@ -82,8 +82,7 @@ def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
 def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
     """Each aggregator numbers its own streams, so one can run while another is replaced.
 
-    The update adds no further aggregator,
-    because no router has its address.
+    The update adds no further aggregator, because no router has its address.
     """
     release = render({**AGGREGATOR, "replicas": replicas})
     assert release.workload["spec"]["strategy"] == {
