@@ -163,8 +163,13 @@ class Outgoing:
     def _publish_clear(self, number: int, at: int, rank: int, now: float) -> None:
         stream = self._outputs[number].streams[at]
         payload = encode(stream.wire, [AllBlocksCleared()], self.wall, rank)
-        seq = stream.append(payload, now)
-        self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
+        self._send(number, at, payload, 1, now)
+
+    def _send(self, number: int, at: int, payload: bytes, events: int, now: float) -> None:
+        """Append one batch of ``events`` events to an output's stream, and send it to the routers."""
+        stream = self._outputs[number].streams[at]
+        seq = stream.append(payload, now, empty=not events)
+        self.commands.append(Publish(number, at, stream.topic, seq, payload, events, stream.publisher_id))
 
     def cleared_under(self, i: int, source: Source, now: float) -> None:
         """Send AllBlocksCleared under the rank that an engine has just named.
@@ -224,10 +229,9 @@ class Outgoing:
             payload = payloads.get((stream.wire, rank))
             if payload is None:
                 payload = payloads[stream.wire, rank] = encode(stream.wire, events, source.ts, rank)
-            seq = stream.append(payload, now)
             if stream.keeps_topic:
                 stream.topic = source.topic
-            self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+            self._send(number, at, payload, len(events), now)
 
     def publish_fitted(
         self,
@@ -342,10 +346,9 @@ class Outgoing:
                 for piece in pieces:
                     self._publish_on(number, output, i, source, piece, now)
                 return
-        seq = stream.append(payload, now)
         if stream.keeps_topic:
             stream.topic = source.topic
-        self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+        self._send(number, at, payload, len(events), now)
 
     def merge_overlays(self) -> None:
         """Merge each view's copy-on-write overlay into its index, unless a snapshot still needs the frozen state."""
@@ -374,9 +377,8 @@ class Outgoing:
                 source = self._sources[0 if output.spec.merged else at]
                 ts, rank = max(self.wall, source.ts), output.rank_of(at, source)
             payload = encode(stream.wire, [], ts, rank)
-        seq = stream.append(payload, now, empty=True)
         output.stats.heartbeats += 1
-        self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
+        self._send(number, at, payload, 0, now)
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
         """Mark seqs at which a router may hold only a part of a state.
