@@ -1,1 +1,4 @@
-"""The conformance kit: it checks from outside which clauses of docs/spec an engine's publisher or a router keeps."""
+"""The conformance kit: it checks which clauses of docs/spec an engine's publisher or a router keeps.
+
+It needs no access to their code: it watches what they send, and asks a router which blocks it holds.
+"""

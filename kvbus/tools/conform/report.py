@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class Level(StrEnum):
-    """The requirement level of a clause, as in RFC 2119."""
+    """The requirement level of a clause: MUST or SHOULD, as in RFC 2119."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -81,10 +81,10 @@ class Verdict:
         clause: the clause.
         outcome: kept, broken or not seen.
         message: the observation as a sentence.
-        level: requirement level of the clause. If the clause is broken, the level of the broken part of it.
+        level: requirement level of the clause. If the clause is broken, it is the level of the broken part.
         evidence: bytes that prove the observation.
         case: name of the case; empty for a verdict about the complete clause.
-        counts: numbers such as missing and dead blocks.
+        counts: numbers with their names, such as the number of missing blocks.
     """
 
     clause: Clause
@@ -97,7 +97,7 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """The number of the clause, followed by the name of the case if there is one."""
+        """The number of the clause, followed by the name of the case if the verdict is about a case."""
         return f"{self.clause} {self.case}".rstrip()
 
     @property
@@ -157,7 +157,7 @@ class Report:
 
     @classmethod
     def of_ranks(cls, reports: Sequence[Report]) -> Report:
-        """Merge the reports about all ranks of an engine into one. Each verdict of the result names its rank."""
+        """Merge the reports about the ranks of an engine into one report. Each verdict of the result names its rank."""
         verdicts = [
             replace(each, case=f"rank {rank}") for rank, report in enumerate(reports) for each in report.verdicts
         ]
@@ -186,7 +186,7 @@ class Report:
         return ExitCode.FOUND if any(each.fails(strict=strict) for each in self.verdicts) else ExitCode.OK
 
     def without_bytes(self) -> Report:
-        """Return a copy of the report without evidence, which may contain the token ids of prompts (14.3)."""
+        """Return a copy of the report without evidence. Evidence may contain token ids of prompts (clause 14.3)."""
         return replace(self, verdicts=[replace(each, evidence=()) for each in self.verdicts])
 
     @property
@@ -249,5 +249,5 @@ def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape the unprintable characters in a text, so that a peer's text cannot control the terminal."""
+    """Escape the unprintable characters in a text, so that text from a publisher cannot control the terminal."""
     return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)

@@ -1,6 +1,6 @@
 """The test vectors of docs/spec.
 
-A vector has the frames that a publisher sends, and the live blocks of a correct reader.
+A vector has the frames that a publisher sends, and the blocks that a correct reader then holds.
 
 A program in any language can run the vectors without a socket. It needs a MessagePack decoder and the files of the
 vectors.
@@ -18,7 +18,7 @@ END: Final = [b"", b"", END_SEQ, b""]
 
 Frames = list[bytes]
 Block = tuple[int | None, str, int | bytes]
-"""The identity of a block: group, medium and hash. The medium is in upper case, and the device is ``GPU``."""
+"""The identity of a block: KV-cache group, medium and hash. The medium is in upper case, and the device is ``GPU``."""
 
 
 def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def message(seq: int, *events: Any, rank: Any = 0, topic: bytes = b"") -> Frames
 
 
 def raw(seq: int, payload: bytes) -> Frames:
-    """Return the frames of a message with any payload, which need not be a batch."""
+    """Return the frames of a message whose payload is any bytes, not necessarily a batch."""
     return [b"", seq.to_bytes(8, "big"), payload]
 
 
@@ -66,7 +66,7 @@ class Vector(msgspec.Struct, frozen=True):
         live: messages as a SUB socket receives them.
         view: the live blocks after the last message of ``live`` and, if there is one, the answer ``replay``.
         asks: highest seq at which a correct replay request may begin; None if no batch is missing.
-        replay: messages that a DEALER socket receives after ``live``, as the answer to a request from seq 0.
+        replay: messages that a DEALER socket receives after ``live``, as the answer to a replay request from seq 0.
     """
 
     clauses: list[str]
@@ -78,7 +78,7 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 def gpu(*hashes: Any, group: int | None = None) -> list[Block]:
-    """Return the identities of blocks on the device."""
+    """Return the identities of blocks with these hashes on the device."""
     return [(group, "GPU", each) for each in hashes]
 
 

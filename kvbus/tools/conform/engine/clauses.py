@@ -14,8 +14,9 @@ class Asked:
 
     Attributes:
         clause: the clause.
-        noun: plural noun for the observations that are counted, such as ``messages``.
-        unseen: usual reason why the clause was not judged, with the option that makes it visible.
+        noun: plural noun for the observations about the clause that are counted, such as ``messages``.
+        unseen: usual reason why no observation about the clause was made, often with the option of the command that
+            makes one possible.
         level: the usual requirement level of the clause.
     """
 
@@ -86,12 +87,12 @@ _ROWS: Final = (
 WATCHED: Final[dict[str, Asked]] = {
     number: Asked(clause(number, title), noun, unseen, level) for number, title, noun, unseen, level in _ROWS
 }
-"""The clauses that the kit judges, by number, in the order of the specification."""
+"""By number: the clauses that the kit judges by watching a publisher, in the order of the specification."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """The observations about one clause: how many keep it, how many break it, and the first that breaks it."""
+    """The observations about one clause: how many keep it, how many break it, and the one that the report shows."""
 
     kept: int = 0
     broken: int = 0
@@ -104,7 +105,8 @@ class _Entry:
 class Ledger:
     """The collected observations about all clauses.
 
-    The verdict on a broken clause shows the first observation that breaks it. A broken MUST replaces a broken SHOULD.
+    The verdict on a broken clause shows the first observation that breaks it. But an observation that breaks a MUST
+    part of the clause replaces one that breaks only a SHOULD part.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,7 @@ class Ledger:
     def broken(self, number: str, message: str, *evidence: Evidence, level: Level | None = None) -> None:
         """Record an observation that breaks a clause.
 
-        Without ``level``, the broken part of the clause has the usual level of the clause.
+        ``level`` is the requirement level of the broken part of the clause, by default the usual level of the clause.
         """
         entry, level = self._entries[number], level or WATCHED[number].level
         if not entry.broken or (level is Level.MUST and entry.level is Level.SHOULD):
@@ -127,7 +129,7 @@ class Ledger:
     def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
         """Record an observation about a clause.
 
-        ``wrong`` says how it breaks the clause; empty if it keeps the clause.
+        ``wrong`` says how the observation breaks the clause; it is empty if the observation keeps the clause.
         """
         if wrong:
             self.broken(number, wrong, *evidence, level=level)
@@ -135,16 +137,16 @@ class Ledger:
             self.kept(number)
 
     def unseen(self, number: str, why: str) -> None:
-        """Record the reason why a clause cannot be judged this time."""
+        """Record the reason why the kit cannot judge a clause at this publisher."""
         self._entries[number].unseen = why
 
     def is_kept(self, number: str) -> bool:
-        """Return whether some observation keeps the clause and none breaks it."""
+        """Return whether at least one observation keeps the clause and none breaks it."""
         entry = self._entries[number]
         return entry.kept > 0 and not entry.broken
 
     def is_broken(self, number: str) -> bool:
-        """Return whether some observation breaks the clause."""
+        """Return whether at least one observation breaks the clause."""
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""The decoder of payloads, which follows section 6 strictly. It records each deviation, and decodes the rest anyway."""
+"""A strict decoder of payloads, after section 6 of docs/spec. It records each deviation, and still decodes the rest."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ POSITIONAL: Final = {
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
 }
-"""Fields of the events that are arrays, by the event's type, in the order of clause 6.2."""
+"""By type of event: the fields of an event that is sent as an array, in the order of clause 6.2."""
 _RANGES: Final = {
     "group_idx": _MAX_TOKEN,
     "kv_cache_spec_sliding_window": _MAX_TOKEN,
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys whose values distinguish all blocks of a store from blocks with the same tokens.
+"""Keys of a store whose values give its blocks other hashes than blocks with the same tokens but other values.
 
-``extra_keys`` is not here, because it has a value for each block.
+``extra_keys`` has the same effect, but is not here, because it has a value for each block.
 """
 
 Hash = int | bytes
 Place = tuple[int | None, str]
-"""The group and the medium of a block. The device is ``GPU``."""
+"""The KV-cache group and the medium of a block. The medium of the device is ``GPU``."""
 
 _batch: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _any: Final = msgspec.msgpack.Decoder(Any, strict=True).decode
@@ -56,13 +56,13 @@ class Event:
 
     Attributes:
         kind: the type of the event.
-        place: group and medium. A clear of all media has an empty medium.
+        place: KV-cache group and medium of the blocks. A clear of all media has an empty medium.
         hashes: hashes of the blocks; integers as unsigned 64 bits.
         parent: hash of the parent of a store's first block; None at the root.
         tokens: token ids of a store.
         block_size: block size of a store.
-        apart: values that distinguish all blocks of a store from blocks with the same tokens, such as a salt.
-        extras: for each block of a store, such a value of its own; empty if the event has none.
+        apart: values such as a salt, by which all blocks of a store differ from blocks with the same tokens.
+        extras: for each block of a store, a value by which only this block differs; empty if the event has none.
         remaining: number of remaining copies of each removed block; None if the event does not have it.
         raw: the bytes of the event.
         where: position in the stream as text, such as ``event 0 of batch 17``.
@@ -86,7 +86,10 @@ class Event:
         return Evidence(self.where, self.raw)
 
     def content_of(self, block: int) -> bytes | None:
-        """Return bytes that identify a block's content without its prefix; None if the block's tokens are unknown."""
+        """Return bytes that identify the content of one block without its prefix; None if its tokens are unknown.
+
+        ``block`` is the position of the block in the event.
+        """
         tokens = self.tokens[block * self.block_size : (block + 1) * self.block_size]
         if not tokens or len(tokens) != self.block_size:
             return None
@@ -116,7 +119,7 @@ class Payload:
 
 
 class EventReader:
-    """The decoder of the payloads of one stream. It judges them by sections 6, 8, 9 and 12."""
+    """A decoder of the payloads of one stream, which judges them by sections 6, 8, 9 and 12 of docs/spec."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -125,7 +128,7 @@ class EventReader:
         self._sizes: dict[int | None, int] = {}
 
     def new_epoch(self) -> None:
-        """Forget the block sizes of the groups, because they may differ in the new epoch."""
+        """Forget the block size of each KV-cache group, because the sizes may differ in a new epoch."""
         self._sizes.clear()
 
     def read(self, payload: bytes, seq: int) -> Payload | None:
@@ -168,14 +171,17 @@ class EventReader:
                 yield event
 
     def _judge(self, number: str, event: Event, wrong: str, level: Level | None = None) -> None:
-        """Record an observation about an event.
+        """Record an observation about the clause ``number`` in an event.
 
-        ``wrong`` says how the event breaks the clause; empty if it keeps the clause.
+        ``wrong`` says how the event breaks the clause; it is empty if the event keeps the clause.
         """
         self._ledger.judge(number, f"{event.where} {wrong}" if wrong else "", event.evidence, level=level)
 
     def _read_event(self, event: Event, value: Any) -> bool:
-        """Decode the fields of an event. Return False if the event is unusable, or if its type is unknown (13.1)."""
+        """Decode the fields of an event into ``event``.
+
+        Return False if the event is unusable, or if its type is unknown. Clause 13.1 allows unknown types.
+        """
         fields: dict[Any, Any]
         if isinstance(value, dict) and isinstance(value.get("type"), str):
             self._judge("6.2", event, "")

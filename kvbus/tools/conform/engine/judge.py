@@ -1,4 +1,6 @@
-"""The judge of one publisher. It reads the messages of the publisher's sockets in order, and collects observations.
+"""The judge of one publisher.
+
+It is given the publisher's messages in order, and collects observations about the clauses.
 
 The messages are live batches, replay answers, and the messages of a late subscriber. The judge has no socket and no
 clock, so it judges a recording and a running engine in the same way.
@@ -20,23 +22,23 @@ from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream,
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
 LONG: Final = 1_000
-"""Number of messages that a replay answer needs for two checks.
+"""Minimum number of messages in a replay answer by which two clauses can be judged.
 
-A shorter answer does not show whether the publisher fills most of it with empty batches (4.6), or whether requesters
-that do not read make the publisher lose messages (4.3, 4.8).
+A shorter answer does not show whether the publisher fills answers with empty batches (4.6), or whether it drops batches
+for a requester that reads slowly (4.3).
 """
 
 
 @dataclass(slots=True)
 class Answer:
-    """The messages that answer one replay request.
+    """The messages with which a publisher answers one replay request.
 
     Attributes:
         start: first requested seq.
         messages: frames of all messages, as a DEALER socket receives them.
         ended: whether END has come.
-        delimited: whether the request has the empty delimiter frame. The answer must then have it, too.
-        slow: whether the answer was read slowly on purpose.
+        delimited: whether the request has the empty delimiter frame. The messages of the answer must then have it, too.
+        slow: whether the kit read the answer slowly on purpose.
     """
 
     start: int
@@ -46,7 +48,7 @@ class Answer:
     slow: bool = False
 
     def add(self, frames: list[bytes]) -> bool:
-        """Add a message to the answer. Return whether the message is END."""
+        """Add a message to the answer. Return whether the message is END, the last message of an answer."""
         self.messages.append(frames)
         self.ended = _is_end(frames)
         return self.ended
@@ -66,7 +68,10 @@ class Answer:
 
 
 def judge_answer(ledger: Ledger, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
-    """Judge a replay answer. ``heartbeats`` has the seqs of the empty batches in the live stream."""
+    """Judge a replay answer by section 4 of docs/spec.
+
+    ``heartbeats`` has the seqs of the empty batches in the live stream. The answer may have them, too.
+    """
     _judge_frames(ledger, answer)
     if answer.ended:
         ledger.kept("4.3")
@@ -135,7 +140,9 @@ View = set[tuple[Place, Hash]]
 
 
 def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, bytes], live: View | None) -> int:
-    """Judge the messages that a late subscriber received, which should begin with the state.
+    """Judge the messages that a late subscriber received.
+
+    They should begin with the state, which is the live blocks at the moment of the subscription.
 
     Args:
         ledger: records the observations.
@@ -186,18 +193,19 @@ def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
 
 
 _HEARTBEATS: Final = 20_000
-"""Maximum number of empty live batches whose seqs are remembered."""
+"""Maximum number of heartbeats (empty live batches) whose seqs are remembered."""
 
 
 class EngineJudge:
-    """The judge of one publisher, which reads the messages of the publisher's sockets.
+    """The judge of one publisher. Its caller passes it the messages from the publisher's sockets.
 
     Args:
         rank: rank of the publisher; None for the rank that its first batch names.
 
     Attributes:
         ledger: observations about each clause. Probes record their observations there, too.
-        stream: the stream of the newest message. Before the first live message, it is the stream of the history.
+        stream: the stream of the newest message. Before the first live message, it is the stream of the replay from seq
+            0.
         batches: number of live messages.
         events: number of events in the live messages.
     """
@@ -212,7 +220,7 @@ class EngineJudge:
         self._streams: dict[bytes, Stream] = {}
         self._heartbeats: deque[int] = deque(maxlen=_HEARTBEATS)
         self._welcomes: list[bool] = []
-        """For each subscription, whether its first message began with AllBlocksCleared."""
+        """One value for each subscription: whether its first message began with AllBlocksCleared."""
 
     @property
     def restarts(self) -> int:
@@ -225,21 +233,22 @@ class EngineJudge:
         return parse(frames, self.ledger)
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first seq that is missing before a live message; None if no batch is missing."""
+        """Return the first missing seq if batches are missing before a live message; otherwise None."""
         stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def welcome(self, message: Message) -> None:
-        """Record whether a subscription begins with a clear.
+        """Record whether a subscription begins with AllBlocksCleared. ``message`` is its first message.
 
-        Call it with the subscription's first message, before `take`.
+        Call this method before `take`.
         """
         self._welcomes.append(message.clears_first)
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge a live batch. Before the call, the batches that are missing before it must be requested and added.
+        """Judge a live batch, and return its decoded payload.
 
-        ``connected`` says whether the connection has been up since the last batch.
+        If batches are missing before it, the caller first has to request them and to call `fill`. ``connected`` says
+        whether the connection has been up since the last batch.
         """
         payload = self._stream_of(message).take(message, connected=connected)
         self.events += len(payload.events) if payload is not None else 0
@@ -249,11 +258,13 @@ class EngineJudge:
         return payload
 
     def answer(self, answer: Answer) -> None:
-        """Judge a replay answer, without adding its batches to the stream."""
+        """Judge a replay answer, without judging its batches as a part of the stream."""
         judge_answer(self.ledger, answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
-        """Add the batches of a replay from seq 0 to the stream, except those that the stream already has.
+        """Judge the batches of a replay from seq 0 as the beginning of the stream.
+
+        Leave out batches that were judged before.
 
         Call it before the first live batch, or after a lost connection.
         """
@@ -267,11 +278,9 @@ class EngineJudge:
             self.stream.overlaps(state=batches[0].clears_first)
 
     def reconnected(self, answer: Answer | None) -> None:
-        """Continue after a new connection.
+        """Continue after a new connection. The replay shows whether the publisher has restarted.
 
         ``answer`` is the answer to a replay from seq 0; None without a replay endpoint.
-
-        The answer shows whether the publisher has restarted.
         """
         stream = self.stream
         self.silence.restart()
@@ -288,7 +297,7 @@ class EngineJudge:
         self.begin(answer)
 
     def fill(self, message: Message, answer: Answer) -> None:
-        """Add the batches of a replay answer that are missing before a live message to the stream."""
+        """Judge the batches that are missing before a live message, from a replay answer that has them."""
         stream = self._known(message)
         if stream is None:
             return
@@ -312,7 +321,9 @@ class EngineJudge:
         return self.ledger.verdicts()
 
     def _cleared(self, uncleared: list[Evidence]) -> None:
-        """Judge clause 11.3: each epoch or each subscription must begin with a clear.
+        """Judge clause 11.3: each epoch or each subscription must begin with AllBlocksCleared.
+
+        ``uncleared`` has each batch 0 that does not begin with AllBlocksCleared.
 
         A clear at the beginning of a subscription may be accidental, because the engine may just have been reset. So it
         counts only if a batch 0 had no clear, or if a late subscriber got the state.
@@ -323,9 +334,9 @@ class EngineJudge:
             self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
-        """Return the stream of a message's topic; None if the topic is new.
+        """Return the stream with the topic of a message; None if no message had this topic before.
 
-        Before the first live message, return the stream of the history for every topic.
+        Before the first live message, return the stream of the replay from seq 0, for every topic.
         """
         return self._streams.get(message.topic) or (None if self._streams else self.stream)
 
@@ -356,7 +367,8 @@ def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
     judge = EngineJudge()
     before: Recorded | None = None
     for recorded in messages:
-        # A seq that goes back shows a restart. The duration of a restart does not count as silence.
+        # Count the time between two messages as silence, except before a seq that goes back. There the publisher
+        # restarted.
         if before is not None and recorded.seq > before.seq:
             judge.silence.passed(max(0.0, recorded.t - before.t))
         before = recorded

@@ -1,4 +1,7 @@
-"""Probes of a running publisher: requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
+"""Probes of a running publisher: requests to its replay and snapshot endpoints, and to the engine's HTTP API.
+
+The HTTP API is that of OpenAI, with the engine's own paths.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from kvbus.transport.curve import Curve
 TIMEOUT: Final = 10.0
 """Maximum seconds to wait for the next message of an answer."""
 SHORT_S: Final = 3.0
-"""Maximum seconds to wait for an answer that a publisher need not send."""
+"""Maximum seconds to wait for an answer that the specification does not require."""
 _SILENT: Final = 8
-"""Number of requesters that request a replay and do not read the answer, to test clause 4.8."""
+"""Number of requesters that request a replay and do not read the answer. By clause 4.8, they must not delay others."""
 _HOLD_S: Final = 1.0
 _BEYOND: Final = 2**40
-"""Number that is added to the newest seq, to get a seq that was never sent."""
+"""Distance from the newest seq to a seq that the publisher has certainly not sent yet."""
 _MOST_FRAMES: Final = 1_000_000
 
 
@@ -76,7 +79,9 @@ class Target:
         return cls(endpoint, api=url, topic=topic, curve=curve, **options)
 
     def of_rank(self, rank: int) -> Target:
-        """Return the target of another rank. Each of its ports is the port of rank 0 plus the rank (1.2).
+        """Return the target of another rank.
+
+        Each of its ports is the port of rank 0 plus the rank, as clause 1.2 requires.
 
         Raises:
             ValueError: an endpoint is malformed, or its port would be above 65535.
@@ -111,8 +116,8 @@ class Asking:
     async def probe(self, heard: Callable[[], int]) -> None:
         """Send unusual replay requests, and judge the answers.
 
-        ``heard`` returns the number of live batches so far. It shows whether the publisher goes on publishing while it
-        answers.
+        ``heard`` returns the number of live batches so far. By this number, the kit notices whether the publisher
+        continues to publish while it answers (clause 1.4).
         """
         if self._replay is None:
             return
@@ -144,9 +149,9 @@ class Asking:
         self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
-        """Request a replay while other requesters do not read their answers (4.8).
+        """Request a replay while other requesters do not read their answers. They must not delay it (clause 4.8).
 
-        Then one of the silent requesters reads its answer slowly. Its answer must have no hole either (4.3).
+        Then let one of these requesters read its answer slowly. No batch of its answer must be missing (clause 4.3).
         """
         assert self._replay is not None  # noqa: S101 - asked before
         async with AsyncExitStack() as stack:
@@ -164,7 +169,10 @@ class Asking:
             self._judge.answer(answer)
 
     async def snapshot(self) -> None:
-        """Request a snapshot, and judge the form of the answer (5.5)."""
+        """Request a snapshot, and judge the form of the answer by clause 5.5.
+
+        Do nothing without a snapshot endpoint.
+        """
         if self._snapshot is None:
             return
         ledger = self._judge.ledger
@@ -191,7 +199,7 @@ class Asking:
 
     @staticmethod
     async def _read(asker: Asker, answer: Answer, seconds: float) -> None:
-        """Read an answer until END, or until no message comes for ``seconds`` seconds."""
+        """Read messages into an answer until END, or until no message comes for ``seconds`` seconds."""
         try:
             while not answer.add(await asyncio.wait_for(asker.recv(), seconds)):
                 pass
@@ -200,16 +208,16 @@ class Asking:
 
 
 WAIT_S: Final = 10.0
-"""Maximum seconds to wait for the events of a prompt."""
+"""Maximum seconds to wait for the events that a prompt causes."""
 AT_ONCE_S: Final = 3.0
-"""Maximum seconds from the emptying of the cache to the clear, for the clear to count as sent at once."""
+"""Maximum seconds between emptying the cache and AllBlocksCleared with which clause 11.2 is kept."""
 MAX_PAIRS: Final = 200
-"""Maximum number of pairs of numbers in a prompt.
+"""Maximum number of pairs of numbers of which a prompt consists.
 
 A prompt of this length fills several blocks at any usual block size, and fits in the 2,048 tokens of small models.
 """
 _PAIR_TOKENS: Final = 8
-"""Maximum number of tokens of a pair of numbers, reached if each digit and each space is a token."""
+"""Maximum number of tokens of a pair of numbers in a prompt. It is reached if each digit and each space is a token."""
 _TOGETHER: Final = 4
 
 
@@ -221,13 +229,13 @@ class Reset(StrEnum):
     """The path of the HTTP request that resets an engine's cache."""
 
     VLLM = "/reset_prefix_cache"
-    """The path at vLLM with ``VLLM_SERVER_DEV_MODE=1``. The request resets the cache on the device."""
+    """The path at vLLM, which needs ``VLLM_SERVER_DEV_MODE=1``. The request resets the cache on the device."""
     SGLANG = "/flush_cache"
     """The path at SGLang. The request resets the cache on every tier."""
 
 
 class Api:
-    """The sender of requests to an engine's API. It causes events of the publisher, and judges them.
+    """A client of an engine's API. Its requests make the engine publish events, and it judges these events.
 
     Args:
         judge: records the observations.
@@ -246,7 +254,7 @@ class Api:
     async def provoke(self) -> None:
         """Run all steps: ask for the endpoints, send prompts, reset the cache, and put the engine to sleep.
 
-        A failed step adds a note, and the next step follows. If no prompt could be sent, the steps end.
+        A failed step adds a note, and the next step follows. If the prompts fail, the remaining steps are left out.
         """
         async with engine_api.session() as client:
             await self._step("endpoints", self._endpoints(client))
@@ -291,7 +299,7 @@ class Api:
         blocks.stored_again = 0
         await self._complete(client, first)
         await asyncio.sleep(AT_ONCE_S / 3)
-        # engines compute the last block again to get its last token, which makes one copy
+        # One block may be stored again: engines compute the last block of a cached prompt again, to get its last token.
         wrong = f"a prompt that was sent twice stored {blocks.stored_again} of its live blocks again"
         self.judge.ledger.judge("7.3", wrong if blocks.stored_again > 1 else "")
         gate = asyncio.Semaphore(_TOGETHER)
@@ -309,7 +317,7 @@ class Api:
     async def _reset_path(self, client: aiohttp.ClientSession) -> Reset:
         """Return the path at which the engine's cache can be reset.
 
-        OPTIONS requests find it without changing anything.
+        It is found with OPTIONS requests, because they change nothing at the engine.
         """
         for path in Reset:
             async with client.options(self.base + path, allow_redirects=False) as answer:
@@ -341,9 +349,14 @@ class Api:
         await self._complete(client, self._prompt(0))
 
     async def _emptied(self, client: aiohttp.ClientSession, what: str, work: Any) -> None:
-        """Empty the cache by ``work``, and judge whether a clear comes within `AT_ONCE_S` seconds.
+        """Empty the cache, and judge by clause 11.2 whether AllBlocksCleared comes within `AT_ONCE_S` seconds.
 
-        Then store blocks again.
+        Then store blocks again, except after putting the engine to sleep.
+
+        Args:
+            client: the HTTP session.
+            what: the request, for messages.
+            work: the coroutine that empties the cache.
         """
         await asyncio.sleep(AT_ONCE_S / 3)  # an engine may ignore a reset while requests run
         blocks = self.judge.stream.blocks
@@ -362,7 +375,7 @@ class Api:
             self.judge.ledger.broken("11.2", f"{what}: no AllBlocksCleared within {AT_ONCE_S:g} s{later}")
 
     async def _find_model(self, client: aiohttp.ClientSession) -> None:
-        """Read the name of the model, and the maximum length of a prompt (``max_model_len``, only at vLLM)."""
+        """Ask the API for the name of the model and, at vLLM, the maximum length of a prompt (``max_model_len``)."""
         async with client.get(self.base + "/v1/models") as answer:
             found = await answer.json(content_type=None)
         try:
@@ -377,7 +390,7 @@ class Api:
             self._pairs = max(1, min(MAX_PAIRS, limit // _PAIR_TOKENS - 1))
 
     def _prompt(self, number: int) -> str:
-        """Return the prompt with this number.
+        """Return the prompt with the number ``number``.
 
         It shares no block with the other prompts, and is the same in every run.
         """

@@ -1,4 +1,4 @@
-"""The judge of one numbered stream: frames, seqs, epochs, live blocks, and the contents that hashes stand for."""
+"""The judge of one numbered stream: it checks frames, seqs, epochs and live blocks, and the contents behind hashes."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from kvbus.tools.conform.engine.events import Event, EventReader, Hash, Payload,
 from kvbus.tools.conform.report import Evidence, Level
 
 MAX_BLOCKS: Final = 200_000
-"""Maximum number of blocks whose contents are remembered and compared."""
+"""Maximum number of blocks whose contents are remembered, to compare them with the contents of later blocks."""
 
 _ROOT: Final = b"root"
 
 
 class Contents:
-    """The comparison of hashes with contents.
+    """A comparison of block hashes with the contents of the blocks.
 
-    Equal hashes must stand for equal prefixes (6.7), and a prefix should keep its hash after a restart (6.8).
+    Equal hashes must stand for equal prefixes (clause 6.7), and a prefix should keep its hash after a restart (clause
+    6.8).
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._epoch = 0
         self._prefix: dict[tuple[int | None, Hash], bytes] = {}
-        """Digest of a block and its complete prefix, by the block's group and hash."""
+        """By KV-cache group and hash of a block: a digest of the block and all blocks before it."""
         self._named: dict[bytes, tuple[Hash, int]] = {}
-        """Hash of a block and epoch of its newest store, by the digest of the block and its prefix."""
+        """By the digest of a block and all blocks before it: the block's hash, and the epoch of its newest store."""
         self._alone: dict[bytes, tuple[bytes, Hash]] = {}
-        """The first stored block with some content: its prefix digest and hash, by the digest of the content.
+        """By the digest of a block's own content: the prefix digest and the hash of the first block with this content.
 
-        This content is the block's tokens, salt and other keys, without its prefix.
+        The content is the block's tokens, salt and other keys, without the blocks before it.
         """
 
     def new_epoch(self) -> None:
@@ -43,7 +44,7 @@ class Contents:
         self._epoch += 1
 
     def stored(self, event: Event) -> None:
-        """Compare the blocks of a BlockStored event with earlier blocks of the same group."""
+        """Compare the blocks of a BlockStored event with the blocks of earlier events in the same KV-cache group."""
         group = event.place[0]
         parent = _ROOT if event.parent is None else self._prefix.get((group, event.parent))
         for at, block in enumerate(event.hashes):
@@ -95,12 +96,12 @@ class _Live:
 
 
 class Blocks:
-    """The live blocks of a reader that applies all events in order.
+    """The live blocks, as a reader has them that applies all events in order.
 
     Attributes:
         complete: whether no batch is missing since the epoch began or since all blocks were cleared. If it is true, a
             block that is not in this object is not live.
-        stored_again: number of stores of live blocks since a caller set it to 0.
+        stored_again: number of stores of blocks that were already live. A caller may set it to 0.
         clears: number of AllBlocksCleared events.
     """
 
@@ -115,7 +116,7 @@ class Blocks:
         self._cleared: set[tuple[Place, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
-        """Number of clears of live blocks after which no event has come yet."""
+        """Number of clears of live blocks that no other event has followed yet."""
 
     @property
     def live(self) -> set[tuple[Place, Hash]]:
@@ -130,7 +131,10 @@ class Blocks:
         self.complete = False
 
     def reset(self, *, complete: bool) -> None:
-        """Delete all blocks, for the beginning of an epoch."""
+        """Delete all blocks, because an epoch begins or all blocks were cleared.
+
+        ``complete`` says whether the blocks are complete from now on.
+        """
         self._live.clear()
         self._children.clear()
         self._cleared.clear()
@@ -241,16 +245,19 @@ class Blocks:
 
 SEQ_END: Final = 2**63
 SILENCE_S: Final = 2.5
-"""Seconds of silence after which an empty batch counts as missing. Before that it may only be late."""
+"""Seconds without a message after which an idle publisher breaks clause 3.6.
+
+The clause asks for an empty batch each second. An empty batch that comes before this time may only be late.
+"""
 _PAUSE_S: Final = 0.8
-"""Minimum seconds of silence that an empty batch must end to keep clause 3.6."""
+"""Minimum seconds without a message after which an empty batch shows that the publisher keeps clause 3.6."""
 _REMEMBERED: Final = 10_000
-"""Maximum number of payload checksums that are remembered. They show whether a batch comes from another epoch."""
+"""Maximum number of remembered payload checksums, which distinguish a repeated batch from one of another epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A live message with three frames, as section 2 requires.
+    """A live message that has three frames, as section 2 of docs/spec requires.
 
     ``publisher`` is the publisher's id; empty if the sequence frame has only 8 bytes.
     """
@@ -308,7 +315,7 @@ class Stream:
         self.uncleared: list[Evidence] = []
         """The payload of each batch 0 that did not begin with AllBlocksCleared."""
         self.missing = 0
-        """Number of seqs that never arrived. The publisher may or may not have sent them."""
+        """Number of seqs that were skipped. It is not known whether the publisher has sent their batches."""
         self._ledger = ledger
         self._reader = EventReader(ledger)
         self._contents = Contents(ledger)
@@ -320,24 +327,27 @@ class Stream:
         self._batches = 0
         self._rejoined = False
         self._overlap = 0
-        """Batches below this seq came in a replay answer, and may arrive live as well."""
+        """One past the highest seq of the last replay answer. Batches below this seq may also arrive live."""
         self._state = False
-        """Whether the replay answer of `_overlap` was a state. A state differs from the live batches with its seqs."""
+        """Whether the last replay answer was a state.
+
+        The batches of a state differ from the live batches with the same seqs.
+        """
 
     def overlaps(self, *, state: bool) -> None:
-        """Expect that the batches of a replay answer, which the stream has just read, also arrive live.
+        """Expect that the batches of a replay answer, which this stream has just judged, also arrive live.
 
-        ``state`` says whether the answer began with AllBlocksCleared.
+        ``state`` says whether the answer was a state, which begins with AllBlocksCleared.
         """
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Continue after a lost connection, although no replay has the batches that were sent in between."""
+        """Continue after a lost connection without the batches that were sent in between. No replay has them."""
         self._rejoined = True
         self.blocks.lose()
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first seq that is missing before a message; None if no batch is missing."""
+        """Return the first missing seq if batches are missing before a message; otherwise None."""
         if self.expected is None or self._rejoined:
             return None
         if message.publisher != self._publisher or message.seq <= self.expected:
@@ -345,7 +355,9 @@ class Stream:
         return self.expected
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge the next batch. ``connected`` says whether the connection has been up since the previous batch.
+        """Judge the next batch, and return its decoded payload.
+
+        ``connected`` says whether the connection has been up since the previous batch.
 
         Returns:
             The decoded payload; None if the payload is not a batch, or if the batch is a repetition.
@@ -376,7 +388,7 @@ class Stream:
         return payload
 
     def new_epoch(self) -> None:
-        """Begin a new epoch, whose first batch is the next one."""
+        """Begin a new epoch of the publisher, whose first batch is the next one."""
         self.epochs += 1
         self._overlap = 0
         self._batches = 0
@@ -431,7 +443,7 @@ class Stream:
         self.new_epoch()
 
     def _begin(self, message: Message, payload: Payload) -> None:
-        """Judge the first batch that was received of an epoch."""
+        """Judge the first batch of an epoch that was received."""
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:
             return
@@ -455,7 +467,7 @@ class Stream:
 
 
 class Silence:
-    """The judge of silence: an idle publisher has to send an empty batch each second (3.6)."""
+    """The judge of silence, by clause 3.6: an idle publisher has to send an empty batch each second."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -463,7 +475,7 @@ class Silence:
         self._said = False
 
     def passed(self, seconds: float) -> None:
-        """Add seconds in which the connection was up and nothing was received."""
+        """Add seconds to the measured silence. In this time the connection was up and no message came."""
         self._silent += seconds
         if self._silent >= SILENCE_S and not self._said:
             self._said = True

@@ -24,16 +24,16 @@ _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0
 _CONNECT_S: Final = 10.0
 LATE_S: Final = 3.0
-"""Seconds for which the messages of a late subscriber are collected."""
+"""Seconds for which the kit collects the messages of a late subscriber."""
 _PING: Final = b"\x04PING"
 
 
 class Tap:
-    """A subscription to a publisher, with a queue of the messages and of connection changes."""
+    """A subscription to a publisher, with a queue of its messages and of the changes of its connection."""
 
     def __init__(self, target: Target) -> None:
         self.queue: Final[deque[list[bytes] | bool]] = deque()
-        """Messages and connection changes in order. True is a new connection, False a lost connection."""
+        """Messages and changes of the connection, in order. True is a new connection, False a lost connection."""
         self.arrived: Final = asyncio.Event()
         self.sockets: Final = StreamSockets(
             target.endpoint, None, handler=self, topic=target.topic, bind=target.bind, curve=target.curve
@@ -58,7 +58,7 @@ class Tap:
         self.arrived.set()
 
     def on_refused(self, reason: Refused) -> None:
-        """Do nothing, because `Watch` dials the publisher once before, and then reports why a connection is refused."""
+        """Do nothing, because `Watch` has dialled the publisher before, and reported why a connection is refused."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
         """Do nothing, because these sockets send no requests."""
@@ -77,18 +77,18 @@ class Watch:
         self._asking = Asking(self.judge, target)
         self._notes: list[str] = []
         self.connected = False
-        """Whether the connection was up after the last processed message."""
+        """Whether the connection was up when the last message was processed."""
         self._steady = False
         """Whether the connection has been up without interruption since the last batch was received."""
         self._ups = 0
         self._judged = False
-        """Whether a clause was judged although the live stream could not be watched."""
+        """Whether at least one clause was judged although the live stream could not be watched."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
-        """Payloads that this subscriber receives while a late subscriber is compared with it, by seq; else None."""
+        """By seq: payloads that came while a late subscriber is compared with this subscriber; None at other times."""
 
     def report(self) -> Report:
-        """Return a report with the verdicts so far."""
+        """Return a report with the verdicts of the watch so far."""
         judge = self.judge
         seen = f"{judge.batches:,} batches, {judge.events:,} events"
         tried = self._judged or self._ups > 0
@@ -189,7 +189,8 @@ class Watch:
             return
         gap = self.judge.gap_before(message)
         if gap is not None:
-            # Request the replay from a batch that is known to exist. A seq that is missing after it was never sent.
+            # Begin the request one batch earlier, with a batch that certainly exists. A seq that the answer skips after
+            # this batch was then never sent.
             answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)
@@ -222,7 +223,7 @@ class Watch:
         self._doing = "watching"
 
     async def _late(self) -> None:
-        """Subscribe a second time while blocks are live, and judge what the late subscriber receives (5.1 to 5.4)."""
+        """Subscribe a second time while blocks are live, and judge by clauses 5.1 to 5.4 which messages come."""
         if not len(self.judge.stream.blocks) or self._target.bind:
             return
         self._others = {}
@@ -241,7 +242,7 @@ class Watch:
                 self.judge.ledger.judge("5.3", "" if first.clears_first else wrong, first.evidence)
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
-        """Wait until both subscribers have received the same batches, up to `LATE_S` seconds.
+        """Wait up to `LATE_S` seconds until the late subscriber has received the same batches as the first subscriber.
 
         Return the messages of the late subscriber, and the blocks that are live after them. The blocks are None if the
         wait timed out.
@@ -260,7 +261,7 @@ class Watch:
             await asyncio.sleep(0.01)
 
     async def _unanswered_pings(self) -> None:
-        """Stay connected without answering PINGs, and judge whether the publisher cuts the connection (1.5)."""
+        """Leave PINGs unanswered, and judge by clause 1.5 whether the publisher then closes the connection."""
         if self._target.curve is not None or self._target.bind:
             return
         ledger, endpoint = self.judge.ledger, self._target.endpoint

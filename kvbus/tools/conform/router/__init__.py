@@ -1,1 +1,4 @@
-"""The judge of a router. It acts as an engine with faults, and asks the router for its blocks after each fault."""
+"""The judge of a router.
+
+It acts as an engine with faults, and asks the router after each case which blocks it holds.
+"""

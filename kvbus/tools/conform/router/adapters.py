@@ -1,4 +1,4 @@
-"""Adapters of routers. An adapter starts a router if it can, and asks the router for the blocks that it holds."""
+"""Adapters of routers. An adapter starts a router if it can, and asks the router which blocks it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbus.client import BlockView, Subscriber
 from kvbus.tools.conform.router.views import Held, Known, View, ViewError, canonical, parse, view_of
 
 BLOCK_SIZE: Final = 2
-"""Number of tokens in a block of the simulated engine, in every case."""
+"""Number of tokens in a block of the simulated engine. It is the same in every case."""
 
 _TIMEOUT_S: Final = 30.0
 END_S: Final = 5.0
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class AdapterError(Exception):
-    """The router does not answer. ``crashed`` is true if it has answered an earlier question."""
+    """The router does not answer. ``crashed`` is true if it has answered before."""
 
     def __init__(self, text: str, *, crashed: bool = False) -> None:
         super().__init__(text)
@@ -41,16 +41,16 @@ class AdapterError(Exception):
 
 
 class Adapter(abc.ABC):
-    """A router that the kit judges, and the way to ask it for its blocks.
+    """A router that the kit judges, with a way to ask it which blocks it holds.
 
     Attributes:
-        fresh: whether the adapter starts a new, empty router for each case, which reads new streams.
+        fresh: whether the adapter starts a new router for each case. This router has no blocks, and reads new streams.
     """
 
     fresh: ClassVar[bool] = False
 
     async def start(self, streams: Sequence[Stream]) -> None:  # noqa: B027 - a router that runs needs nothing
-        """Start the router, so that it reads these streams. Do nothing for a router that runs already."""
+        """Start the router, so that it reads these streams. Do nothing if the router is already running."""
 
     @abc.abstractmethod
     async def view(self, known: Known) -> View:
@@ -63,7 +63,7 @@ class Adapter(abc.ABC):
     def ended(self) -> str:
         """Return a text that says how the router has ended.
 
-        The text is empty while it runs, or if the adapter cannot know.
+        The text is empty while the router runs, or if the adapter cannot find out whether it runs.
         """
         return ""
 
@@ -72,7 +72,7 @@ class Adapter(abc.ABC):
 
 
 class Driver(Adapter):
-    """A router that a program of the user runs. The program is started for each case.
+    """An adapter for a router inside a program of the user, which is started for each case.
 
     The first line of the program's input has the streams as JSON. The program answers each later line with a line that
     has the router's blocks.
@@ -130,7 +130,10 @@ class Driver(Adapter):
         return "" if code is None else f"the router ended (exit code {code})"
 
     async def stop(self) -> None:
-        """Close the program's input. If the program does not end, terminate its process group, and finally kill it."""
+        """Close the program's input, so that it ends.
+
+        If it does not, terminate its process group, and finally kill it.
+        """
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -160,7 +163,7 @@ class Driver(Adapter):
 
 
 class ViewUrl(Adapter):
-    """A running router with an HTTP URL that answers with the router's blocks."""
+    """An adapter for a running router that lists its blocks at an HTTP URL."""
 
     def __init__(self, url: str) -> None:
         self._url: Final = url
@@ -182,7 +185,7 @@ class ViewUrl(Adapter):
 
 
 class Client(Adapter):
-    """kvbus's own client library as a router, in this process.
+    """An adapter for kvbus's own client library, which runs as a router in this process.
 
     Args:
         copies: whether to count copies of a block: True for an engine's stream, False for kvbus's stream.

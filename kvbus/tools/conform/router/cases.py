@@ -1,4 +1,4 @@
-"""All cases that are played to routers: the faults and the vectors of docs/spec."""
+"""All cases that are played to routers. They are faults of engines, and the test vectors of docs/spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, messag
 
 
 class Batch(NamedTuple):
-    """A step: publish the next batch of a rank.
+    """A step of a case: publish the next batch of a rank.
 
     If ``lost`` is true, the batch is not sent live, and only a replay has it.
     """
@@ -26,9 +26,10 @@ class Batch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A step: send the frames of a message. The first seq of the case is added to the seq, and nothing else is changed.
+    """A step of a case: send a message whose frames are given.
 
-    A malformed message is sent as it is. If ``lost`` is true, the message is not sent live, and only a replay has it.
+    The first seq of the case is added to the seq of the message. If the message is malformed, it is sent without any
+    change. If ``lost`` is true, the message is not sent live, and only a replay has it.
     """
 
     frames: Frames
@@ -36,9 +37,9 @@ class Message(NamedTuple):
 
 
 class Again(NamedTuple):
-    """A step: send an earlier batch of a rank live, as a duplicate or late.
+    """A step of a case: send an earlier batch of a rank live. The batch is then late, or sent twice.
 
-    ``batch`` is its position, counted from 0.
+    ``batch`` is its position among the rank's batches, counted from 0.
     """
 
     batch: int
@@ -46,9 +47,9 @@ class Again(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A step: begin a new epoch with an empty replay buffer.
+    """A step of a case: begin a new epoch with an empty replay buffer.
 
-    If ``connected`` is true, the connection stays, as with a proxy.
+    If ``connected`` is true, the connection stays, as if a proxy were between the engine and the router.
     """
 
     rank: int = 0
@@ -56,21 +57,21 @@ class Restart(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A step: wait until the router has read all messages. A fault before that might do no harm."""
+    """A step of a case: wait until the router has read all messages. A fault before that might do no harm."""
 
 
 class Pause(NamedTuple):
-    """A step: send nothing for ``seconds`` seconds."""
+    """A step of a case: send nothing for ``seconds`` seconds."""
 
     seconds: float
 
 
 class Join(NamedTuple):
-    """A step: start the router. Without this step the router starts before the first step of the case."""
+    """A step of a case: start the router. Without this step the router starts before the first step of the case."""
 
 
 class Answers(NamedTuple):
-    """A step: answer later replay requests with faults.
+    """A step of a case: from now on, answer replay requests with faults.
 
     ``first`` is the position of the oldest batch that the answers have. ``late`` is the number of seconds by which the
     answers are delayed. ``keep`` is the number of batches after which the next answer ends without END; None for a
@@ -87,7 +88,7 @@ Step = Batch | Message | Again | Restart | Seen | Pause | Join | Answers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The steps of an engine, and the blocks that a router must hold after them.
+    """The steps of a simulated engine, and the blocks that a router must hold after them.
 
     Attributes:
         name: unique name of the case.
@@ -103,7 +104,8 @@ class Case:
         maps: whether the case is about events as maps. They stay maps even for a router that reads only arrays.
         arrays: whether `as_arrays` has converted the case. Marker blocks and clears are then sent as arrays too.
         first: whether the case needs a publisher that has not sent anything before.
-        timeouts: factor by which the case lengthens the time to settle, after which the router's view must be right.
+        timeouts: factor by which the settling time is multiplied in this case. The settling time is the maximum time
+            after the last step until the router must hold the right blocks.
     """
 
     name: str
@@ -132,12 +134,15 @@ class Case:
 
 
 def device(*hashes: int, rank: int = 0) -> frozenset[Held]:
-    """Return the given blocks as blocks on the device of a rank."""
+    """Return blocks with these hashes on the device of a rank, as a router should hold them."""
     return frozenset(Held(canonical(block), "GPU", None, rank) for block in hashes)
 
 
 class Churn:
-    """A cache of 24 blocks in chains of 8. Each batch stores a block and, if the cache is full, evicts a block."""
+    """A simulated cache of 24 blocks in chains of 8.
+
+    Each batch stores a block and, if the cache is full, evicts a block.
+    """
 
     def __init__(self, first: int = 100) -> None:
         self._first = first
@@ -155,15 +160,15 @@ class Churn:
         return device(*({self._first + at for at in range(count)} - gone))
 
     def _evicted(self, at: int) -> int:
-        """Return the block that the batch at position ``at`` evicts.
+        """Return the hash of the block that the batch at position ``at`` evicts.
 
-        While a chain grows, the chain that is three chains older is evicted, its last block first.
+        While a chain grows, the chain that began three chains earlier is evicted, beginning with its last block.
         """
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
 
 
 def changed(step: Step, change: Callable[[Any], Any]) -> Step:
-    """Return a copy of a step in which ``change`` was applied to each event."""
+    """Return a copy of a step in which the function ``change`` was applied to each event."""
     if isinstance(step, Batch):
         return step._replace(events=[change(event) for event in step.events])
     if not isinstance(step, Message):
@@ -177,7 +182,10 @@ def changed(step: Step, change: Callable[[Any], Any]) -> Step:
 
 
 def positional(event: Any) -> Any:
-    """Convert an event from a map to an array. Trailing nulls after the medium are left out."""
+    """Convert an event from a map to an array.
+
+    Nulls at its end are left out, but not the medium and the fields before it.
+    """
     if not isinstance(event, dict):
         return event
     fields = POSITIONAL.get(event["type"], ())
@@ -237,18 +245,18 @@ CLAUSES: Final[dict[str, Clause]] = {
         "13.1": "unknown events and fields",
     }.items()
 }
-"""The clauses that bind routers and that some case tests, by number."""
+"""By number: the clauses for routers that at least one case tests."""
 
 FLOW: Final = Churn()
 COUNT: Final = 64
 OTHER: Final = Churn(first=300)
-"""The churn of the engine after a restart. It shares no block with `FLOW`."""
+"""The simulated cache after a restart of the engine. It shares no block with `FLOW`, the cache before the restart."""
 
 
 def flow(*, start: int = 0, stop: int = COUNT, lost: range = range(0)) -> list[Batch]:
-    """Return the batches of `FLOW` from position ``start`` up to ``stop`` - 1.
+    """Return the batches of the simulated cache `FLOW` from position ``start`` up to ``stop`` - 1.
 
-    Batches in ``lost`` are not sent live.
+    The batches at the positions ``lost`` are not sent live.
     """
     return [each._replace(lost=at in lost) for at, each in enumerate(FLOW.batches(start, stop), start=start)]
 
@@ -268,12 +276,15 @@ def _swapped() -> list[Step]:
 
 
 def _own(block: int) -> dict[str, Any]:
-    """Return a BlockStored event for a block. Its tokens differ from the tokens of thousands of other blocks."""
+    """Return a BlockStored event for a block whose tokens no other block of its case has.
+
+    The tokens of blocks from `stored` repeat after 1,000 blocks.
+    """
     return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
 
 
 _LONG: Final = 2_195
-"""Number of stores of 64 blocks that make a batch just below 4 MiB.
+"""Number of BlockStored events of 64 blocks with which a batch is just smaller than 4 MiB.
 
 Each block needs two hashes of 9 bytes and two tokens of 5 bytes.
 """
@@ -366,14 +377,14 @@ RESTARTS: Final = (
     Case(name="restart-longer", clauses=("3.2",), title="a restart, and the new epoch becomes longer than the old",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
 )  # fmt: skip
-"""The cases with restarts. They come last, because a running router that does not survive one fails all later cases."""
+"""The cases with restarts. They are played last, because a router that fails to follow one fails all later cases."""
 
 
 _SHOULD: Final = {"publisher-id", "arrays"}
-"""Names of vectors whose clauses are a SHOULD in the specification."""
+"""Names of test vectors about clauses that are a SHOULD in the specification."""
 
 _OF_MAPS: Final = {"nulls-left-out", "unknown-field"}
-"""Names of vectors that test maps, and so cannot be converted to arrays."""
+"""Names of test vectors that test events as maps. They cannot be converted to arrays."""
 
 
 def _number(frames: Frames) -> bytes:
@@ -381,9 +392,9 @@ def _number(frames: Frames) -> bytes:
 
 
 def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
-    """Convert a vector to a case. A batch that is only in the vector's replay answer is lost.
+    """Convert a test vector to a case. A batch that is only in the vector's replay answer becomes a lost batch.
 
-    With ``small``, the hashes stay as small as in the file of the vector.
+    Unless ``small`` is true, small hashes are made larger by `wide`.
     """
     sent = {_number(frames) for frames in vector.live}
     answered = {_number(frames): frames for frames in vector.replay[:-1]}
@@ -408,9 +419,9 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
 
 
 WIDE: Final = 2**62
-"""Number that is added to small hashes.
+"""Number that is added to the small hashes of test vectors.
 
-The hashes of engines have 64 bits, and some readers accept only such hashes.
+The hashes of engines have 64 bits, and some routers accept only such hashes.
 """
 
 

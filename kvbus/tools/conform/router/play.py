@@ -1,6 +1,6 @@
 """The player of cases for routers.
 
-It carries out a case as the engine, and compares the router's blocks with the cache.
+It carries out the steps of a case as a simulated engine, and then compares the router's blocks with the engine's cache.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ WAYS: Final = ("driver", "view_url", "client")
 """Options of ``kvbus conform router`` that select the adapter. Exactly one of them must be given."""
 
 MARKERS: Final = range(2**40, 2**41)
-"""Hashes of marker blocks. A marker block shows how far a router has read. It is not judged."""
+"""Hashes of marker blocks. If a router holds a marker block, it has read all earlier messages. They are not judged."""
 
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
 """The first token id of marker blocks."""
 _ASKED: Final = 4096
-"""Maximum number of blocks of one batch about which the router is asked."""
+"""Maximum number of blocks of one batch for which the router is asked whether it holds them."""
 
 
 WITHOUT_FAULT: Final = Answers()
@@ -60,11 +60,11 @@ WITHOUT_FAULT: Final = Answers()
 
 @dataclass
 class _Rank:
-    """The publisher of one rank, and its state during a case.
+    """The publisher of one rank of the simulated engine, and its state during a case.
 
     Attributes:
         publisher: the publisher.
-        base: first seq of the case or of the epoch.
+        base: first seq of the case or, after a restart, of the epoch.
         framing: framing of the replay answers.
         numbers: seqs of the batches that were published so far.
         faults: the faults of replay answers.
@@ -77,7 +77,10 @@ class _Rank:
     faults: Answers = WITHOUT_FAULT
 
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
-        """Return a replay answer with the faults of the case. The replay thread of the publisher calls this."""
+        """Return a replay answer with the faults of the case. ``messages`` is the answer without faults.
+
+        The replay thread of the publisher calls this.
+        """
         first, late, keep = self.faults
         time.sleep(late)
         kept = messages[:-1]
@@ -93,7 +96,7 @@ class _Rank:
 
 
 class Engine:
-    """The engine of a case. It carries out the steps with a publisher for each rank.
+    """The simulated engine of a case. It carries out the steps with a publisher for each rank.
 
     Args:
         case: the case.
@@ -105,9 +108,9 @@ class Engine:
         self.before_loss: Final[set[int]] = set()
         """Hashes of the blocks that were stored before the last lost batch; empty if no batch is lost."""
         self.markers: Final[set[int]] = set()
-        """Hashes of the marker blocks that the last call of `mark` stored."""
+        """Hashes of the marker blocks that the last call of `mark` has stored."""
         self.payloads: Final[list[bytes]] = []
-        """Payloads of the `Message` steps, as evidence."""
+        """Payloads of the `Message` steps, which are evidence if the router breaks a clause."""
         self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)
@@ -154,13 +157,13 @@ class Engine:
             rank.publisher.publish(payload)
 
     def clear(self) -> None:
-        """Clear all blocks of the router, and turn off the faults of replay answers, for the next case."""
+        """Make the router drop all its blocks, and end the faults of replay answers, before the next case."""
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
             rank.publisher.publish(self._pack([CLEARED], at))
 
     def _pack(self, events: Sequence[Any], rank: int) -> bytes:
-        """Return the payload for events that are not part of the case: maps, or arrays if the case uses arrays."""
+        """Return the payload for a marker or a clear. Its events are maps, or arrays if the case uses arrays."""
         return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
 
     def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
@@ -186,7 +189,10 @@ class Engine:
             self._publish(rank, frames[2], lost=lost, frames=[frames[0], wide, frames[2]])
 
     def _learn(self, payload: bytes) -> None:
-        """Record the parents and tokens of the blocks that a payload stores. A router needs them to look a block up."""
+        """Remember the parents and tokens of the blocks that a payload stores.
+
+        They are passed to the router with each question, because a router may need them to look up a block.
+        """
         batch = decode_batch(payload)
         if isinstance(batch, Reason):
             return
@@ -200,7 +206,10 @@ class Engine:
 
 
 def _first(token: Any) -> int:
-    """Return a token id. From a pair of token ids, return the first, because successive pairs overlap by one token."""
+    """Return a token id. If ``token`` is a pair of token ids, return the first one.
+
+    With pairs, the second id of a pair is the first id of the next pair.
+    """
     return int(token if isinstance(token, int) else token[0])
 
 
@@ -215,12 +224,13 @@ class Settings:
     """The endpoints and timeouts with which cases are played to a router.
 
     Attributes:
-        endpoints: live and replay endpoint of each rank's publisher, the same in all cases. Empty for new endpoints in
-            each case.
-        places: returns a new live and a new replay endpoint for a publisher, if ``endpoints`` is empty.
-        streams: streams that the router reads, if a program is between it and the publishers; otherwise empty.
+        endpoints: live and replay endpoint of each rank's publisher, the same in all cases. Empty if each case has new
+            endpoints.
+        places: function that returns a new live endpoint and a new replay endpoint, if ``endpoints`` is empty.
+        streams: streams that the router reads if a program, such as kvbus, is between the publishers and the router;
+            otherwise empty.
         topic: topic of all batches.
-        settle: maximum seconds until the router holds the right blocks.
+        settle: settling time: maximum seconds after the last step until the router must hold the right blocks.
         connect: maximum seconds until the router subscribes.
     """
 
@@ -241,7 +251,7 @@ class Result:
         message: message of the case's verdicts.
         score: number of missing and dead blocks of the router.
         evidence: payloads of the `Message` steps, if the outcome is ``broken``.
-        deaf: whether the router does not subscribe or does not answer at all.
+        deaf: whether the router has not subscribed, or has answered no question about its blocks.
     """
 
     outcome: Outcome
@@ -263,7 +273,7 @@ class Player:
     """The player of cases to one router.
 
     Args:
-        adapter: starts the router if it can, and asks it for its blocks.
+        adapter: object that starts the router if it can, and that asks it for its blocks.
         settings: the endpoints and timeouts.
     """
 
@@ -374,9 +384,7 @@ class Player:
             raise UntriedError("the router holds blocks that were cleared before this case: restart it")
 
     async def _connected(self, publishers: Sequence[EnginePublisher], seconds: float) -> bool:
-        """Wait until the router has subscribed to all publishers.
-
-        Return False if it does not within ``seconds`` seconds.
+        """Wait until the router has subscribed to all publishers. Return False if it has not after ``seconds`` seconds.
 
         Raises:
             AdapterError: the router ended before it subscribed.
@@ -390,9 +398,9 @@ class Player:
         return await self._until(subscribed, seconds)
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 0.0) -> bool:
-        """Wait until the condition holds.
+        """Wait until the condition holds. Return False if it does not hold after ``seconds`` seconds.
 
-        Return False if it does not hold within ``seconds`` seconds, by default ``settle``.
+        If ``seconds`` is 0, the settling time of the settings is used.
         """
         deadline = asyncio.get_running_loop().time() + (seconds or self._settings.settle)
         while not await condition():
@@ -405,11 +413,11 @@ class Player:
         return not _without_markers(await self._adapter.view({})).held
 
     async def _read(self, engine: Engine) -> bool:
-        """Return whether the router has read all messages before the last call of `Engine.mark`."""
+        """Return whether the router has read all messages that the engine sent before its last marker block."""
         return _has(await self._adapter.view(engine.known), engine.markers)
 
     async def _judged(self, case: Case, engine: Engine) -> Result:
-        """Wait until the router holds the right blocks, at most for the time to settle, and return the result.
+        """Wait up to the settling time until the router holds the right blocks, and return the result of the case.
 
         Many routers are asked about one block after another. So a part of a view may be older than the marker block in
         it. A view counts only if the view before it already had the marker block.
@@ -457,7 +465,9 @@ def _without_markers(view: View) -> View:
 
 
 def chosen(names: Iterable[str]) -> list[Case]:
-    """Return the cases with these names or clauses, after the simplest case. Without names, return all cases.
+    """Return the cases with these names, or about clauses with these numbers. Without names, return all cases.
+
+    The simplest case always comes first.
 
     Raises:
         ValueError: a name is neither a case nor a clause.
@@ -473,7 +483,7 @@ def chosen(names: Iterable[str]) -> list[Case]:
 async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], object]) -> None:
     """Play the cases to the router, and add their verdicts to the report.
 
-    Stop after the first case if the router does not subscribe or does not answer in it.
+    Stop after the first case if the router does not subscribe in it, or answers no question about its blocks.
     """
     for played, case in enumerate(cases, start=1):
         progress(f"{case.name}: {case.title}")

@@ -1,4 +1,4 @@
-"""A router's view of the live blocks: its parser, and its comparison with the engine's cache."""
+"""A router's view of the live blocks: a parser for it, and a comparison with the simulated engine's cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class View(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The content of a block: the parent's hash and the tokens. A router that looks blocks up by tokens needs it."""
+    """The content of a block: the parent's hash and the tokens. A router that finds blocks by their tokens needs it."""
 
     parent: int | None
     tokens: list[int]
@@ -58,11 +58,11 @@ class Score(NamedTuple):
 
 
 class ViewError(ValueError):
-    """The answer of a router is not a view."""
+    """The answer of a router to a question about its blocks cannot be understood."""
 
 
 def canonical(value: object) -> int:
-    """Return a hash as 64 unsigned bits. From a byte hash, take the last eight bytes, as vLLM does.
+    """Return a hash as an integer of 64 unsigned bits. For a byte hash, this is its last eight bytes, as at vLLM.
 
     Raises:
         ViewError: the value is not a hash.
@@ -80,7 +80,7 @@ def canonical(value: object) -> int:
 
 
 def parse(text: str) -> View:
-    """Parse the text with which a URL of a router answers, and return the router's view.
+    """Parse the text in which a router lists its blocks at a URL, and return the router's view.
 
     The text is JSON, or has a block on each line. JSON is a list of blocks, or an object with the list as ``held`` and
     optionally ``incomplete`` and ``by_prefix``. A block is a hash, or an object with ``hash`` and, if the router
@@ -99,7 +99,7 @@ def parse(text: str) -> View:
 
 
 def view_of(said: Mapping[str, Any]) -> View:
-    """Convert a router's answer, an object with the list ``held``, to a view.
+    """Convert a router's answer to a view. The answer is an object that has a list of blocks as ``held``.
 
     Raises:
         ViewError: the object has no list of blocks, or a block has no valid hash.
@@ -121,7 +121,10 @@ def view_of(said: Mapping[str, Any]) -> View:
 
 
 def score(cache: Iterable[Held], view: View, known: Known) -> Score:
-    """Count the missing and dead blocks in a router's view. Only the fields that the router reports are compared."""
+    """Count the missing and dead blocks in a router's view, compared with the simulated engine's cache.
+
+    Only the fields of blocks that the router reports are compared.
+    """
     expected = set(cache)
     if view.by_prefix:
         hashes = {block.hash for block in expected}
@@ -135,7 +138,7 @@ def score(cache: Iterable[Held], view: View, known: Known) -> Score:
 
 
 def _path(block: int, known: Known) -> set[int]:
-    """Return the hash of a block and the hashes of all previous blocks of its prefix."""
+    """Return the hash of a block and the hashes of all blocks before it in its prefix."""
     path: set[int] = set()
     at: int | None = block
     while at is not None and at not in path:
