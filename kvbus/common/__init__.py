@@ -1,5 +1,5 @@
 """Small modules that all packages except the core may import.
 
 They contain errors with exit codes, logging, functions that end tasks, counters of the proxies in front of an engine's
-API, and the names that kvbus has removed. The package imports only the standard library.
+API, and the names that kvbus has removed. The package itself imports only the standard library.
 """

@@ -107,8 +107,8 @@ class FileError(KvbusError):
 def os_reason(error: OSError) -> str:
     """Return the operating system's text for an error.
 
-    asyncio and other libraries add the address to their own text. It is left out, because kvbus's message names it
-    already.
+    asyncio and other libraries add the address to the text. It is left out here, because kvbus's message already names
+    the address.
     """
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
@@ -133,7 +133,7 @@ class BindError(KvbusError):
         super().__init__(f"cannot {verb} {endpoint}: {reason}")
 
     def about(self, key: str, remedy: str) -> BindError:
-        """Return a copy of this error that also names the key in the configuration and a remedy."""
+        """Return a copy of this error that also names the configuration key of the endpoint and a remedy."""
         return BindError(self.endpoint, f"{self.reason} [{key}]: {remedy}", verb=self.verb)
 
 

@@ -1,4 +1,4 @@
-"""Counters of the proxies in front of an engine's API. They are plain integers, which a scrape of the metrics reads."""
+"""Counters of the proxies in front of an engine's API. They are plain integers, from which metrics are made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FrontStats:
         self.http_connections = 0
         """Number of open connections of clients to the HTTP proxy."""
         self.http_closed: Counter[str] = Counter()
-        """Number of connections that kvbus closed, by reason: ``too_many`` or ``slow``."""
+        """Number of connections that kvbus closed, by reason: ``too_many`` connections, or a ``slow`` client."""
         self.requests: Counter[str] = Counter()
         """Number of requests to the HTTP proxy, by outcome."""
 

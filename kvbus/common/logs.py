@@ -1,9 +1,9 @@
 """Logging to stderr as JSON lines, or as text on a terminal, with a limit for repeated lines.
 
-The limit applies to lines with the same message template that are about the same source or output. For example, for
-each source ``log.warning("gap at %s", label, extra={"source": label})`` writes at most :data:`BURST` lines in
-:data:`WINDOW_S` seconds. The first line after that time has the number of suppressed lines. No line contains a token, a
-hash or a topic.
+The limit applies to lines with the same message template that are about the same subject, for example the same source
+or output. For example, for each source ``log.warning("gap at %s", label, extra={"source": label})`` writes at most
+:data:`BURST` lines in :data:`WINDOW_S` seconds. The first line after that time has the number of suppressed lines. No
+line contains a token, a hash or a topic.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LogFormat = Literal["auto", "json", "text"]
 BURST: Final = 5
 WINDOW_S: Final = 10.0
 _MAX_TEMPLATES: Final = 8192
-"""Maximum number of pairs of a message template and a subject that the rate limit remembers.
+"""Maximum number of pairs of a message template and a subject whose log lines the rate limit counts.
 
-It is two for each rank that a source may have.
+It allows two templates for each rank that an engine may have.
 """
 _SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
 """Extra fields of a log record that name the subject of the line, such as the source.
@@ -58,8 +58,8 @@ def setup(
     Args:
         level: the lowest level to write: debug, info, warning or error.
         log_format: ``json``, ``text``, or ``auto``, which means text on a terminal and JSON lines otherwise.
-        stream: the stream to write to. None: stderr.
-        clock: returns seconds, for the limit of repeated lines.
+        stream: the stream to write to. None means stderr.
+        clock: function that returns the time in seconds, for the limit of repeated lines.
 
     Returns:
         The new handler.
@@ -87,7 +87,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class RateLimit(logging.Filter):
-    """A filter that limits the number of lines with the same message template and the same subject.
+    """A filter that limits the number of log lines with the same message template and the same subject.
 
     At most ``burst`` of these lines are written in ``window`` seconds. The first line after that time has the number of
     suppressed lines. Debug lines are never suppressed, because a user who enables them wants to see all of them.
@@ -101,14 +101,14 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # The start of the window and the number of lines in it, by logger, template and subjects. The size of the
-        # dictionary is limited: the entry that was unused for longest is dropped.
+        # The start of the current window and the number of lines in it, by logger, template and subjects. The size of
+        # the dictionary is limited: if it is full, the entry that was unused for longest is dropped.
         self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to write a log record.
 
-        If records like this one were suppressed before, set ``record.suppressed`` to their number.
+        If records with the same template and subject were suppressed before, set ``record.suppressed`` to their number.
         """
         if record.levelno <= logging.DEBUG:
             return True

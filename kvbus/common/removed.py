@@ -1,6 +1,6 @@
-"""The names that kvbus has removed, and what to use instead of them.
+"""The names that kvbus has removed, and what to use in place of them.
 
-If a user gives a removed name, kvbus shows its sentence instead of "unknown key" or "no such command". A name that
+If a user gives a removed name, kvbus shows the sentence for it, not "unknown key" or "no such command". A name that
 still exists is never looked up here. kvbus writes "gone: " before each sentence.
 """
 
@@ -21,9 +21,10 @@ KEYS: Final[Mapping[str, str]] = {
     "kubernetes.resource": "leave it out and select the pods, or use discover.dns with a Service",
     "state_key_file": "use a state_dir in memory (the default), or on an encrypted volume",
 }
-"""Removed keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``.
+"""Removed keys of the configuration, each with a sentence that says what to use in place of it.
 
-For a key below ``sources[].discover``, the path begins with the kind of discovery, such as ``dns.family``.
+A key is a dotted path without list positions, such as ``outputs.layout``. For a key below ``sources[].discover``, the
+path begins with the kind of discovery, such as ``dns.family``.
 """
 
 COMMANDS: Final[Mapping[str, str]] = {
@@ -43,24 +44,30 @@ COMMANDS: Final[Mapping[str, str]] = {
     "sim --reset-every": "use --restart-every, which empties the cache too",
     "sim --tenants": "use `kvbus play` with a capture of an engine that has them",
 }
-"""Removed commands, such as ``log``, and removed options with their command, such as ``query --analytics``."""
+"""Removed commands and options, each with a sentence that says what to use in place of it.
+
+A command is written like ``log``, and an option with its command, like ``query --analytics``.
+"""
 
 PATHS: Final[Mapping[str, str]] = {
     "/query": "use `kvbus index`, which answers POST /query",
     "/openapi.json": "use `kvbus index`, which describes its questions at /openapi.json",
 }
-"""Removed paths of the HTTP port, such as ``/query``."""
+"""Removed paths of the HTTP port, such as ``/query``, each with a sentence that says what to use in place of it."""
 
 
 def gone(instead: str) -> str:
-    """Return the error message for a removed name, such as "gone: use X"."""
+    """Return the error message for a removed name, such as "gone: use X".
+
+    ``instead`` says what to use in place of it.
+    """
     return f"gone: {instead}"
 
 
 def removed_key(path: Iterable[str | int]) -> str | None:
     """Return the error message for a removed key of the configuration; None if no such key was removed."""
     names = [piece for piece in path if isinstance(piece, str)]
-    # A key in the wrong section has another path, so the last name is looked up too.
+    # Look the last name up, too: if the user wrote a removed key in the wrong section, the path is not in the table.
     instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")
     return None if instead is None else gone(instead)
 

@@ -38,13 +38,13 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
 
 
 _closing: Final[set[asyncio.Task[Any]]] = set()
-"""Tasks that are closing something. They are kept here because the event loop holds only weak references to tasks."""
+"""Tasks of :func:`close_within`. They are kept here because the event loop holds only weak references to tasks."""
 
 
 async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> None:
     """Wait for work that closes something, but not longer than ``seconds``.
 
-    The work continues in the background after that time, and if the caller is cancelled. Its errors are ignored,
+    If the time is over, or the caller is cancelled, the work continues in the background. Its errors are ignored,
     because nothing uses the closed object any more.
     """
     task = asyncio.ensure_future(work)
@@ -62,7 +62,7 @@ async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> Non
 def report_out_of_memory(error: Exception) -> None:
     """Pass a MemoryError to the exception handler of the event loop, which ends the process. Ignore any other error.
 
-    Code that catches all errors and continues must call this.
+    Code that catches all errors and continues must call this. Otherwise it would continue without memory.
     """
     if isinstance(error, MemoryError):
         asyncio.get_running_loop().call_exception_handler({"message": "out of memory", "exception": error})

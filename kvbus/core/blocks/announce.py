@@ -19,15 +19,16 @@ from kvbus.core.wire.tokens import divide, joined, slice_array
 MOST_BLOCKS: Final = 4095
 """Maximum number of blocks in a batch that kvbus builds.
 
-With AllBlocksCleared before them, such a batch has at most 4,096 events. The vLLM router 0.1.17 refuses more.
+If each block has its own event, and AllBlocksCleared comes first, such a batch has 4,096 events. The vLLM router 0.1.17
+refuses more.
 """
 
 Piece = Chunk | tuple[Any, ...]
-"""The blocks that one event announces.
+"""The blocks that one store event announces.
 
 A piece has one of three forms. A chunk stands for all its blocks. A tuple ``(chunk, first, end)`` stands for a range of
 the blocks, or of the sub-blocks, of one chunk. A tuple of chunks stands for single blocks that follow each other. The
-first form is the cheapest: it is only a pointer, so the garbage collector has no object to track.
+first form is the cheapest: it is only a pointer, so the garbage collector has no further object to track.
 """
 
 
@@ -44,8 +45,8 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
     """Yield the stores that announce all live blocks of an index, in lists of events with ``size`` blocks.
 
-    See :func:`layout` for the order and the division. An empty list is a pause: the caller may do other work before it
-    asks for the next list. Blocks that are in one of the indexes ``known`` are left out.
+    :func:`layout` decides the order and the division. Blocks that are in one of the indexes ``known`` are left out. An
+    empty list is a pause: the caller may do other work before it asks for the next list.
     """
     stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):
@@ -55,11 +56,11 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
 def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Sequence[Piece]]:
     """Divide the live blocks of an index into pieces, and yield the pieces in lists of exactly ``size`` blocks.
 
-    Blocks are counted as routers count them, so a reblocked block counts as its sub-blocks. The last list may be
-    shorter. Single blocks that follow each other become one event (:func:`~kvbus.core.blocks.live_order.chains`). An
-    event that does not fit into the rest of a list continues in the next list. Blocks that are in one of the indexes
-    ``known`` are left out. An empty list is a pause: to lay out a large list takes tens of milliseconds, and the caller
-    has other work.
+    Each piece becomes one store event. Blocks are counted as routers count them, so a reblocked block counts as its
+    sub-blocks. The last list may be shorter. Single blocks that follow each other become one piece
+    (:func:`~kvbus.core.blocks.live_order.chains`). A piece that does not fit into the rest of a list continues in the
+    next list. Blocks that are in one of the indexes ``known`` are left out. An empty list is a pause, because a large
+    list takes tens of milliseconds, and the caller has other work.
     """
     pieces: list[Piece] = []
     room = size
@@ -93,12 +94,12 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
 
 
 class StoreEventBuilder:
-    """A builder of store events from the pieces of one index."""
+    """A builder of store events. It turns pieces (blocks of one index, see :data:`Piece`) into events."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._divided: tuple[Chunk, list[bytes]] | None = None
-        """The most recently used reblocked chunk, and the tokens of each of its sub-blocks."""
+        """The reblocked chunk that was used last, and the tokens of each of its sub-blocks."""
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
         """Return the store events that announce these pieces."""
@@ -165,8 +166,8 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
                 yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
-        # Two chunks may contain the same sub-block, because an engine may cut a prefix in two ways. Such a sub-block
-        # has one hash, and is announced once.
+        # Announce a sub-block only once: two chunks may contain the same sub-block, because an engine may divide a
+        # prefix into blocks in two ways.
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
         yield from ((key, chunk, *run) for run in consecutive(fresh))
@@ -191,7 +192,7 @@ def store_of(index: Index, chunk: Chunk, a: int, b: int) -> AnyEvent:
 
 
 def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None]:
-    """Return the tokens, the ``extra_keys`` and the lookahead tokens of blocks ``[a, b)`` of a chunk."""
+    """Return the tokens, the extra keys and the lookahead tokens of blocks ``[a, b)`` of a chunk, each as msgpack."""
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     if a == 0 and b == len(chunk.hashes):
         return Raw(chunk.tokens), keys, lookahead
@@ -199,7 +200,10 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
-    """Return one store event for a chain of blocks. Each block has its own chunk, and is the parent of the next."""
+    """Return one store event for a chain of blocks.
+
+    Each block has its own chunk, and is the parent of the next block.
+    """
     first = chain[0]
     hashes = [chunk.hashes[0] for chunk in chain]
     parent = out_parent(index, group_of(first), first.parent)
@@ -208,9 +212,9 @@ def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
 
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
-    """Return the entries of blocks ``[a, b)`` from a msgpack array with one entry per block.
+    """Return the entries of blocks ``[a, b)`` from a msgpack array that has one entry for each block.
 
-    A msgpack null and None are returned unchanged.
+    If ``raw`` is a msgpack null or None, return it unchanged.
     """
     return raw if raw is None or raw[0] == 0xC0 else slice_array(raw, a, b)
 
@@ -255,7 +259,7 @@ def consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def blocks_in(events: list[AnyEvent]) -> int:
-    """Return the number of block hashes in the stores and removals among the events."""
+    """Return the total number of block hashes in the stores and removals among the events."""
     count = 0
     for event in events:
         if type(event) is BlockStored or isinstance(event, BlockRemoved):

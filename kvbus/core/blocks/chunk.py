@@ -1,4 +1,7 @@
-"""A chunk: the blocks of one store event, and the fields that most stores have in common."""
+"""A chunk holds the blocks of one store event.
+
+Its meta holds the fields that it has in common with most other stores.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens, slice_array
 
 ITEM_BYTES: Final = 140
-"""Assumed memory in bytes for each chunk, and for each block of a chunk: Python objects, the hash, a table entry."""
+"""Assumed memory in bytes of each chunk, and again of each of its blocks: Python objects, the hash, a table entry."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
     """The fields of a store that most stores have in common. The index keeps one object for each distinct value.
 
-    ``weight`` is the total length in bytes of the texts, if they are too long for the index to share the object;
-    otherwise 0. A chunk whose meta has a weight has a :class:`Rest`.
+    If the texts among the fields are too long, the chunk has an object of its own. ``weight`` is then the total length
+    of these texts in bytes; otherwise it is 0. A chunk whose meta has a weight has a :class:`Rest`.
     """
 
     block_size: int
@@ -38,9 +41,10 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rest(msgspec.Struct, gc=False):
-    """The fields of a chunk that few chunks need. ``extras`` are fields that the event struct does not define.
+    """The fields of a chunk that few chunks need.
 
-    The other fields are explained in :class:`Chunk`.
+    ``extras`` are fields of the store that the struct BlockStored does not define. The class :class:`Chunk` explains
+    the other fields.
     """
 
     extras: dict[str, bytes] | None = None
@@ -54,8 +58,8 @@ class Chunk(msgspec.Struct, gc=False):
     ``tokens`` is a msgpack array with ``len(hashes) * block_size`` items. It is empty if the tokens are unknown.
     ``derived`` holds the derived hashes of a reblocked chunk: for each block, one hash for each of its sub-blocks. It
     is None if routers get the blocks unchanged. ``out_parent`` is the hash by which routers know the parent of the
-    first sub-block. Only reblocked chunks have it. ``live`` is the number of blocks for which an index refers to this
-    chunk.
+    first sub-block. Only reblocked chunks have it. ``live`` is the number of the chunk's blocks that are live in an
+    index.
     """
 
     hashes: tuple[Hash, ...]
@@ -73,7 +77,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def extras(self) -> dict[str, bytes] | None:
-        """The fields of the store that the event struct does not define, as raw msgpack."""
+        """The fields of the store that the struct BlockStored does not define, as raw msgpack; None without any."""
         return None if self.rest is None else self.rest.extras
 
     @property
@@ -108,9 +112,10 @@ class Chunk(msgspec.Struct, gc=False):
         return count
 
     def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
-        """Set the derived hashes under which routers get the blocks from now on.
+        """Set the derived hashes under which routers get the chunk's blocks from now on.
 
-        With None, they get the blocks unchanged.
+        If ``derived`` is None, routers get the blocks unchanged. ``out_parent`` is the hash by which routers know the
+        parent of the first sub-block.
         """
         if derived is not None or self.rest is not None:
             self.rest = Rest(self.extras, derived, out_parent)
@@ -120,7 +125,7 @@ class Chunk(msgspec.Struct, gc=False):
         return self.hashes[i - 1] if i else self.parent
 
     def reblocked(self) -> tuple[list[Hash], int]:
-        """Return the derived hashes of this chunk, and the number of sub-blocks per engine block.
+        """Return the derived hashes of this chunk, and the number of sub-blocks in each block of the engine.
 
         If the chunk is not reblocked, there are no derived hashes, and the number is 0.
         """

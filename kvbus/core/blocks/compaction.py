@@ -28,7 +28,7 @@ from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
-"""Number of blocks in each batch of a snapshot, unless the snapshot has to fit into fewer seqs.
+"""Number of blocks in each batch of a snapshot. If the snapshot has too few seqs for that, its batches are larger.
 
 Such a batch has about 40 kB and is built in 0.5 ms.
 """
@@ -43,19 +43,19 @@ BYTES_PER_TOKEN: Final = 11
 """Maximum encoded size of one token, in bytes. The largest token is an EAGLE pair of two 32-bit ids."""
 
 BYTES_PER_BLOCK: Final = 300
-"""Encoded size in bytes of an event with one block, without its tokens: two hashes and the names of the fields."""
+"""Encoded size in bytes of a store event with one block, without its tokens: two hashes and the names of the fields."""
 
 BYTES_PER_PLAIN_TOKEN: Final = 5
 """Maximum encoded size in bytes of a token that is a single id below 2^32."""
 
 BYTES_PER_EVENT: Final = 50
-"""Encoded size in bytes of a block that shares an event with other blocks, without the block's tokens."""
+"""Encoded size in bytes of one block of a store event with several blocks, without the block's tokens."""
 
 SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
-"""The largest block size, in tokens, at which :data:`MOST_BLOCKS` blocks fit into :data:`MOST_BYTES`."""
+"""The largest block size, in tokens, at which a batch of :data:`MOST_BLOCKS` blocks fits into :data:`MOST_BYTES`."""
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Maximum size in bytes of the encoded batches that a snapshot keeps for other readers."""
+"""Maximum total size in bytes of the encoded batches that a snapshot keeps for its other readers."""
 
 
 def most_blocks(block_size: int) -> int:
@@ -69,15 +69,18 @@ def most_blocks(block_size: int) -> int:
 
 
 ClearsWhere = Literal["each", "first", "none"]
-"""The places in a snapshot at which AllBlocksCleared is sent.
+"""The positions in a snapshot at which it has an AllBlocksCleared.
 
-``each``: before the blocks of each source. ``first``: once for each source, but all of them before the first block, for
+``each``: before the blocks of each source. ``first``: one for each source, and all of them before the first block, for
 routers that apply a clear to all sources. ``none``: nowhere.
 """
 
 
 Plan = tuple[int, bool, Sequence[Piece]]
-"""The content of a snapshot batch: the position of its source, whether AllBlocksCleared comes first, and the pieces."""
+"""The content of a snapshot batch: its source, whether AllBlocksCleared comes first, and the pieces (blocks).
+
+The source is given by its position among the snapshot's parts.
+"""
 
 
 class Part(msgspec.Struct):
@@ -94,10 +97,10 @@ class Part(msgspec.Struct):
 
 
 class _Contents:
-    """The content of a snapshot, and the builder of its batches.
+    """The content of a snapshot, and the methods that build its batches.
 
-    The batches refer to this object instead of the snapshot. Otherwise there would be a reference cycle, which would
-    keep a large index frozen after its last reader has gone.
+    The batches refer to this object, not to the snapshot. Otherwise there would be a reference cycle, which would keep
+    a large index frozen after its last reader has gone.
     """
 
     def __init__(self, parts: list[Part], wire: Wire, clears: ClearsWhere, one_copy: bool) -> None:
@@ -113,7 +116,7 @@ class _Contents:
 
         None is a pause, in which the caller may do other work.
         """
-        # A router may hold blocks from an earlier time. The clear removes them, so that the snapshot replaces them.
+        # Begin with a clear, so that the snapshot replaces all blocks that a router may hold from an earlier time.
         if self.clears == "first":
             for at in range(1, len(self.parts)):
                 yield at, True, ()
@@ -154,7 +157,7 @@ class _Contents:
         return clears + sum(self._batches_of(at, per_batch) for at in range(len(self.parts)))
 
     def _batches_of(self, at: int, per_batch: int) -> int:
-        """Return the number of batches for one source.
+        """Return the number of batches for one source. ``at`` is the position of the source's part in the snapshot.
 
         A source that is cleared has at least one batch, for the clear.
         """
@@ -163,13 +166,15 @@ class _Contents:
 
 
 class StateSnapshot:
-    """The live blocks of a stream as of batch ``seq``. All answers that can use the snapshot share it.
+    """The live blocks of a stream as of batch ``seq``, as batches.
+
+    All answers to routers that can use the snapshot share it.
 
     Args:
         seq: seq of the newest batch that the snapshot includes.
         parts: one part for each source of the stream.
         wire: the encoding of batches.
-        clears: the places at which AllBlocksCleared is sent.
+        clears: the positions at which the snapshot has an AllBlocksCleared.
         one_copy: whether a block in several parts is announced only in the first of these parts.
         max_blocks: maximum number of blocks in a batch. None means as many as routers accept.
     """
@@ -192,13 +197,13 @@ class StateSnapshot:
         largest = max((part.block_size for part in parts), default=0)
         self._block_bytes = BYTES_PER_EVENT + BYTES_PER_PLAIN_TOKEN * largest
         self.fewest = self._contents.batches(self._most)
-        """Minimum number of seqs that an answer with this snapshot needs.
+        """Minimum number of seqs that an answer to a router needs for the batches of this snapshot.
 
-        With that many seqs, each batch has the maximum number of blocks that routers accept.
+        If it has only this number, each batch has the maximum number of blocks that routers accept.
         """
 
     def stores(self) -> Iterator[list[AnyEvent]]:
-        """Yield the store events of every block in lists.
+        """Yield the store events that announce all blocks of the snapshot, in lists.
 
         An empty list is a pause, in which the caller may do other work.
         """
@@ -206,11 +211,10 @@ class StateSnapshot:
             yield from slices(part.index, BLOCKS_PER_BATCH)
 
     def chunks(self, room: int, batch_bytes: int = MOST_BYTES) -> SnapshotChunks:
-        """Return the snapshot as at most ``room`` batches.
+        """Divide the snapshot into at most ``room`` batches.
 
-        If ``room`` is at least ``fewest``, no batch has more blocks than routers accept. The caller must ensure this:
-        with less room, each source gets one batch with all its blocks. With enough room, each batch has about
-        ``batch_bytes`` bytes.
+        ``room`` must be at least ``fewest``. Otherwise each source gets one batch with all its blocks, which may be
+        more than routers accept. If ``room`` is large enough, each batch has about ``batch_bytes`` bytes.
         """
         contents, most = self._contents, self._most
         per_batch = min(BLOCKS_PER_BATCH, most, max(1, batch_bytes // self._block_bytes))
@@ -226,9 +230,9 @@ class StateSnapshot:
 class SnapshotChunks:
     """The batches of a snapshot, shared by its readers. A batch is built when the first reader needs it.
 
-    Only the newest batches are kept, up to :data:`KEPT_BYTES`. The plan of every batch is kept too, because to find a
-    plan takes three times as long as to build its batch. For a reader that is slow or starts late, the batches that are
-    not kept are built again from their plans.
+    Only the newest batches are kept, up to :data:`KEPT_BYTES`. The plan of every batch is kept, too, because finding a
+    plan takes three times as long as building the batch from it. For a reader that is slow or starts late, the dropped
+    batches are built again from their plans.
 
     Args:
         plans: the plans of the batches, in order. None is a pause, in which the caller may do other work.
@@ -242,7 +246,7 @@ class SnapshotChunks:
         self._make = make
         self._plans: list[Plan] = []
         self._making: Iterator[bytes] | None = None
-        """The builder of the batch with the newest plan; None if the batch is complete."""
+        """The iterator that is building the batch with the newest plan; None if that batch is complete."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0

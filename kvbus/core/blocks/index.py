@@ -4,7 +4,7 @@ Blocks of one event share one :class:`Chunk`. So each block costs only a diction
 tokens. A block is found by ``(group_idx, medium)`` and then by its hash, because the same hash can be in several groups
 with different block sizes (vLLM 0.20 and later), and on several media at the same time.
 
-A reader that needs the current blocks freezes the tables. To copy a million entries would stop the event loop for about
+A reader that needs the current blocks freezes the tables. Copying a million entries would stop the event loop for about
 20 ms. So the reader of a large table gets the dictionary itself, and further changes are stored in a :class:`Layer` on
 top of it. After the last reader has finished, the changes are merged into the dictionary.
 """
@@ -23,7 +23,7 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.schema import BlockStored
 
 TableKey = tuple[int | None, str]
-"""The key of a table: its group and its medium."""
+"""The key of a table of an index: the KV-cache group and the medium of the table's blocks."""
 
 MAX_RUN: Final = 512
 """Maximum number of blocks in one chunk, and in one event that kvbus builds.
@@ -32,17 +32,20 @@ The limit bounds the search for a block in a chunk, which compares the block wit
 """
 
 SMALL: Final = 150_000
-"""Minimum number of blocks in a table that is shared with a reader. A smaller table is copied for the reader.
+"""Number of blocks from which on a table is shared with a reader. A smaller table is copied for the reader.
 
-A copy of a smaller table takes at most 1 to 2 ms, and a shared table slows down later changes.
+A copy of a smaller table takes at most 1 to 2 ms. Sharing a table makes its later changes slower.
 """
 
 MAX_LAYERS: Final = 4
-"""Maximum number of layers on top of one table. A table with that many layers is copied for the next reader."""
+"""Maximum number of layers (later changes) on top of one table.
+
+If the number is reached, the next reader gets a copy.
+"""
 
 
 class Layer(MutableMapping[Hash, Chunk]):
-    """A mapping that shows the entries of ``below`` with later changes, and leaves ``below`` itself unchanged.
+    """A mapping that shows the entries of the mapping ``below`` with later changes, without changing ``below`` itself.
 
     ``below`` must not change while the layer exists.
     """
@@ -53,7 +56,7 @@ class Layer(MutableMapping[Hash, Chunk]):
         self.below = below
         self._new: dict[Hash, Chunk] = {}
         self._gone: set[Hash] = set()
-        """Keys of ``below`` that this layer hides, because they were removed or have a new value in ``_new``."""
+        """Keys of ``below`` whose entries this layer hides: they were removed, or have a new value in ``_new``."""
         self._length = len(below)
 
     def __getitem__(self, key: Hash) -> Chunk:
@@ -108,7 +111,7 @@ def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
 class Table:
     """The live blocks of one group on one medium.
 
-    ``copies`` counts the further physical copies of each block, without the first one.
+    ``copies`` has the number of copies that the engine holds of each block besides the first one.
     """
 
     __slots__ = ("__weakref__", "_copied_below", "_readers", "blocks", "copies", "refs", "sub_blocks")
@@ -116,22 +119,25 @@ class Table:
     def __init__(self, copied_below: int = SMALL) -> None:
         self._copied_below = copied_below
         self._readers: list[ref[Table]] = []
-        """Weak references to the frozen copies that share the blocks: one for each layer in :attr:`blocks`."""
+        """Weak references to the frozen copies that share this table's blocks: one for each layer in :attr:`blocks`."""
         self.blocks: MutableMapping[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
         """Number of live blocks that contain each sub-block, by the sub-block's derived hash.
 
-        Only for reblocked chunks.
+        It is empty if the table has no reblocked chunks.
         """
         self.sub_blocks = 0
-        """Number of different sub-blocks in a frozen copy, which has no ``refs``. It is 0 in every other table."""
+        """Number of different sub-blocks in a frozen copy of a table, which has no ``refs``.
+
+        It is 0 in every other table.
+        """
 
     @property
     def announced(self) -> int:
         """Number of live blocks as routers count them.
 
-        For a reblocked table, it is the number of different sub-blocks.
+        If the table's blocks were cut into sub-blocks, it is the number of different sub-blocks.
         """
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
@@ -161,11 +167,11 @@ class Table:
 _MAX_METAS: Final = 4096
 
 MAX_SHARED: Final = 1024
-"""Maximum total length in bytes of the texts in a :class:`Meta` that chunks share."""
+"""Maximum total length in bytes of the texts in a :class:`Meta` that several chunks share."""
 
 
 def _weight_of(meta: Meta) -> int:
-    """Return the total length in bytes of the texts in a meta. The engine chooses these texts."""
+    """Return the total length in bytes of the texts in a meta. They may be long, because the engine chooses them."""
     texts = (meta.lora_name, meta.kind, meta.locality, meta.ownership, meta.session_id, meta.cache_salt, meta.lookahead)
     return sum(len(text) for text in texts if isinstance(text, (str, bytes)))
 
@@ -174,7 +180,8 @@ class Index:
     """The live blocks of one source, in one table for each group and medium.
 
     Args:
-        copied_below: tables with fewer blocks are copied for a state snapshot. Larger tables are shared with it.
+        copied_below: number of blocks below which a table is copied for a state snapshot. Larger tables are shared with
+            the snapshot.
 
     Attributes:
         tables: the tables, by group and medium.
@@ -210,7 +217,7 @@ class Index:
     def chunk_of(self, event: BlockStored, extras: Mapping[str, Raw | bytes] | None) -> Chunk:
         """Return a new chunk with the blocks of a store. The chunk is not added to a table.
 
-        ``extras`` are the fields of the store that the event struct does not define.
+        ``extras`` are the fields of the store that the struct BlockStored does not define.
         """
         meta = self._shared(meta_of(event))
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
@@ -220,7 +227,7 @@ class Index:
         return chunk
 
     def _shared(self, meta: Meta) -> Meta:
-        """Return the object that chunks share for this value of a meta, to save memory.
+        """Return the one object that chunks share for equal metas, to save memory.
 
         If the texts of the meta are too long to be shared, return a new object that only one chunk uses.
         """
@@ -236,7 +243,7 @@ class Index:
         return meta
 
     def put(self, table: Table, chunk: Chunk, a: int, b: int) -> None:
-        """Add blocks ``[a, b)`` of a chunk to a table. The table must not hold any of them."""
+        """Add blocks ``[a, b)`` of a chunk to a table. The table must not hold any of these blocks."""
         table.blocks.update(dict.fromkeys(chunk.hashes[a:b], chunk))
         if not chunk.live:
             self.bytes += chunk.memory
@@ -253,7 +260,7 @@ class Index:
         return chunk
 
     def count(self) -> None:
-        """Recount ``blocks`` and ``bytes``, after the tables were changed without :meth:`put` and :meth:`take`."""
+        """Count ``blocks`` and ``bytes`` again, after the tables were changed without :meth:`put` and :meth:`take`."""
         self.blocks = self.bytes = 0
         for table in self.tables.values():
             for chunk in chunks_of(table):
@@ -312,7 +319,7 @@ class Index:
     def keep_group(self, group: int | None) -> None:
         """Remove the blocks of all groups except ``group``.
 
-        Use this only on a frozen copy, because the counters ``blocks`` and ``bytes`` do not change.
+        Call this only on a frozen copy, because it does not update the counters ``blocks`` and ``bytes``.
         """
         for key in [key for key in self.tables if key[0] != group]:
             self._drop(key)
@@ -343,7 +350,10 @@ class Index:
         return (chunk is not None and chunk.derived is None) or name in table.refs
 
     def names(self) -> Iterator[Hash]:
-        """Yield the hashes by which routers know the live blocks. A hash is repeated for each table that holds it."""
+        """Yield the hashes by which routers know the live blocks.
+
+        A hash that is in several tables comes several times.
+        """
         for table in self.tables.values():
             yield from table.refs
             for block, chunk in table.blocks.items():
@@ -370,9 +380,9 @@ class Index:
         return frozen
 
     def given_up(self) -> Index:
-        """Return an index with the tables of this index itself, without freezing them.
+        """Return a second index with the tables of this index itself, without freezing them.
 
-        The caller must clear this index next, because both indexes would otherwise change the same tables.
+        The caller must clear this index next, because otherwise both indexes would change the same tables.
         """
         last = Index()
         for key, table in self.tables.items():
@@ -386,7 +396,7 @@ class Index:
 
 
 def chunks_of(table: Table) -> Iterator[Chunk]:
-    """Yield each chunk with live blocks once, in the order of their first live blocks in the table."""
+    """Yield each chunk with live blocks once. The order is that of the chunks' first live blocks in the table."""
     last: Chunk | None = None
     first: Hash | None = None
     for block, chunk in table.blocks.items():

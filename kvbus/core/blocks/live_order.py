@@ -1,11 +1,11 @@
 """The order in which live blocks are announced to routers: device first, one medium at a time, parents before children.
 
 The index holds blocks in the order in which the engine stored them. A parent that was stored again comes after its
-children in the index. :func:`in_order` finds the right order when it reads the index, so nothing has to be kept for it.
+children in the index. :func:`in_order` finds the right order when it reads the index, so the index need not keep it.
 
 A decoding engine stores block after block for many requests in parallel. So a block rarely follows its parent directly.
-:func:`chains` joins single blocks of one chain into one event. For this, a run waits in a window until the next block
-of its chain comes. The runs leave the window in the order of their first blocks, so parents are sent first.
+:func:`chains` joins single blocks of one chain into one event. For this, a run of blocks waits in a window until the
+next block of its chain comes. The runs leave the window in the order of their first blocks, so parents are sent first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ WINDOW: Final = 4096
 """Maximum number of blocks in the window of :func:`chains`, where runs wait for the next block of their chain."""
 
 PAUSE: Final = 512
-"""Number of blocks or runs after which a generator of events pauses, so that its caller can do other work."""
+"""Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Minimum number of blocks in a table at which its single blocks are joined into events with several blocks.
+"""Number of blocks in a table from which on its single blocks are joined into events with several blocks.
 
 Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
 know the engine's block size yet.
@@ -37,10 +37,13 @@ know the engine's block size yet.
 _NO_LOOKAHEAD: Final = (None, b"\xc0")
 _ONE_KEY: Final = 0x91
 _KEYS: Final = (0xC0, 0x90, _ONE_KEY)
-"""First byte of the ``extra_keys`` of a block that may be joined: null, an empty array, an array of one entry."""
+"""First byte of the msgpack ``extra_keys`` of a block that may be joined with others into one event.
+
+It is the byte of null, of an empty array, or of an array with one entry.
+"""
 
 Run = tuple[TableKey, Chunk, int, int]
-"""The key of a table, and blocks ``[first, end)`` of one of its chunks: ``(key, chunk, first, end)``."""
+"""Consecutive blocks ``[first, end)`` of one chunk, with the key of their table: ``(key, chunk, first, end)``."""
 
 _Part = tuple[Chunk, int, int]
 
@@ -72,16 +75,16 @@ class _Walk:
                 self._block_of.update((derived[at], chunk.hashes[at // per_block]) for at in parts)
 
     def parts(self) -> Iterator[_Part]:
-        """Yield each run of live blocks once, after the run that holds its parent."""
+        """Yield each run of live blocks of the table once, after the run that holds its parent."""
         for chunk in chunks_of(self._table):
             for first, end in live_runs(self._table, chunk):
                 if chunk.hashes[first] not in self._done:
                     yield from self._with_ancestors((chunk, first, end))
 
     def _with_ancestors(self, part: _Part) -> list[_Part]:
-        """Mark a run and its unvisited ancestors as visited. Return these runs, ancestors first.
+        """Mark a run and those ancestors that were not visited before as visited. Return these runs, ancestors first.
 
-        The function returns even if the parents form a cycle.
+        The function also ends if the parents form a cycle.
         """
         path: list[_Part] = []
         step: _Part | None = part
@@ -130,12 +133,13 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Join single blocks of one chain, in which each block is the parent of the next. Yield lists of runs.
+    """Join single blocks that form a chain: each block is the parent of the next one. Yield lists of runs.
 
-    The blocks of a list fit into one event. A list has one run, or several single blocks of a chain. An empty list is a
-    pause, in which the caller may do other work.
+    The blocks of a list fit into one event. A list has either one run, or several single blocks of a chain. An empty
+    list is a pause, in which the caller may do other work.
     """
-    # Routers know the parent of a reblocked block by another hash, so chains cannot be found by the parents' hashes.
+    # Join no blocks if some are reblocked: routers know the parent of such a block by another hash than the engine's,
+    # so the parents' hashes do not show the chains.
     reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
     window = _Window()
     last: TableKey | None = None
@@ -167,16 +171,16 @@ class _Window:
         """The waiting chains that another block can extend, by the hash of their last block."""
 
     def add(self, run: Run) -> list[Run]:
-        """Add a run to the window as a new list. Return the list."""
+        """Add a run to the window as the beginning of a new list. Return the list."""
         chain = [run]
         self.waits.append(chain)
         self._blocks += run[3] - run[2]
         return chain
 
     def join(self, run: Run) -> None:
-        """Add a single block to the list that ends with its parent.
+        """Append a single block to the list that ends with the block's parent.
 
-        If there is no such list, add the block as a new list.
+        If there is no such list, begin a new list with the block.
         """
         chunk = run[1]
         chain = self._ends.pop(chunk.parent, None) if chunk.parent is not None else None
@@ -213,7 +217,7 @@ def _joins(chunk: Chunk) -> bool:
 def _alike(one: Chunk, other: Chunk) -> bool:
     """Return whether two single blocks may share an event.
 
-    For this they must have the same meta, and their keys and tokens must have the same form.
+    They may if their metas are equal, and their keys and tokens have the same form.
     """
     return (
         (one.meta is other.meta or one.meta == other.meta)
@@ -230,8 +234,8 @@ def tokens_of(chain: Sequence[Chunk]) -> Raw:
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
     """Return the ``extra_keys`` of a chain of single blocks as one msgpack array.
 
-    The ``extra_keys`` of all blocks must have the same form. If this form has no keys, return null, an empty array or
-    None.
+    The ``extra_keys`` of all blocks must have the same form. If they have no keys, return null, an empty array or None,
+    as the blocks have it.
     """
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
     if not keys or keys[0][0] != _ONE_KEY:

@@ -13,7 +13,7 @@ RUNBOOK: Final = "docs/RUNBOOK.md"
 
 
 class Severity(StrEnum):
-    """The severity of a finding: it is certainly a problem, or it may be intended."""
+    """The severity of a finding: either the fact is certainly a problem, or it may be intended."""
 
     PROBLEM = "problem"
     NOTE = "note"
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def sense(self) -> str:
-        """The text without its numbers. Two findings with the same text but other counts are the same finding."""
+        """The finding's text without its numbers. It is the same for two findings that differ only in their counts."""
         return re.sub(r"\b\d[\d,]*\b", "", self.text)
 
 
@@ -85,7 +85,7 @@ def note(row: str, key: str, text: str, remedy: str, means: str) -> Kind:
 
 
 class Change(NamedTuple):
-    """One change of the current findings, for the log and for events.
+    """One change of the current findings. The log and the events report it.
 
     Attributes:
         word: what happens to the finding: ``begins``, ``changes`` or ``ends``.
@@ -102,7 +102,7 @@ class Findings:
     """The current findings of one source, of one router or of the bus.
 
     Args:
-        written: function that returns a configuration key as the operator has written it.
+        written: function that returns a configuration key in the form in which the operator has written it.
     """
 
     def __init__(self, written: Callable[[str], str] = str) -> None:
@@ -111,7 +111,7 @@ class Findings:
 
     @property
     def standing(self) -> list[Finding]:
-        """The current findings, as a list."""
+        """The findings whose conditions hold now."""
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:

@@ -14,7 +14,7 @@ from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
-"""Number of left-out events after which kvbus concludes that the model has no group with blocks for prefixes.
+"""Number of left-out events after which kvbus concludes that the model has no group whose blocks belong to prefixes.
 
 A model announces its groups together, so such a group would have come by then. kvbus leaves out the events of all other
 groups, such as sliding windows.
@@ -54,7 +54,7 @@ _OF_BATCHES: Final = frozenset(
 )
 """Reasons of refused messages which suggest that the endpoint is not an engine's event port.
 
-All other reasons concern single events.
+All other reasons concern single events of a batch.
 """
 
 _SAID_ELSEWHERE: Final = frozenset(
@@ -69,10 +69,10 @@ _SAID_ELSEWHERE: Final = frozenset(
         *_OWN_ROW,
     }
 )
-"""Reasons that have a separate finding, or that need no finding.
+"""Reasons of refused or counted events that are left out of the finding about refused messages.
 
-A block with a known hash and other tokens (collision) is only counted, and sent to routers. A full index makes the
-source partial.
+They have a separate finding, or need none. A block with a known hash and other tokens (collision) is only counted, and
+sent to routers. A full index makes the source partial.
 """
 
 _RESTART: Final = "the engine restarts"
@@ -96,7 +96,10 @@ def source_findings(source: Source) -> list[Finding]:
 
 
 def stream_findings(source: Source) -> list[Finding]:
-    """Return the findings about the connection to the engine and about its messages, not about missing data."""
+    """Return the findings about the connection to a source's engine and about its messages.
+
+    Findings about missing data are not included.
+    """
     return [*_of_connection(source), *_of_live(source), *_of_events(source), *_of_blocks(source)]
 
 
@@ -155,9 +158,9 @@ def _of_events(source: Source) -> Iterator[Finding]:
 
 
 def _named(reasons: Iterable[Reason]) -> str:
-    """Return a text with all reasons in alphabetical order.
+    """Return a text that names all reasons, in alphabetical order.
 
-    The order does not depend on the changing counts of the reasons.
+    So the order does not change with the counts of the reasons.
     """
     by_name = sorted(reasons)
     named = [_REFUSALS[each] for each in by_name if each in _REFUSALS]
@@ -181,7 +184,10 @@ def _of_blocks(source: Source) -> Iterator[Finding]:
 
 
 def _missing(source: Source) -> Finding:
-    """Return the finding about the data that a partial source lacks. Its remedy says what ends this."""
+    """Return the finding about the data that a partial source lacks.
+
+    Its remedy says which event makes the source complete again.
+    """
     history, at = source.sequencer.history, source.place.section
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not source.sequencer.partial:

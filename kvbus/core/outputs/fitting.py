@@ -1,9 +1,11 @@
 """Adapt a source's batches for routers that cannot read them unchanged.
 
-Some routers clear by pod: at an AllBlocksCleared they drop the blocks of every rank. While another rank has blocks,
-kvbus sends them removals of the cleared rank's blocks in place of the clear. Some routers count a block that several
-ranks hold as one block. They get its store from the first of these ranks, and its removal from the last of them. Some
-routers accept only one group. They get no event of another group. Batches that are too large for a router are divided.
+* Some routers clear by pod: at an AllBlocksCleared they drop the blocks of every rank. While another rank has blocks,
+  kvbus sends them removals of the cleared rank's blocks in place of the clear.
+* Some routers count a block that several ranks hold as one block. kvbus sends them the block's store from the first of
+  these ranks, and its removal from the last of them.
+* Some routers accept only one KV-cache group. kvbus sends them no event of another group.
+* Batches that are too large for a router are divided.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ from kvbus.core.wire.schema import AllBlocksCleared
 Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
 """One function for each AllBlocksCleared of a batch.
 
-It builds the removals of the cleared blocks, for routers that must not get the clear.
+The function builds removals of the cleared blocks, for routers that must not get the clear.
 """
 
 MAX_BATCH_EVENTS: Final = 1024
 """Maximum number of events in an outgoing batch. If there are more events, kvbus divides them into several batches.
 
-There can be more events, for example, when kvbus announces all blocks of a cache again.
+For example, there are more events when kvbus announces all blocks of a cache again.
 """
 
 
@@ -50,10 +52,10 @@ def fit(
         profile: the profile of the routers.
         events: the source's events, as routers of every profile would get them.
         cleared: one function for each AllBlocksCleared in ``events``. It builds the removals of the cleared blocks.
-        others: the blocks of the stream's other ranks, as routers know them.
+        others: the blocks of other ranks that the routers do not distinguish from this rank, one index for each rank.
         merged: whether all ranks share the stream.
         group: the only group whose events are sent, if the profile accepts one group.
-        stats: counts the events that are left out.
+        stats: the counters of the events that are left out.
     """
     shared = profile.clears in {"pod", "connection"} and any(map(len, others))
     if cleared and (shared or profile.clears == "pod or nothing"):
@@ -70,8 +72,8 @@ def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list
 
     Args:
         events: the events, in order.
-        block_size: tokens per block; 0 if unknown.
-        named: number of blocks that all the events together store or remove.
+        block_size: number of tokens in a block; 0 if it is unknown.
+        named: total number of blocks that the events store or remove.
     """
     if not events:
         return []
@@ -106,7 +108,7 @@ def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
 
 
 def _removals_for_clears(events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
-    """Return the events with removals of the cleared blocks in place of each AllBlocksCleared."""
+    """Return the events with each AllBlocksCleared replaced by removals of the cleared blocks."""
     left = iter(cleared)
     found: list[AnyEvent] = []
     for event in events:
@@ -126,7 +128,7 @@ def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) 
 
 
 def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
-    """Yield an event without its blocks that another rank holds; nothing if other ranks hold all of them.
+    """Yield an event without those of its blocks that another rank holds. Yield nothing if no block remains.
 
     So routers get a block's store from the first rank that holds the block, and its removal from the last rank.
     """
@@ -146,7 +148,7 @@ def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEven
 
 
 def runs_of(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges ``[first, end)`` of consecutive true values."""
+    """Yield the ranges ``[first, end)`` of consecutive true values in ``wanted``."""
     first = None
     for at, want in enumerate((*wanted, False)):
         if want and first is None:

@@ -1,7 +1,7 @@
 """The journal: the newest batches of one output stream, kept for replays to routers.
 
 The journal has a maximum number of entries and a maximum size in bytes. Consecutive empty batches (heartbeats) share
-one entry, so that the heartbeats of an idle night do not push the day's batches out of the journal.
+one entry. So many heartbeats on an idle stream do not push older batches out of the journal.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from collections import deque
 from typing import Final, NamedTuple
 
 SPARE: Final = 1024
-"""Number of dropped entries whose seqs the journal deletes together.
+"""Number of dropped entries from which on the journal deletes their seqs from its array, all together.
 
-It does not delete them one by one, because each deletion moves all later seqs.
+Deleting them one by one would be slow, because each deletion moves all later seqs.
 """
 
 
 class Entry(NamedTuple):
-    """Consecutive batches with the same payload.
+    """Consecutive batches with the same payload. Only empty batches share an entry; any other batch has its own.
 
-    ``seq`` is the seq of the first batch, and ``batches`` the number of batches. Only empty batches share an entry.
-    They are marked ``empty``.
+    ``seq`` is the seq of the first batch, and ``batches`` the number of batches. ``empty`` marks empty batches.
     """
 
     seq: int
@@ -32,7 +31,7 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """A ring buffer of entries, which are found by seq.
+    """The newest batches of one stream, as a ring buffer of entries, which are found by seq.
 
     Entries also have absolute positions. A position does not change when older entries are dropped. Each stream has up
     to ten thousand entries, so to save memory an entry is not a Python object. It consists of a payload, eight bytes
@@ -45,11 +44,11 @@ class Journal:
         self.bytes = 0
         self._payloads: deque[bytes] = deque()
         self._seqs: array[int] = array("Q")
-        """The seq of the first batch of each entry. Before them are the seqs of :attr:`_spare` dropped entries."""
+        """The seq of the first batch of each entry. At the beginning are the seqs of :attr:`_spare` dropped entries."""
         self._spare = 0
-        """Number of leading items in :attr:`_seqs` whose entries were dropped."""
+        """Number of items at the beginning of :attr:`_seqs` whose entries were dropped."""
         self._empty: dict[int, int] = {}
-        """Number of batches in each entry of empty batches, by the absolute position of the entry."""
+        """Number of batches in each entry that holds empty batches, by the absolute position of the entry."""
         self.trimmed = 0
         """Number of entries dropped so far because of a limit. It is also the absolute position of the oldest entry."""
 
@@ -74,12 +73,12 @@ class Journal:
     def _newest(self) -> int:
         """The absolute position of the newest entry.
 
-        If the journal is empty, it is one below the position of the next entry.
+        If the journal is empty, it is the position before that of the next entry.
         """
         return self.trimmed + len(self._payloads) - 1
 
     def append(self, seq: int, payload: bytes, *, empty: bool = False) -> None:
-        """Add one batch. If the journal exceeds a limit, drop the oldest entries, but never the newest one."""
+        """Add one batch. If the journal then exceeds a limit, drop the oldest entries, but never the newest one."""
         payloads = self._payloads
         if empty:
             newest = self._newest

@@ -24,7 +24,7 @@ class Output:
         self.stats = NumberingStats()
         rights = spec.rights
         self.view = View(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
-        """The blocks that this output's routers may read; None if their rights are not limited."""
+        """The blocks that this output's routers may read; None if they may read all blocks."""
         self.hidden = set(spec.hidden or ())
         """Slots of the sources that this output's routers may not see."""
         self.streams: list[OutputStream] = []
@@ -33,9 +33,9 @@ class Output:
             first = spec.first_seqs[i] if spec.first_seqs else 0
             self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
         self.snapshots: WeakValueDictionary[int, StateSnapshot] = WeakValueDictionary()
-        """The newest snapshot of each stream, by the stream's slot.
+        """The newest state snapshot of each stream, by the stream's slot.
 
-        A snapshot disappears when its last reader releases it.
+        A snapshot is removed when the last router has finished reading it.
         """
 
     def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:
@@ -57,16 +57,16 @@ class Output:
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:
-        """The streams whose source has not left, by slot."""
+        """The streams whose source is present, by slot."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether the output sends each batch of a source unchanged, as exactly one batch."""
+        """Whether the output sends each batch of every source unchanged, as exactly one batch."""
         return self.spec.profile.as_it_comes and self.view is None and self.spec.hidden is None
 
     def index_of(self, i: int, source: Source) -> Index:
-        """Return the blocks of the source in slot ``i`` that this output's routers may read."""
+        """Return the index with those blocks of the source in slot ``i`` that this output's routers may read."""
         return source.normalizer.index if self.view is None else self.view.index(i)
 
     @property
@@ -84,8 +84,9 @@ class Output:
     def rank_of(self, i: int, source: Source) -> int:
         """Return the rank that this output's batches name for the source in slot ``i``.
 
-        It is the engine's own rank. On a merged stream it is the source's slot, because engines' ranks may be equal
-        there. A merged stream has only rank 0 if its routers expect consecutive seqs in each rank.
+        It is the engine's own rank if each source has its own stream. On a merged stream it is the source's slot,
+        because several engines may have the same rank. If the routers of a merged stream expect consecutive seqs in
+        each rank, it is 0 for every source.
         """
         if not self.spec.merged:
             return source.rank

@@ -1,4 +1,4 @@
-"""The snapshot protocol: a request for the live state of a stream, which is answered with one message.
+"""The snapshot protocol: a request for the current state of a stream, which is answered with one message.
 
 The protocol was proposed for vLLM, and llm-d is adopting it. The request is one frame ``snapshot`` from a REQ or a
 DEALER. The reply has the empty delimiter only if the request had one::
@@ -23,9 +23,9 @@ NOTHING_YET: Final = -1
 UNAVAILABLE: Final = -2
 
 FRAME_BYTES: Final = 64 * 1024
-"""Approximate size in bytes of one chunk of a snapshot reply.
+"""Approximate size in bytes of one frame (chunk) of a snapshot reply.
 
-kvbus holds one chunk for a requester that does not read.
+kvbus keeps one such frame in memory for each router that does not read.
 """
 
 
@@ -40,7 +40,7 @@ class SnapshotRequest(msgspec.Struct):
 
 
 def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
-    """Parse a router's request for a snapshot; return None if the request has no identity.
+    """Parse a router's request for a snapshot; return None if the request has no identity frame.
 
     A REQ sends ``[identity, "", REQUEST]``. A DEALER may leave out the delimiter: ``[identity, REQUEST]``.
     """
@@ -74,7 +74,10 @@ def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
 
 
 class Unfinished(list[bytes]):
-    """A part of a message whose further frames follow later. The receiver gets all parts as one message."""
+    """The first frames of a message whose further frames follow later.
+
+    The receiver gets all frames as one message.
+    """
 
 
 def snapshot_head(seq: int, publisher_id: bytes) -> list[bytes]:

@@ -29,15 +29,14 @@ class OutputSpec(msgspec.Struct, frozen=True):
     * ``first_seqs``: the first seq of each stream.
     * ``publisher_ids``: the publisher id of each stream, 16 bytes. With such ids, the output uses the snapshot
       protocol's 24-byte sequence frames.
-    * ``known_slots``: number of slots, counted from 0, that earlier processes of this kvbus may have used. Routers may
-      still hold blocks of their ranks, so kvbus clears the ranks of slots that have no source now. Only for a merged
-      output.
+    * ``known_slots``: number of slots, from 0 on, whose ranks routers may still know from an earlier process of this
+      kvbus. Only for a merged output.
     * ``by_topic``: whether all streams share one endpoint. The stream of a source that has left then stays readable,
       with an empty state, for routers that have not noticed that the source has left.
     * ``rights``: limits on the blocks that routers may read.
-    * ``hidden``: slots of the sources that this output does not show to routers. None means that routers see every
-      source.
+    * ``hidden``: slots of the sources that routers may not see. None means that routers see every source.
     * ``view_of``: for a view, the number of the output whose endpoints the view uses. None means that it is not a view.
+      A view is a separate stream for routers whose keys have the same limited rights.
     * ``closed``: whether routers cannot read the output.
     * ``numbered``: whether the seqs of the streams are the numbers of a log's records, see :mod:`kvbus.core.numbered`.
     * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None means as many as routers accept.
@@ -63,7 +62,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
 
 
 class NewStream(msgspec.Struct, frozen=True):
-    """The stream that an output adds for a new source. :class:`OutputSpec` explains the fields.
+    """The stream that an output adds for a new source. :class:`OutputSpec` explains the other fields.
 
     ``hidden`` is True if the output's routers may not see the source.
     """

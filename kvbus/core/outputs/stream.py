@@ -1,9 +1,9 @@
 """One stream of an output, with its journal and heartbeats, and the transfers that bring its state to routers.
 
-Seqs of a stream have no gaps. Only routers that have just subscribed or have lost batches get the state. The batches of
-the state have the seqs after the stream's newest batch. All other routers get an empty batch for each of these seqs, so
-that no router sees a gap. The state begins with AllBlocksCleared, because a router may hold blocks that the engine has
-dropped. After the state, its receivers get the live stream.
+The seqs of a stream have no gaps. Only routers that have just subscribed or have lost batches get the state. The
+batches of the state have the seqs after the stream's newest batch. All other routers get an empty batch for each of
+these seqs, so that no router sees a gap. The state begins with AllBlocksCleared, because a router may hold blocks that
+the engine has dropped. After the state, its receivers get the live stream.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from kvbus.core.outputs.journal import Journal
 from kvbus.core.wire.profiles import Profile
 
 MAX_RANGES: Final = 1000
-"""Maximum number of ranges in :class:`IncompleteSeqs`. At the limit, the two oldest ranges are joined.
+"""Maximum number of ranges of seqs in :class:`IncompleteSeqs`. If there are more, the two oldest ranges are joined.
 
-A router that requests a replay from a seq between the joined ranges then gets a state in place of a few batches.
+A router that requests a replay from a seq between the joined ranges then gets a state although the journal has the few
+batches that it needs.
 """
 
 
 class IncompleteSeqs:
     """The seqs of a stream at which a router may hold only part of a state, as disjoint ranges in ascending order.
 
-    A state snapshot is sent in several batches, each with its own seq. If a router's connection breaks between two of
-    these batches, the router requests a replay from the next seq on. The journal has only empty batches at these seqs,
-    because the snapshot was only for that router. With them, the router would keep part of the state for ever. So kvbus
-    answers such a request with the complete state (docs/decisions/state-on-subscription.md).
+    A state is sent in several batches, each with its own seq. If a router's connection breaks between two of these
+    batches, the router requests a replay from the next seq on. The journal has only empty batches at these seqs,
+    because the state was sent only to that router. If the router continued with them, it would keep part of the state
+    for ever. So kvbus answers such a request with the complete state (docs/decisions/state-on-subscription.md).
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class IncompleteSeqs:
         return len(self._firsts)
 
     def add(self, first: int, end: int) -> None:
-        """Add the seqs from ``first`` up to, but not including, ``end``. An empty range is ignored."""
+        """Add the seqs from ``first`` up to, but not including, ``end``. Ignore an empty range."""
         if first >= end:
             return
         low = bisect_right(self._ends, first - 1)
@@ -84,27 +85,36 @@ class OutputStream:
         self.publisher_id = publisher_id
         """The 16 bytes after the seq in every sequence frame; empty if the output does not offer snapshots.
 
-        A new id is chosen whenever the numbering begins again.
+        A new id is chosen whenever the stream's numbering begins again.
         """
         self.topic = topic or b""
         self.first_seq = first_seq
-        """The first seq that this process of kvbus uses."""
+        """The first seq that this process of kvbus uses on the stream."""
         self.next_seq = first_seq
         self.changed_seq = first_seq - 1
-        """The seq of the newest batch that is not empty. A state as of this batch or a later one is up to date."""
+        """The seq of the newest batch that is not empty.
+
+        A state snapshot as of this batch or a later one is up to date.
+        """
         self.incomplete = IncompleteSeqs()
         self.closed = False
-        """Whether the stream's source has left. The numbering is kept for the next source in the same slot."""
+        """Whether the stream's source has left.
+
+        The stream stays, with its numbering, for the next source in the same slot.
+        """
         self.idle_since: float | None = None
         self.numbered = numbered
-        """Whether the stream is read from a log, so that its seqs are the numbers of the log's records.
+        """Whether the stream repeats the records of a log under the log's numbers.
 
         kvbus then sends no batches of its own on the stream. See :mod:`kvbus.core.numbered`.
         """
         self.outgrown = 0
-        """How often a state of a log and the batches after it became too large for the journal."""
+        """How often the state of a log and the batches after it were too large for the journal.
+
+        The journal then does not contain a complete state.
+        """
         self._state: Journal | None = None
-        """The records received so far of a state that the log repeats for new readers.
+        """The records of a state that the log is repeating for new readers, as far as they were received.
 
         It is None if no such state is being received.
         """
@@ -122,9 +132,9 @@ class OutputStream:
         """Add the next record of a log to the stream. Return the payload that routers get on the live stream.
 
         The journal begins with the newest complete state of the log. If the log repeats a state whose content routers
-        already have, these routers get empty batches in its place. Until the repeated state is complete, the journal
-        keeps the same empty batches: a replay with half of a state and then empty batches would leave a router with
-        wrong blocks.
+        already have, these routers get empty batches in its place. The journal also keeps these empty batches until the
+        repeated state is complete. Otherwise a replay could contain the first half of the state and then empty batches,
+        which would leave a router with wrong blocks.
 
         Args:
             seq: the record's number in the log.
@@ -155,9 +165,9 @@ class OutputStream:
 
     @property
     def whole(self) -> bool:
-        """Whether the journal of a stream that is read from a log reaches back to a complete state.
+        """Whether the journal of a stream that is read from a log contains a complete state.
 
-        It is False once the journal has dropped an entry at a limit.
+        It is False once the journal has dropped an entry because of a limit.
         """
         return not self.journal.trimmed
 
@@ -186,8 +196,7 @@ class OutputStream:
     def heartbeat_due(self, now: float) -> bool:
         """Return whether the stream should send an empty batch, because it was silent for ``heartbeat`` seconds.
 
-        A stream that is closed or is read from a log sends no heartbeats, and neither does any stream if ``heartbeat``
-        is 0.
+        A stream sends no heartbeats if it is closed, if it is read from a log, or if ``heartbeat`` is 0.
         """
         if not self.heartbeat or self.closed or self.numbered:
             return False
@@ -197,7 +206,9 @@ class OutputStream:
 
 
 class StateTransfer:
-    """A state with its seqs, as it is sent to one or more routers. Each router iterates over its own :meth:`batches`.
+    """A state with the seqs of its batches, as it is sent to one or more routers.
+
+    Each router iterates over its own :meth:`batches`.
 
     Args:
         snapshot: the state.
@@ -216,7 +227,7 @@ class StateTransfer:
         """The seq of the first live batch after the state."""
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yield the seq and the payload of each batch. Yield None if the next batch is not built yet."""
+        """Yield the seq and the payload of each batch of the state. Yield None if the next batch is not built yet."""
         chunks = self._chunks.reader()
         for seq in range(self.first_seq, self.end_seq):
             while not (payload := chunks.next_payload()):
@@ -229,8 +240,9 @@ class StateTransfer:
 class JournalTransfer:
     """The state of a stream that is read from a log: the current content of its journal, which begins with a state.
 
-    Routers that kept up with the stream have already received these batches, under the same seqs. The transfer holds
-    the batches itself, so a slow router gets all of them even if the journal drops them meanwhile.
+    Routers that kept up with the stream have already received these batches, under the same seqs. The transfer keeps
+    the batches itself, so a slow router gets all of them even if the journal drops some before the router has read
+    them.
     """
 
     def __init__(self, stream: OutputStream) -> None:
@@ -242,9 +254,9 @@ class JournalTransfer:
         self._entries = stream.journal.entries()
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Yield the seq and the payload of each batch.
+        """Yield the seq and the payload of each batch of the state.
 
-        This transfer never yields None, because its batches are already built.
+        It never yields None, because all batches of the journal are already built.
         """
         for entry in self._entries:
             for seq in range(entry.seq, entry.seq + entry.batches):

@@ -1,9 +1,9 @@
-"""The events and blocks that routers with limited rights may read.
+"""The events and blocks that routers with limited rights may read (a view).
 
-A store names its LoRA adapter. A cache salt is named by the first block of a chain of blocks, or by every store
-(SGLang). It applies to all later blocks of the chain. A block belongs to the view if its parent belongs to the view,
-even if the parent was stored long before. So the view keeps the blocks that its routers have. A removal is sent if the
-view has the block. A clear is always sent.
+Each store names its LoRA adapter. The cache salt is named by every store (SGLang), or only by the first block of a
+chain of blocks, and applies to all later blocks of the chain. So a block belongs to the view if its parent belongs to
+the view, even if the parent was stored long before. Therefore the view keeps the blocks that its routers have. A
+removal is sent if the view has the block. A clear is always sent.
 
 A store whose parent is unknown may have any salt. It is left out, and counted.
 """
@@ -33,7 +33,7 @@ class View:
 
     Args:
         rights: limits on the blocks that the routers may read.
-        stats: counts the events that are left out.
+        stats: the counters of the events that are left out.
     """
 
     def __init__(self, rights: Rights, stats: NumberingStats) -> None:
@@ -41,10 +41,13 @@ class View:
         self._salts = rights.salts
         self._stats = stats
         self.indexes: dict[int, Index] = {}
-        """The blocks of each source, by the source's slot. The blocks have the hashes that routers get."""
+        """The permitted blocks of each source, by the source's slot.
+
+        They have the hashes by which routers know them.
+        """
 
     def index(self, slot: int) -> Index:
-        """Return the blocks of the source in this slot that the routers may read."""
+        """Return the index with those blocks of the source in slot ``slot`` that the routers may read."""
         found = self.indexes.get(slot)
         if found is None:
             found = self.indexes[slot] = Index()
@@ -55,7 +58,7 @@ class View:
         self.indexes.pop(slot, None)
 
     def merge_overlays(self) -> None:
-        """Merge the overlays that no frozen copy shares any more.
+        """Merge the later changes (overlay) of each table into the table itself, unless a reader uses a frozen copy.
 
         See :meth:`kvbus.core.blocks.index.Table.merge_overlay`.
         """
@@ -73,8 +76,8 @@ class View:
             known: every live block of the source.
 
         Returns:
-            The events that the routers may read. Then, for each clear among them, a function that builds the removals
-            of the cleared blocks.
+            The events that the routers may read, and one function for each clear among them. The function builds
+            removals of the blocks that the clear removes.
         """
         index = self.index(slot)
         cleared: list[Callable[[], Sequence[AnyEvent]]] = []
@@ -96,7 +99,7 @@ class View:
         return kept, cleared
 
     def _takes(self, event: AnyEvent, index: Index, known: Index) -> bool:
-        """Return whether a store belongs to the view. Count a store that does not belong to it."""
+        """Return whether the routers may read a store. If not, count the store."""
         takes = self._may_read(event, index)
         if takes is None:
             parent = value(event, "parent_block_hash")
@@ -134,7 +137,7 @@ class View:
 
 
 def root_salt(event: AnyEvent) -> str | None:
-    """Return the salt in the extra keys of a store's first block; None if there is no salt.
+    """Return the cache salt in the extra keys of a store's first block; None if there is no salt.
 
     vLLM puts the salt only into the extra keys of the first block of a chain. There the order is: the name of the
     adapter, images, the salt, and hashes of embeddings (bytes).
@@ -151,7 +154,7 @@ def root_salt(event: AnyEvent) -> str | None:
 
 
 def _put(index: Index, event: AnyEvent) -> None:
-    """Add the blocks of a store to the view's index of a source."""
+    """Add the blocks of a store to ``index``, which holds one source's blocks in the view."""
     extras: dict[str, Any] = {}
     if isinstance(event, dict):
         known = readable(event)
@@ -168,7 +171,7 @@ def _put(index: Index, event: AnyEvent) -> None:
 
 
 def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:
-    """Remove the blocks of a removal from the view's index of a source.
+    """Apply a removal to ``index``, which holds one source's blocks in the view.
 
     Return the event with only the blocks that the index had; None if it had none of them.
     """
