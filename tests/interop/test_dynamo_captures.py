@@ -6,6 +6,7 @@ The expected numbers are the table of docs/INTEROP.md: a row that differs from t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -145,6 +146,39 @@ def test_a_capture_direct_and_through_kvbus(
         assert kvbus_score in allowed  # on a busy machine the indexer does not keep the first hash of that capture
         if expected.direct == Score(0, 0):
             assert through_kvbus == direct  # also equal: parents, token hashes, tiers and ranks
+
+
+def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
+    indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
+) -> None:
+    """With ``block_size`` kvbus divides a chunk of 64 tokens into two blocks of 32, which the indexer reads."""
+    capture = Capture.load("lmcache056_vllm032")
+    with Kvbus(engine, tmp_path, block_size=capture.block_size) as kvbus:
+        indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
+        wait_for_subscribers(engine, 1)
+        wait_for(lambda: kvbus.metric(SUBSCRIBERS) == 1, "the indexer is subscribed to kvbus")
+        for seq, payload in capture.lives[0]:
+            engine.publish(payload, seq=seq)
+        mark = Sentinel.make(0, capture.block_size)
+        engine.publish(mark.payload)
+        indexer.wait_until_finds("kvbus", mark.tokens)
+        held = without_sentinels(indexer.blocks("kvbus"))
+    chunks = {
+        event["block_hashes"][0]: (event["parent_block_hash"], event["token_ids"])
+        for _, payload in capture.lives[0]
+        for event in msgspec.msgpack.decode(payload)[1]
+        if event["type"] == "BlockStored" and event["medium"] == "CPU"
+    }
+
+    def path(chunk: int | None) -> list[int]:
+        return [] if chunk is None else path(chunks[chunk][0]) + chunks[chunk][1]
+
+    on_cpu = [path(block.hash) for block in capture.truth if block.medium == "CPU"]  # type: ignore[arg-type]
+    # chunks with the same first half share a block
+    halves = {tuple(tokens[:end]) for tokens in on_cpu for end in (len(tokens) - capture.block_size, len(tokens))}
+    assert len(on_cpu) > 40
+    expected = {"device": len(capture.truth) - len(on_cpu), "host_pinned": len(halves)}
+    assert Counter(block.tier for block in held) == expected
 
 
 def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:
