@@ -1,7 +1,7 @@
 """The journal: the newest batches of one output stream, kept for replays to routers.
 
 The journal has a maximum number of entries and a maximum size in bytes. Consecutive empty batches (heartbeats) share
-one entry. So many heartbeats on an idle stream do not push older batches out of the journal.
+one entry, so that the heartbeats of an idle stream do not push older batches out of the journal.
 """
 
 from __future__ import annotations

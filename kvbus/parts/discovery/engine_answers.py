@@ -109,7 +109,7 @@ def _listed(value: object, path: str) -> list[dict[str, Any]]:
 def _check_size(ranks: int) -> None:
     """Raise a DiscoveryError if an engine's answer lists more ranks than :data:`MAX_RANKS`.
 
-    Parsing so many ranks would block the event loop.
+    To parse more would block the event loop.
     """
     if ranks > MAX_RANKS:
         raise DiscoveryError(f"the engine names {ranks} ranks, and the maximum is {MAX_RANKS}")
