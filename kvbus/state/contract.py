@@ -3,7 +3,7 @@
 A store holds three things:
 
 * The checkpoint: the complete state of the relay at one moment, in slices.
-* The log: the records of the relay since that moment, in one frame for each burst of batches.
+* The log (write-ahead log): the records of the relay since that moment, in one frame for each burst of batches.
 * The reservations: the sequence numbers that the bus may have used.
 
 A store keeps this promise: a SIGKILL loses nothing that :meth:`Store.append` or :meth:`Store.reserve` has written
@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 MARGIN: Final = 1 << 32
-"""Number of seqs that a stream skips if its reservation on disk may be older than the batches that it has sent."""
+"""Number of seqs that a stream skips if batches were possibly sent after the reservation that is on disk."""
 
 MAX_SEQ: Final = 1 << 62
 """Upper limit of sequence numbers. Every sequence number is lower than this limit."""
@@ -33,8 +33,8 @@ class Stream(msgspec.Struct):
     """The reservation of one output stream.
 
     Attributes:
-        number: the lowest seq that is not reserved. The stream has never used it or a higher seq.
-        slots: for a merged stream, one past the highest slot that routers may know.
+        number: the lowest seq that is not reserved. The stream has used neither this seq nor a higher one.
+        slots: for a merged stream, the number of slots, from 0 on, whose blocks routers may hold.
     """
 
     number: int = 0
@@ -42,7 +42,7 @@ class Stream(msgspec.Struct):
 
 
 class Reserved(msgspec.Struct):
-    """The data that the next process needs even if it cannot use the state.
+    """The data that the next process needs even if it cannot use the checkpoint and the log.
 
     Attributes:
         floor: the first seq of a stream that has no reservation.
@@ -56,7 +56,7 @@ class Reserved(msgspec.Struct):
 
     @property
     def highest(self) -> int:
-        """The lowest seq that is not reserved on any stream. No stream has used it or a higher seq."""
+        """The lowest seq that is not reserved on any stream. No stream has used this seq or a higher one."""
         return max([self.floor, *(stream.number for stream in self.streams.values())])
 
     def raise_to(self, number: int) -> None:
@@ -75,7 +75,7 @@ class Reserved(msgspec.Struct):
 class Store(Protocol):
     """The store of one bus's state. Each method may raise :class:`StoreError`.
 
-    After a failed write, the store has no state any more. Its next :meth:`checkpoint` begins a new state.
+    After a failed write, the store has no valid state any more. Its next :meth:`checkpoint` begins a new state.
 
     Attributes:
         reserved: the reservations of earlier processes. The bus changes them, and passes them to :meth:`reserve`.
@@ -85,7 +85,7 @@ class Store(Protocol):
         keeps_state: whether the bus keeps its state in the store. If it is False, the store has only the reservations.
         checkpoint_after: size of the log in bytes after which a new checkpoint may begin.
         reserve_ahead: number of seqs that are reserved together.
-        place: the directory of the store, for log lines.
+        place: the directory of the store, as a text for log lines.
     """
 
     reserved: Reserved
@@ -97,10 +97,10 @@ class Store(Protocol):
     place: str
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
-        """Read the state: first the checkpoint, then the log. Return False if there is no state.
+        """Read the saved state: first the checkpoint, then the log. Return False if there is no state.
 
         Args:
-            names: the names of the sources and outputs that the state must belong to.
+            names: the names of the present sources and outputs. A state with other names is not used.
             feed: called with each slice of the checkpoint. It may raise ``StateError``.
             apply: called with the records and the payloads of each frame of the log. It may raise ``StateError``.
 
@@ -110,18 +110,19 @@ class Store(Protocol):
         """
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log: the encoded records of a burst, and their payloads."""
+        """Add a frame to the log: the encoded records of a burst of batches, and the payloads of these batches."""
 
     def reserve(self, reserved: Reserved) -> None:
-        """Write the reservations. They replace the reservations on disk."""
+        """Write the reservations to the disk. They replace the reservations that are there."""
 
     def checkpoint(self, names: Sequence[str], slices: Iterable[bytes], pause: Callable[[], bool]) -> Iterator[None]:
         """Write a new checkpoint. It replaces the earlier checkpoint and the log up to now.
 
         The caller must advance the returned iterator, because the store writes only then. The iterator yields whenever
-        ``pause`` returns True. Between two steps, the caller may append frames to the log. Until the iterator ends, the
-        earlier checkpoint and its log remain valid if the ``names`` are the same. If the names are different, there is
-        no valid state until the iterator ends.
+        ``pause`` returns True. Between two steps, the caller may append frames to the log.
+
+        Until the iterator ends, the earlier checkpoint and its log remain valid if they have the same ``names`` (of
+        sources and outputs). If they have other names, there is no valid state until the iterator ends.
         """
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The file of a state: the SQLite database ``state.db`` in the directory of the state.
+"""The file of a saved state: the SQLite database ``state.db`` in the directory of the state.
 
 The table ``head`` has a single row: the reservations, and which checkpoint is valid. The table ``slices`` has the
-checkpoint, and the table ``log`` has the frames that follow the checkpoint. SQLite commits each burst as one
-transaction to its write-ahead log. With ``sync`` each commit waits for the disk. Without ``sync`` a commit survives a
-kill of the process, but not a power cut.
+checkpoint, and the table ``log`` has the frames that follow the checkpoint. SQLite commits each burst of batches as one
+transaction to its own write-ahead log. With ``sync`` each commit waits for the disk. Without ``sync`` a commit survives
+a kill of the process, but not a power cut.
 
 SQLite computes no checksums of its pages. So each row has a CRC-32, and the numbers of rows have no gaps.
 """
@@ -33,7 +33,7 @@ FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
 """Names of the database file and of the files that SQLite creates next to it."""
 
 VERSION: Final = 1
-"""Version of the database's content. Raise it whenever the tables or the records change."""
+"""Version of the form of the database. Raise it whenever the tables or the encoding of the records change."""
 
 _APPLICATION: Final = 0x6B766273
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -48,7 +48,7 @@ _TABLES: Final = (
 
 
 class Head(msgspec.Struct):
-    """The row of the table ``head``, which tells how to read the other tables.
+    """The row of the table ``head``, which says how to read the other tables.
 
     Attributes:
         boot: id of the machine's boot during which the row was written.
@@ -59,7 +59,7 @@ class Head(msgspec.Struct):
         count: number of slices in the checkpoint.
         start: number of the last frame of the log that the checkpoint includes.
         writes: how often this row was written.
-        reserved: the seqs reserved for each stream, and other data that remains if the state is unusable.
+        reserved: the seqs reserved for each stream, and other data that stays valid if the state cannot be used.
     """
 
     boot: bytes
@@ -91,7 +91,7 @@ FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that can be raised if the database is damaged, or if the disk is full or missing."""
+"""The exceptions that a method of the database can raise if the database is damaged, or the disk is full or missing."""
 
 _READING: Final = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
 _READ_ONLY: Final = "it cannot be written: it is read-only, or it belongs to another user"
@@ -105,7 +105,7 @@ _NOT_NOW: Final = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
-"""Messages for the SQLite errors that do not mean a damaged file, by SQLite's error code."""
+"""Messages for SQLite errors that do not mean a damaged file, by SQLite's error code."""
 
 
 def is_damage(error: Exception) -> bool:
@@ -130,7 +130,7 @@ def is_full(error: Exception) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """Return a message about an error of the database, for log lines."""
+    """Return a message for log lines that describes an error of the database."""
     if isinstance(error, sqlite3.Error):
         plain = _NOT_NOW.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         return f"{NAME}: {plain or error}"
@@ -165,12 +165,12 @@ class Database:
         self._sync = sync
         self._connection: sqlite3.Connection | None = None
         self.last = 0
-        """Number of the last frame in the log."""
+        """Number of the last frame in the table ``log``."""
         self.newest_slice = 0
 
     @property
     def files(self) -> list[Path]:
-        """The existing files of the database."""
+        """The files of the database that exist now."""
         return [path for name in FILES if os.path.lexists(path := self._directory / name)]
 
     @property
@@ -179,9 +179,10 @@ class Database:
         return self._connection is not None
 
     def open(self) -> Head:
-        """Open the existing database. Return its head."""
+        """Open the existing database. Return its head, which says how to read it."""
         for path in self.files:
-            # The error of os.open says why a file cannot be written. SQLite's error does not.
+            # Open each file here first: the error of os.open says why a file cannot be written, but SQLite's error does
+            # not.
             fd = open_file(path, os.O_RDWR)
             try:
                 if self._sync:
@@ -217,7 +218,7 @@ class Database:
             path.unlink()
 
     def create(self, head: Head) -> None:
-        """Create an empty database with this head. An existing database is deleted."""
+        """Create an empty database whose table ``head`` has this row. An existing database is deleted."""
         self.delete()
         os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         self.last = self.newest_slice = 0
@@ -252,7 +253,7 @@ class Database:
             self._connection = None
 
     def run(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        """Execute one SQL statement with these values. Return its cursor."""
+        """Execute one SQL statement with ``values`` for its placeholders. Return its cursor."""
         if self._connection is None:
             raise OSError("the database is closed")
         return self._connection.execute(statement, values)
@@ -263,7 +264,7 @@ class Database:
         return int(number)
 
     def slices(self, head: Head) -> Iterator[bytes]:
-        """Yield the slices of the checkpoint that the head names, in order."""
+        """Yield the slices of the checkpoint that ``head`` describes, in order."""
         number = head.first - 1
         end = number + head.count
         query = "SELECT id, crc, body FROM slices WHERE id > ? AND id <= ? ORDER BY id"
@@ -276,7 +277,10 @@ class Database:
             raise DamagedError("the checkpoint has no end")
 
     def frames(self, head: Head) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames of the log that follow the checkpoint. Each frame is a pair of records and payloads."""
+        """Yield the frames of the log that follow the checkpoint.
+
+        Each is a pair: encoded records and joined payloads.
+        """
         number = head.start
         for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):
             number += 1
@@ -287,13 +291,13 @@ class Database:
             raise DamagedError("the end of the log is missing")
 
     def write_head(self, head: Head) -> None:
-        """Write the head. It replaces the head in the database."""
+        """Write the row of the table ``head``, in place of the previous row."""
         head.writes += 1
         content = msgspec.msgpack.encode(head)
         self.run("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", crc32(content), content)
 
     def add_frame(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log: the encoded records of a burst, and their payloads."""
+        """Add a frame to the log: the encoded records of a burst of batches, and the payloads of these batches."""
         number = self.last + 1
         self.run("INSERT INTO log VALUES (?, ?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body, payloads)
         self.last = number
@@ -305,9 +309,11 @@ class Database:
         self.newest_slice = number
 
     def delete_some(self, table: str, last: int) -> bool:
-        """Delete up to :data:`_ROWS_AT_A_TIME` rows whose number is at most ``last``.
+        """Delete up to :data:`_ROWS_AT_A_TIME` rows of a table.
 
-        Return whether any row was deleted.
+        Delete only rows with the number ``last`` or a lower one.
+
+        Return whether any row was deleted. The caller can do other work between two calls.
         """
         some = f"SELECT id FROM {table} WHERE id <= ? LIMIT {_ROWS_AT_A_TIME}"  # noqa: S608 - no name comes from outside
         return self.run(f"DELETE FROM {table} WHERE id IN ({some})", last).rowcount > 0  # noqa: S608
@@ -323,7 +329,7 @@ class Database:
 
 
 class Contents(NamedTuple):
-    """Facts about a database, which ``kvbus state`` shows.
+    """What a database contains, for the output of ``kvbus state``.
 
     Attributes:
         streams: number of streams with a reservation.
@@ -343,7 +349,7 @@ class Contents(NamedTuple):
 
 
 def contents(directory: Path) -> Contents:
-    """Return facts about the database of a directory. Nothing in the directory is changed, so it may be read-only.
+    """Return what the database of a directory contains. Nothing in the directory is changed, so it may be read-only.
 
     SQLite needs write access even to read a database with a write-ahead log. So kvbus opens a temporary copy.
 

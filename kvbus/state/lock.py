@@ -4,7 +4,8 @@ The lock file holds the name of the process that uses the directory. The kernel 
 even if it is killed, so a remaining lock file does not stop the next process. The file is never deleted. Otherwise a
 second process could create and lock a new file while the first process has locked the deleted file.
 
-The file begins with the mark of the store. kvbus overwrites the mark in place, which works even if the disk is full.
+The file begins with a mark, which shows how far the database was written (:class:`Mark`). kvbus overwrites the mark in
+place, which works even if the disk is full.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from kvbus.common.errors import InUseError
 log = logging.getLogger("kvbus.state")
 
 HEAD_BYTES: Final = 64
-"""Number of bytes at the beginning of the lock file that are for the mark. The name of the process follows them."""
+"""Number of bytes at the beginning of the lock file that hold the :class:`Mark`.
+
+The name of the process follows them.
+"""
 
 _MAGIC: Final = b"kvbus-mark-1\n\0\0\0"
 _MARK: Final = struct.Struct("=16sQQQQ")
@@ -40,12 +44,14 @@ _MAX_HOLDER: Final = 1024
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags with which kvbus opens every file of the state.
 
-A symbolic link is refused, because it may lead anywhere. Opening a FIFO does not block.
+A symbolic link is refused, because it may lead to any file. Opening a FIFO does not block.
 """
 
 
 class Mark(NamedTuple):
-    """The progress of the database when the newest batch was sent. It is stored in the lock file.
+    """The progress of the database when kvbus last sent a batch. It is stored in the lock file.
+
+    If the database has made less progress than the mark says, it has lost commits.
 
     Attributes:
         writes: how often the head of the database was written.
@@ -68,7 +74,7 @@ class NotAFileError(PermissionError):
 
 
 def open_file(path: Path, how: int) -> int:
-    """Open a regular file with the flags ``how``. Return the file descriptor.
+    """Open a regular file with the flags ``how``, and refuse any other kind of file. Return the file descriptor.
 
     If the file is created, only its owner can read it.
 
@@ -92,7 +98,7 @@ class DirectoryLock:
 
     Args:
         directory: the directory, which must exist.
-        what: a description of the directory for the error message.
+        what: a description of the directory for the message of the InUseError.
 
     Raises:
         InUseError: another process has the lock.
@@ -125,7 +131,7 @@ class DirectoryLock:
 
     @property
     def is_new(self) -> bool:
-        """Whether the lock file has never had a mark."""
+        """Whether no mark was ever written to the lock file."""
         return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
     def read_mark(self) -> Mark | None:
@@ -152,7 +158,7 @@ class DirectoryLock:
 
 @contextlib.contextmanager
 def unused(directory: Path, what: str) -> Iterator[None]:
-    """Prevent other processes from using a directory until the ``with`` block ends.
+    """Lock a directory, so that no other process can use it until the ``with`` block ends.
 
     The directory may be read-only, because nothing is written.
 
@@ -172,7 +178,7 @@ def unused(directory: Path, what: str) -> Iterator[None]:
 
 
 def mark_in(directory: Path) -> Mark | None:
-    """Return the mark in the lock file of a directory, which another process may use.
+    """Return the mark in the lock file of a directory, even if another process uses the directory.
 
     Return None if the mark is missing or damaged.
     """

@@ -1,8 +1,9 @@
 """Find and open the directory of a bus's state: ``state_dir``, or with ``auto`` a directory that kvbus chooses.
 
-With ``auto`` kvbus creates the directory in the first base directory that has enough room. The name of the directory
-depends on the address that the bus listens on. So a restarted bus finds its directory again, and two buses that run at
-the same time have different directories. kvbus uses an existing directory again even if the base has little room.
+With ``auto`` kvbus creates the directory in the first base directory that has enough free space. The name of the
+directory depends on the address that the bus listens on. So a restarted bus finds its directory again, and two buses
+that run at the same time have different directories. kvbus uses an existing directory again even if its base directory
+has little free space.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from kvbus.state.sqlite import NewerStateError, SqliteStore, reached
 log = logging.getLogger("kvbus.state")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Minimum free space in bytes of a base in which kvbus creates a new directory.
+"""Minimum free space in bytes of a base directory in which kvbus creates a new directory for its state.
 
 The state of a million blocks needs that much while a new checkpoint replaces an old one.
 """
 
 TRIAL: Final = 64 * 1024
-"""Number of bytes in the test file that shows whether a directory is writable."""
+"""Number of bytes in the test file that kvbus writes to find out whether a directory is writable."""
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
@@ -52,7 +53,7 @@ class Base:
 
     Attributes:
         path: the base directory.
-        shared: whether other machines may see the base too, for example because it is a home directory on NFS.
+        shared: whether other machines may see the base directory, for example because it is a home directory on NFS.
     """
 
     path: Path
@@ -60,9 +61,9 @@ class Base:
 
 
 def default_directory() -> Path | None:
-    """Return a directory in memory that this user can write: the user's runtime directory, or else ``/dev/shm``.
+    """Return a directory in memory in which this user can write: the user's runtime directory, or else ``/dev/shm``.
 
-    Return None if this user can write neither of them.
+    Return None if this user can write in neither of them.
     """
     for candidate in (os.environ.get("XDG_RUNTIME_DIR"), str(MEMORY)):
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
@@ -115,7 +116,7 @@ def _opened(
 def _reservations_only(config: Config) -> SqliteStore | None:
     """Open a store in a directory in memory, only for the seq reservations. Return None if that is not possible.
 
-    Even if a bus keeps no state, its seqs must not go back after a restart.
+    The reservations are needed even if a bus keeps no state: its seqs must not go back after a restart.
     """
     base = default_directory()
     if base is None:
@@ -135,7 +136,7 @@ def _reservations_only(config: Config) -> SqliteStore | None:
 
 
 def there(config: Config) -> Path | None:
-    """Return the existing directory of the bus's state, without creating one; None if there is none.
+    """Return the directory of the bus's state if it exists, otherwise None. No directory is created.
 
     It is the directory that the bus would use if it were started now.
     """
@@ -145,13 +146,13 @@ def there(config: Config) -> Path | None:
 
 
 def unusable(config: Config) -> list[str] | None:
-    """Return why ``state_dir: auto`` finds no directory; None if it finds one. Nothing is created."""
+    """Return the reasons why ``state_dir: auto`` finds no directory; None if it finds one. Nothing is created."""
     there, free, problems = _candidates(config, make=False)
     return None if there or free else problems
 
 
 def unwritable(config: Config) -> str:
-    """Return why the directory in ``state_dir`` cannot be written; an empty text if it can.
+    """Return the reason why the directory in ``state_dir`` cannot be written; an empty text if it can be written.
 
     A temporary file is written to find out. Nothing is checked if ``state_dir`` is ``auto`` or null.
     """
@@ -176,8 +177,8 @@ def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], 
     """Return the directories that ``state_dir: auto`` may use.
 
     Returns:
-        The existing directories. Then the directories that do not exist but can be created. Then the reasons why
-        nothing can be created in each remaining base.
+        Three lists: the directories that exist, the directories that do not exist but can be created, and the reasons
+            why no directory can be created in the other base directories.
     """
     problems: list[str] = []
     there: list[Path] = []
@@ -220,7 +221,7 @@ def _automatic(config: Config) -> SqliteStore | None:
 
 
 def bases(env: Mapping[str, str]) -> Iterator[Base]:
-    """Yield the base directories, the best one first.
+    """Yield the base directories in which ``state_dir: auto`` may create a directory, the best one first.
 
     A directory that a service manager or an image created for the state is the best, because ``/dev/shm`` may be
     emptied when the service ends. Directories in memory are next. They are fast, and a reboot empties them together
@@ -240,9 +241,9 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
 
 
 def _absolute(text: str | None) -> Path | None:
-    """Return the path if it is absolute.
+    """Return the path that ``text`` names if it is absolute.
 
-    Otherwise return None, because a relative path depends on the working directory.
+    Otherwise return None: a relative path would depend on the working directory.
     """
     path = Path(text or "")
     return path if path.is_absolute() else None
@@ -275,10 +276,10 @@ def _absolute_endpoint(endpoint: str) -> str:
 
 
 def _check_room(directory: Path) -> None:
-    """Raise an error if a base directory has too little free space for a state.
+    """Raise an error if a base directory has too little free space for a new state.
 
     Raises:
-        OSError: the base does not exist, or has too little free space.
+        OSError: the base directory does not exist, or has too little free space.
     """
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
@@ -287,9 +288,10 @@ def _check_room(directory: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Raise an error if other users can use a directory.
+    """Raise an error if other users can use the directory of a state.
 
-    Any user may create directories in some bases, such as ``/dev/shm``, and a symbolic link may lead anywhere.
+    Any user may create directories in some base directories, such as ``/dev/shm``, and a symbolic link may lead to any
+    directory.
 
     Raises:
         OSError: the directory belongs to another user, is open to other users, or is not a directory.

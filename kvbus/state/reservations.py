@@ -1,10 +1,10 @@
 """Seq reservations, so that the numbering of an output stream never goes back, even if the process is killed.
 
 Before kvbus uses a seq, the store has a higher number on disk. kvbus reserves a few thousand seqs together. After a
-kill the numbering continues at the reserved number. After a graceful shutdown it continues exactly where it stopped.
+kill the numbering continues at the number on disk. After a graceful shutdown it continues exactly where it stopped.
 
 The reservation of a merged stream also has the number of slots that the stream has ever had. So if a source is removed
-while kvbus is down, kvbus can clear the source's blocks at routers after the next start.
+while kvbus is not running, kvbus can clear the source's blocks at routers after the next start.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class SeqReservations:
     """The seq reservations of all output streams.
 
     Args:
-        store: the store that keeps the reservations. None: they are lost when the process ends.
-        failed: called with each error of the store. After such an error, the store has lost the state too.
+        store: the store that keeps the reservations. If it is None, they are lost when the process ends.
+        failed: called with each error of the store. After such an error, the store has no valid state any more.
     """
 
     def __init__(self, store: Store | None, failed: Callable[[StoreError], None] = lambda _: None) -> None:
@@ -34,7 +34,7 @@ class SeqReservations:
         self._alone = Reserved()
         self._names: dict[StreamKey, str] = {}
         self._used: dict[StreamKey, int] = {}
-        """For each stream, the lowest seq that this process has not reserved."""
+        """For each stream, the lowest seq that this process has not reserved yet."""
         self._failed = False
 
     @property
@@ -61,9 +61,9 @@ class SeqReservations:
             reserved.streams.setdefault(name, Stream(max(least, reserved.floor)))
 
     def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
-        """Remove the streams of an output that has no subscribers any more.
+        """Remove the streams of an output that has no subscribers any more, but keep their reservations.
 
-        Their reservations become exactly the seqs in ``next_seqs``.
+        A reservation becomes the stream's number in ``next_seqs``, because no further seq can be in use.
         """
         keys = [key for key in self._names if key[0] == output]
         for key in keys:
@@ -91,7 +91,7 @@ class SeqReservations:
     def skip(self, to: int, output: int) -> None:
         """Make every stream of an output begin at the seq ``to`` or later.
 
-        The store is not written until a seq is used.
+        This is written to the store only when a stream uses a seq.
         """
         for key in self._names:
             if key[0] == output:
@@ -101,13 +101,13 @@ class SeqReservations:
     def level(self) -> None:
         """Make every stream begin at the highest reserved number of all streams.
 
-        A router may be assigned to another stream than before. It drops seqs that are below the last seq that it has
-        seen.
+        This is needed if a router may get another stream than before: it drops batches whose seqs are below the highest
+        seq that it has seen.
         """
         self._reserved.raise_to(self._reserved.highest)
 
     def use(self, output: int, slot: int, seq: int) -> None:
-        """Make sure that ``seq`` is reserved, and reserve further seqs with it if it is not.
+        """Reserve ``seq`` and the seqs that follow it, unless ``seq`` is reserved already.
 
         Call this before ``seq`` is sent.
         """
@@ -121,18 +121,21 @@ class SeqReservations:
         return self._stream(output, 0).slots if (output, 0) in self._names else 0
 
     def widen(self, output: int, slots: int) -> None:
-        """Record that a merged output has ``slots`` slots. Call this before a batch of a new slot is sent."""
+        """Record that the stream of a merged output has ``slots`` slots.
+
+        Call this before a batch of a new slot is sent.
+        """
         stream = self._stream(output, 0)
         if slots > stream.slots:
             stream.slots = slots
             self._write()
 
     def kept(self, name: str) -> bytes | None:
-        """Return the data that :meth:`keep` has stored under this name; None if there is none."""
+        """Return the data that :meth:`keep` has stored under the name ``name``; None if there is none."""
         return self._reserved.kept.get(name)
 
     def keep(self, name: str, content: bytes) -> None:
-        """Store small data of another module under a name, for the next process."""
+        """Store a module's small data under a name, so that the next process can read it with :meth:`kept`."""
         if self._reserved.kept.get(name) != content:
             self._reserved.kept[name] = content
             self._write()
@@ -141,8 +144,8 @@ class SeqReservations:
         """Write the next seq of each stream, so that the next process continues exactly there.
 
         Args:
-            next_seqs: the next seq, by stream. A stream that it lacks keeps its reservation. A stream that was never
-                added is ignored.
+            next_seqs: the next seq, by stream. A stream that is not in it keeps its reservation. A stream that was
+                never added is ignored.
         """
         keys = next_seqs.keys() & self._names.keys()
         for key in keys:

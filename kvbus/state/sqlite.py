@@ -1,8 +1,8 @@
 """The store of a bus's state in SQLite: a database in the directory of the state, and a mark in the lock file.
 
-SQLite silently drops the end of a damaged write-ahead log. To notice this, kvbus writes the progress of the database
-into the lock file: the *mark*. It overwrites the mark after each commit, before it sends anything. If the database has
-fewer writes than the mark, it has lost commits.
+If SQLite's own write-ahead log is damaged, SQLite silently drops its end. To notice this, kvbus writes the progress of
+the database into the lock file: the *mark*. It overwrites the mark after each commit, before it sends anything. If the
+database has fewer writes than the mark, it has lost commits.
 
 The mark also has the highest reserved number. If the database cannot be used, kvbus moves it aside and begins an empty
 database, in which every stream begins above that number.
@@ -38,14 +38,14 @@ CHECKPOINT_AFTER: Final = 128 * 1024 * 1024
 RESERVE_AHEAD: Final = 4096
 
 UNKNOWN: Final = 1 << 48
-"""Lowest first seq of a stream if kvbus cannot find out which seqs it has used.
+"""Lowest first seq of a stream if kvbus cannot find out which seqs earlier processes have used.
 
 At ten million batches a second, a stream reaches this number only after a year. kvbus adds the current time in
 microseconds, so that seqs rise even if the database is damaged again.
 """
 
 _OLD: Final = "kvbus-*.seq"
-"""Pattern of the files in which older versions of kvbus kept the reservations."""
+"""File name pattern of the files in which older versions of kvbus kept the seq reservations."""
 
 _REFUSED: Final = ".refused-"
 
@@ -61,10 +61,10 @@ class SqliteStore:
         directory: the directory, which must exist.
         lock: the lock of the directory. The store releases it when it is closed.
         sync: whether each commit waits for the disk.
-        keeps_state: whether the store keeps the state. False: an existing state is deleted, and only reservations are
-            kept.
+        keeps_state: whether the store keeps the state. If it is False, an existing state is deleted, and only
+            reservations are kept.
         old_directory: the directory in which older versions of kvbus kept the reservations.
-        boot: the id of the machine's boot. None: read it from the kernel.
+        boot: the id of the machine's boot. None means that it is read from the kernel.
 
     Raises:
         NewerStateError: a newer version of kvbus has written the state.
@@ -123,7 +123,8 @@ class SqliteStore:
     def _begin_first(self, old_directory: Path) -> None:
         """Create the first database of a directory.
 
-        If files of an older version of kvbus are there, continue above the seqs that it may have used.
+        If the directory of an older version of kvbus has files, begin above all seqs that the older version may have
+        used.
         """
         if any(old_directory.glob(_OLD)):
             self.reserved.floor = _unknown()
@@ -132,7 +133,10 @@ class SqliteStore:
         self._lock.sync()  # after a power cut, the lock file must show that there was a store
 
     def _go_on_empty(self, mark: Mark) -> None:
-        """Create an empty database after an earlier process could not write its database. Keep the reservations."""
+        """Create an empty database, because an earlier process could not write its database. Keep the reservations.
+
+        ``mark`` is the mark in the lock file.
+        """
         try:
             self.reserved = self.database.open().reserved
         except NewerError:
@@ -165,7 +169,7 @@ class SqliteStore:
             self._write_mark()
 
     def _refuse(self, why: str) -> None:
-        """Move the database aside.
+        """Move the database aside, because it cannot be used for the reason ``why``.
 
         Create an empty database in which every stream begins above all seqs that kvbus has sent.
         """
@@ -182,7 +186,7 @@ class SqliteStore:
         self.reserved.raise_to(mark.highest + MARGIN if mark is not None and known else _unknown())
 
     def _move_aside(self, why: str) -> int:
-        """Rename the files of the database, so that people can examine them. Return the number of files."""
+        """Rename the files of the database, so that an operator can examine them. Return the number of files."""
         stamp = time.strftime("%Y%m%dT%H%M%S")
         existing = self.database.files
         if existing:
@@ -228,7 +232,7 @@ class SqliteStore:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log, and write the mark.
+        """Add a frame to the log, and write the mark to the lock file.
 
         See :meth:`kvbus.state.contract.Store.append`.
         """
@@ -239,7 +243,7 @@ class SqliteStore:
             self._fail(error)
 
     def reserve(self, reserved: Reserved) -> None:
-        """Write the reservations into the head of the database, and write the mark.
+        """Write the reservations into the head of the database, and write the mark to the lock file.
 
         See :meth:`kvbus.state.contract.Store.reserve`.
         """
@@ -297,7 +301,7 @@ class SqliteStore:
         self._lock.write_mark(Mark(self._head.writes, self.database.last, self.reserved.highest, given_up))
 
     def _fail(self, error: Exception) -> None:
-        """Drop the state after a failed write, to free its disk space. Keep the reservations.
+        """Delete the state after a failed write, to free its disk space. Keep the reservations.
 
         Raises:
             StoreError: always, with the error of the write.
@@ -314,7 +318,7 @@ class SqliteStore:
         raise self._error(error) from error
 
     def _abandon(self) -> None:
-        """Prevent the next process from using the database, which lacks everything that is sent from now on."""
+        """Prevent the next process from using the database: it will lack all batches that are sent from now on."""
         try:
             self.database.close()
             self._write_mark(given_up=True)
@@ -359,16 +363,16 @@ def _unknown() -> int:
 
 
 def reached(directory: Path) -> int:
-    """Return the lowest seq that was not reserved in a directory, according to its mark; 0 if there is no mark.
+    """Return the lowest seq that was not reserved in a directory, according to the mark there; 0 if there is no mark.
 
-    Another process may use the directory.
+    It can be called while another process uses the directory.
     """
     mark = mark_in(directory)
     return 0 if mark is None else mark.highest
 
 
 def files(directory: Path) -> dict[str, int]:
-    """Return the sizes in bytes of the state's files in a directory, by name.
+    """Return the sizes in bytes of the state's files in a directory, by file name.
 
     Files that were moved aside are included.
     """
@@ -380,7 +384,10 @@ def files(directory: Path) -> dict[str, int]:
 
 
 def delete_refused(directory: Path) -> list[str]:
-    """Delete the files that were moved aside. Return the files that cannot be deleted, each with the reason."""
+    """Delete the files of refused states, which were moved aside.
+
+    Return the files that cannot be deleted, with the reasons.
+    """
     left = []
     for name in files(directory):
         if name not in FILES:

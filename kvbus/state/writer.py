@@ -1,8 +1,9 @@
 """Keep the relay's state in a store on disk, so that routers do not notice a restart of kvbus (setting ``state_dir``).
 
-kvbus writes the records of a burst before it sends any batch that depends on them. So the next process knows everything
-that a killed process has sent. If the log has grown too large, kvbus writes a new checkpoint in slices, and handles
-batches between the slices. If the store cannot be written, kvbus continues without a state, and tries again later.
+kvbus writes the records of a burst of batches before it sends any batch that depends on them. So the next process knows
+everything that a killed process has sent. If the log has grown too large, kvbus writes a new checkpoint in slices, and
+handles batches between the slices. If the store cannot be written, kvbus continues without a saved state, and tries
+again later.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ class StoppedError(Exception):
 
 
 class StateWriter:
-    """The reader and writer of one relay's state.
+    """The reader and writer of one relay's saved state.
 
     Args:
         store: the store of the state.
-        clock: returns seconds since an arbitrary time, to measure durations.
-        stopped: returns whether the process was asked to end. It is called while the state is loaded.
+        clock: function that returns seconds since an arbitrary time, to measure durations.
+        stopped: function that returns whether the process was asked to end. It is called while the state is loaded.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], stopped: Callable[[], bool] = lambda: False) -> None:
@@ -47,9 +48,9 @@ class StateWriter:
         self._steps: Iterator[None] | None = None
         self._until = 0.0
         self._renamed = False
-        """Whether the checkpoint that is being written is the first for changed sources.
+        """Whether the checkpoint that is being written is the first since the sources changed.
 
-        Until it is complete, the state on disk belongs to other sources and cannot be used.
+        Until it is complete, the state on disk belongs to the former sources and cannot be used.
         """
         self._whole = False
         self._distrusted = False
@@ -57,13 +58,13 @@ class StateWriter:
         self._log_bytes = self._checkpoint_bytes = self._written = 0
         self._again = 0.0
         self.failure = ""
-        """The error of the last failed write; empty if a checkpoint has been completed since."""
+        """The error of the last failed write; empty if kvbus has completed a checkpoint since then."""
         self.failed = False
         """Whether the last write to the store failed. kvbus then continues without a state until it tries again."""
 
     @property
     def refused(self) -> int:
-        """Number of files that could not be used, and that the store moved aside."""
+        """Number of files of a saved state that could not be used, and that the store moved aside."""
         return self._store.refused
 
     @property
@@ -75,7 +76,7 @@ class StateWriter:
         """Load the state from the store into a new relay. Return False if there is no state.
 
         Raises:
-            StoreError: the state cannot be used. The relay may have a part of it, so the caller must create a new
+            StoreError: the state cannot be used. The relay may contain a part of it, so the caller must create a new
                 relay.
             StoppedError: the process was asked to end.
         """
@@ -117,11 +118,14 @@ class StateWriter:
             raise StoppedError
 
     def distrust(self) -> None:
-        """Make :meth:`begin` write a new checkpoint, because kvbus has changed the loaded state without records."""
+        """Make :meth:`begin` write a new checkpoint, because the relay was changed after it was loaded.
+
+        No records describe these changes, so the state on disk lacks them.
+        """
         self._distrusted = True
 
     def begin(self, relay: Relay) -> None:
-        """Start to write the state of this relay to the store."""
+        """Start to write the state of ``relay`` to the store."""
         self._relay = relay
         if self.failed:  # writing a reservation has failed, and work() tries again
             return
@@ -148,7 +152,7 @@ class StateWriter:
             self.fail(error)
 
     def work(self) -> None:
-        """Continue the checkpoint that is being written, or begin one if it is due.
+        """Continue the checkpoint that is being written. If there is none, begin one if it is due.
 
         Return after about :data:`SLICE_SECONDS`. A checkpoint is due if the log is larger than ``checkpoint_after`` and
         larger than four times the last checkpoint. No checkpoint begins while batches wait to be handled, because the
@@ -175,9 +179,9 @@ class StateWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written, so that :meth:`work` has more to do.
+        """Whether a checkpoint is being written, so that :meth:`work` has to be called again.
 
-        Large indexes remain frozen until the checkpoint is complete.
+        Large indexes stay frozen until the checkpoint is complete.
         """
         return self._steps is not None
 
@@ -185,7 +189,7 @@ class StateWriter:
         """Begin to write a checkpoint of the relay's current state.
 
         Args:
-            whole: write the complete checkpoint without pauses, because there is no earlier state.
+            whole: whether to write the complete checkpoint without pauses, because there is no earlier state.
         """
         if self._relay is None:
             return
@@ -214,7 +218,7 @@ class StateWriter:
             self._checkpoint_bytes = self._written
 
     def fail(self, error: StoreError) -> None:
-        """Continue without a state after a failed write, and try again after :data:`RETRY_SECONDS`.
+        """Continue without a saved state after a failed write, and try again after :data:`RETRY_SECONDS`.
 
         The finding ``state_not_written`` shows the error to the operator.
         """
@@ -227,7 +231,7 @@ class StateWriter:
             self._relay.keep_records(keep=False)
 
     def rename(self, names: Sequence[str]) -> None:
-        """Begin a checkpoint under the names of changed sources.
+        """Begin a checkpoint with the names of the new sources, because the sources have changed.
 
         The relay must have no batches that wait to be handled. If kvbus is killed before the checkpoint is complete,
         the next process begins without a state.
@@ -242,9 +246,9 @@ class StateWriter:
             self.fail(error)
 
     def close(self) -> None:
-        """Write the last records.
+        """Write the last records of the relay to the store.
 
-        If there is no valid state without the checkpoint that is being written, complete it.
+        If a checkpoint is being written and there is no other valid state, complete it.
         """
         before = self.failure
         self.flush()
