@@ -1,6 +1,7 @@
-"""Access to the HTTP port of an index: for programs on the same machine, and for callers with a bearer token.
+"""Access rules for the HTTP port of an index.
 
-The files with the tokens and the TLS certificate may change while the index runs.
+Programs on the same machine have access, and so do clients with a bearer token. The files with the tokens and the TLS
+certificate may change while the index runs.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _HOW: Final = {
 
 
 class IndexAccess:
-    """The rule about which requests may ask the index a question.
+    """The rule that decides which HTTP requests may ask the index a question.
 
-    It is the rule by which a bus protects token ids, because a question contains a user's prompt.
+    A bus protects token ids by the same rule, because a question contains a user's prompt.
 
     Args:
-        tokens_file: a file with one bearer token per line, as for a bus. None: no token is accepted.
-        certificate: the file with the TLS certificate of the HTTP port. None: the port has no TLS.
+        tokens_file: a file with one bearer token per line, as for a bus. None means that no token is accepted.
+        certificate: the file with the TLS certificate of the HTTP port. None means that the port has no TLS.
         key: the file with the private key of the certificate.
 
     Raises:
@@ -66,9 +67,9 @@ class IndexAccess:
         return None if tls is None else tls.context
 
     def read(self) -> list[Problem]:
-        """Read the files again. Return the problems of files that cannot be used.
+        """Read the files with tokens and certificate again. Return the problems of files that cannot be used.
 
-        The former content of such a file remains in effect.
+        For such a file, the content that was read before stays in effect.
         """
         problems = []
         tokens, tls = self._rule.credentials.tokens, self._rule.credentials.tls
@@ -86,7 +87,10 @@ class IndexAccess:
         return problems
 
     async def follow(self) -> None:
-        """Read the files again every :data:`RELOAD_SECONDS`, for ever. A problem is logged when it is first found."""
+        """Read the files with tokens and certificate again every :data:`RELOAD_SECONDS`, for ever.
+
+        A problem is logged when it is first found.
+        """
         logged: list[str] = []
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
@@ -97,6 +101,6 @@ class IndexAccess:
             logged = found
 
     def refusal(self, request: web.Request) -> str | None:
-        """Return the reason why a request is refused; None if it is allowed."""
+        """Return the reason why an HTTP request is refused; None if it is allowed."""
         caller = self._rule.caller(request, content=True)
         return None if isinstance(caller, Caller) else _HOW[caller]

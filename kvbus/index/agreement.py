@@ -1,4 +1,4 @@
-"""Check that all workers of a model compute the same hashes for the same prompts.
+"""Check that all workers of a model compute the same block hashes for the same prompts.
 
 A router may search for the hashes of one worker at another worker. If the workers compute different hashes, the router
 finds nothing, and its operator does not notice the reason. In vLLM, hashes are different if the engines do not have the
@@ -19,21 +19,21 @@ from kvbus.core.types import Hash
 from kvbus.daemon.source_log import log_changes
 
 SAMPLE: Final = 1000
-"""Number of blocks of each worker that are compared.
+"""Number of blocks of each worker whose hashes are compared with those of other workers.
 
 They are the worker's oldest blocks, because the prompts of all workers often begin with the same blocks.
 """
 
 Named = Mapping[Worker, Mapping[bytes, Hash]]
-"""The hashes of blocks, by worker and by a digest of the prompt up to the end of the block."""
+"""The block hashes of each worker. The key of a hash is a digest of the prompt up to the end of the block."""
 
 
 class Agreement:
-    """The result of the last comparison of the workers' hashes.
+    """The result of the last comparison of the workers' block hashes.
 
     Attributes:
-        shared: by worker, the number of compared blocks whose prompt another worker of the same model holds too.
-        differing: by worker, the number of these blocks for which the other worker has a different hash.
+        shared: for each worker, the number of compared blocks whose prompt another worker of the same model also holds.
+        differing: for each worker, the number of these blocks for which the other worker has a different hash.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A bus that the index reads over HTTP: the streams of one of its outputs, and the states of its sources."""
+"""A bus from which the index reads over HTTP which streams one of its outputs has, and the states of its sources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UnusableError(KvbusError):
 
 
 class Output(msgspec.Struct):
-    """The settings of an output that the index needs, from the bus's answer to a request for ``/overview``."""
+    """The settings of one of the bus's outputs that the index needs. They are in the bus's answer to ``/overview``."""
 
     name: str
     type: str
@@ -70,7 +70,7 @@ class Source(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The address of a stream: what a subscriber needs to read it.
+    """The address of an output stream: the endpoints that a subscriber needs to read the stream.
 
     ``by_topic`` says whether several streams share the endpoint and are distinguished by their topics.
     """
@@ -86,14 +86,14 @@ class Bus:
     Args:
         url: the URL of the bus's HTTP port.
         login: the bearer token and the certificate authorities for the connection.
-        wanted: the name of the output to read. None: the first output that the index can read.
+        wanted: the name of the output to read. None means the first output that the index can read.
         curve: whether the index has CURVE keys.
 
     Attributes:
         worker: the value of the bus's setting ``worker``.
         model: the value of the bus's setting ``model``; empty if it is not set.
         answers: whether the bus answered the last request.
-        asked: set after the first request, even if the bus did not answer it.
+        asked: an event that is set after the first request, even if the bus did not answer it.
         reached: whether the bus has ever answered a request.
         sources: the sources in the bus's last answer.
         streams: the streams of the output that the index should follow, by name.
@@ -112,11 +112,14 @@ class Bus:
         self._login: Final = login
         self._wanted: Final = wanted
         self._config: _Config | None = None
-        """The configuration of the bus. It is None until it has been read, and after a request without an answer."""
+        """The configuration of the bus; None until it has been read.
+
+        It is None again after a request without an answer, because the bus may come back with another configuration.
+        """
         self._by_worker: dict[tuple[str, int | None], Source] = {}
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Read the bus's sources every :data:`POLL_SECONDS`, for ever. Call ``changed`` after each attempt.
+        """Read the bus's sources every :data:`POLL_SECONDS`, for ever. Call ``changed`` after each request.
 
         Raises:
             UnusableError: the bus has no output that the index can read.
@@ -154,7 +157,7 @@ class Bus:
         self._take(output, self._config)
 
     def _take(self, output: Output, config: _Config) -> None:
-        """Store the streams of the output, and which source each worker belongs to."""
+        """Store the streams of the bus's output, and the source to which each worker of the index belongs."""
         endpoint = as_seen_from(output.endpoint, self.url)
         replay = None if output.replay_endpoint is None else as_seen_from(output.replay_endpoint, self.url)
         if output.layout == "merged":
@@ -174,7 +177,7 @@ class Bus:
         self._by_worker = {(names[source.slot], None): source for source in self.sources}
 
     def stream_of(self, source: Source) -> str:
-        """Return the name of the stream that carries the batches of a source."""
+        """Return the name of the output stream that has the batches of a source."""
         own = f"{self.url} {source.name}"
         return own if own in self.streams else self.url
 
@@ -213,9 +216,9 @@ def _unreadable(output: Output, *, curve: bool) -> str | None:
 
 
 def as_seen_from(endpoint: str, url: str) -> str:
-    """Return an endpoint of the bus as the index can reach it.
+    """Return an endpoint of the bus in a form to which the index can connect.
 
-    If the endpoint is a wildcard address, it gets the host of the bus's URL.
+    If the endpoint is a wildcard address, such as ``tcp://*:5557``, it gets the host of the bus's URL.
     """
     address = parse_endpoint(endpoint)
     if address.is_ipc or not address.is_wildcard:
@@ -225,7 +228,7 @@ def as_seen_from(endpoint: str, url: str) -> str:
 
 
 def _topic(output: Output, config: _Config, source: Source) -> str:
-    """Return the topic of a source's stream; an empty text if the stream keeps the topic of the engine."""
+    """Return the topic of a source's stream; an empty text if the output keeps the topic that the engine uses."""
     if output.topic is None:
         return ""
     name = source.name.removesuffix(f"/{source.rank}")

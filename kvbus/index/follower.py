@@ -33,7 +33,7 @@ from kvbus.parts.log_router import LogRouter
 log = logging.getLogger("kvbus.index")
 
 _COMPARE_EVERY: Final = 10
-"""Number of rounds of ``_watch`` after which the hashes of the workers are compared."""
+"""Number of rounds of ``_watch`` from one comparison of the workers' block hashes to the next."""
 
 _WATCH_SECONDS: Final = 1.0
 """Seconds between two rounds of ``_watch``, which looks for failed streams and for streams without token ids."""
@@ -55,7 +55,7 @@ class Standing(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the index knows all blocks of the source."""
+        """Whether the index knows all blocks that the source holds."""
         return self.state == "live" and not self.partial
 
 
@@ -95,7 +95,7 @@ class Answer(msgspec.Struct):
 
 
 class Follower:
-    """Follow the engines, buses and logs of an index, and find the sources that hold a prompt's prefix.
+    """Follow the streams of an index (of engines, buses and logs), and find the sources that hold a prompt's prefix.
 
     Args:
         streams: streams of engines, or of single outputs of buses, by name.
@@ -122,7 +122,7 @@ class Follower:
         self._timing: Final = timing
         self._once: Final = once
         self.silent: Final[set[str]] = set()
-        """Names of the streams that did not answer their replay request."""
+        """Names of the streams whose publishers did not answer a replay request."""
         self._buses: Final = buses
         self._logs: Final = logs
         self._streams: Final = PrefixRouter(
@@ -135,7 +135,7 @@ class Follower:
         self._followed: Final[dict[str, Stream]] = {}
         """The streams of buses that the index currently follows, by name."""
         self._tokenless: Final[set[str]] = set()
-        """Names of the streams about which the index has logged that they have no token ids."""
+        """Names of the streams for which the index has already logged that they have no token ids."""
         self.agreement: Final = Agreement()
         self._tasks: Final[list[asyncio.Task[None]]] = []
         self._stack: Final = AsyncExitStack()
@@ -160,7 +160,7 @@ class Follower:
     async def complete(self) -> None:
         """Wait until the index has asked every bus once and has read the state of every stream.
 
-        A stream whose state is known to be unavailable is not waited for.
+        Do not wait for a stream whose state is known to be unavailable.
 
         Raises:
             KvbusError: a bus has no output that the index can read.
@@ -177,7 +177,10 @@ class Follower:
             await end_tasks([failing])
 
     async def failed(self) -> None:
-        """Wait until the index can no longer follow a stream, a bus or a log. Raise the error."""
+        """Wait until the index can no longer follow a stream, a bus or a log.
+
+        Then raise the error that was the reason.
+        """
         await asyncio.gather(*self._tasks, self._watch())
 
     @property
@@ -210,7 +213,7 @@ class Follower:
         return Answer(results, [each for each in standings.values() if not each.complete])
 
     def blocks(self) -> list[tuple[Worker, Standing, dict[str, int]]]:
-        """Return each source as its worker, its condition and its number of blocks on each medium."""
+        """Return, for each source, the worker, the source's condition, and its number of blocks on each medium."""
         standings = self._standings()
         counts = {worker: media for router in self._routers for worker, media in router.blocks().items()}
         known = [(worker, standing, counts.pop(worker, {})) for worker, standing in standings.items()]
@@ -233,9 +236,9 @@ class Follower:
         return found
 
     def _standings(self) -> dict[Worker, Standing]:
-        """Return the condition of each known worker.
+        """Return the condition of the source of each known worker.
 
-        It combines the facts from the worker's stream and from its bus.
+        It combines what the worker's stream shows with what its bus says.
         """
         found: dict[Worker, Standing] = {}
         direct: list[PrefixRouter | LogRouter] = [self._streams, *self._logs]
@@ -270,7 +273,7 @@ class Follower:
     # -- streams
 
     def _subscriber(self, stream: Stream) -> Subscriber:
-        """Return a new subscriber that reads the stream.
+        """Return a new subscriber that reads a stream.
 
         Raises:
             ValueError: only the replay should be read (``once``), and the stream has no replay endpoint.
@@ -312,7 +315,8 @@ class Follower:
     async def _watch(self) -> None:
         """Check the streams every :data:`_WATCH_SECONDS`, and raise the error of a stream that has failed.
 
-        Log streams without token ids, and workers that have different hashes for the same prompts.
+        Write a log line for each stream without token ids, and for workers that have different hashes for the same
+        prompts.
         """
         for look in itertools.count():
             await asyncio.sleep(_WATCH_SECONDS)
@@ -329,11 +333,11 @@ class Follower:
 
 
 def _state(status: Status, *, known: bool) -> str:
-    """Return the state of a stream, for the condition of its workers.
+    """Return the state of a stream as it is shown in the condition of the stream's workers.
 
     Args:
         status: the status of the stream.
-        known: whether the index knows blocks of the stream.
+        known: whether the index has blocks from the stream.
     """
     if status.unreachable:
         return "unreachable"
@@ -341,7 +345,7 @@ def _state(status: Status, *, known: bool) -> str:
 
 
 def _unknown(worker: Worker) -> Standing:
-    """Return the condition of a worker whose source is not listed by its bus."""
+    """Return the condition of a worker whose source its bus does not list: the state is ``unknown``."""
     return Standing(worker.name, worker.rank or 0, worker.name, "unknown", partial=False)
 
 

@@ -1,4 +1,4 @@
-"""Questions to the index: the body of a ``POST /query`` request, its limits, and how its block hashes are read."""
+"""Questions to the index: the body of a ``POST /query`` request, its limits, and the parsing of its block hashes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash
 
 MAX_BODY_BYTES: Final = 1024 * 1024
-"""Maximum size of a request's body, in bytes."""
+"""Maximum size in bytes of the body of a ``POST /query`` request."""
 
 MAX_QUERIES: Final = 256
-"""Maximum number of questions in a request."""
+"""Maximum number of questions in a ``POST /query`` request."""
 
 MAX_ITEMS: Final = 131_072
-"""Maximum number of token ids and hashes in all questions of a request together."""
+"""Maximum total number of token ids and hashes in the questions of a ``POST /query`` request."""
 
 MAX_HASHES: Final = 16_384
-"""Maximum number of hashes in a question."""
+"""Maximum number of block hashes in a question."""
 
 MSGPACK: Final = "application/msgpack"
-"""Content type of a request whose body is msgpack. A body with any other content type is read as JSON."""
+"""Content type of a ``POST /query`` request whose body is msgpack. Any other body is read as JSON."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
@@ -56,7 +56,7 @@ class Request(Query, forbid_unknown_fields=True):
 
 
 class RefusedError(Exception):
-    """A request is refused.
+    """An HTTP request to the index is refused.
 
     ``status`` is the HTTP status, and ``outcome`` the label for the metrics. The text gives the reason in a sentence.
     """
@@ -72,7 +72,7 @@ _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
 
 
 def read(body: bytes, *, msgpack: bool = False) -> Sequence[Query]:
-    """Parse the body of a request. Return its questions.
+    """Parse the body of a ``POST /query`` request. Return its questions.
 
     Raises:
         RefusedError: the body is malformed, or exceeds a limit.
@@ -123,7 +123,7 @@ _is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").full
 
 
 def readings(hashes: Sequence[int | str]) -> list[list[Hash]]:
-    """Parse the hashes of a question. Return each possible interpretation of them as a list of hashes.
+    """Parse the block hashes of a question. Return each possible interpretation of them as a list of hashes.
 
     The hashes may be integers of 64 bits, or bytes in hexadecimal. If every text consists of decimal digits, both
     interpretations are possible.

@@ -1,4 +1,4 @@
-"""The HTTP server of an index, based on aiohttp: questions, a look-up page, probes and metrics."""
+"""The HTTP server of an index, based on aiohttp. It answers questions, and has a look-up page, probes and metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BODY_SECONDS: Final = 10.0
 """Maximum time in seconds in which a client must send the body of its request."""
 
 _END_SECONDS: Final = 0.5
-"""Maximum time in seconds for which unfinished answers continue when the process ends."""
+"""Maximum time in seconds for which the server continues unfinished answers when the process ends."""
 
 
 class ConnectionCounts:
@@ -59,8 +59,8 @@ class IndexServer:
     """The HTTP server of an index.
 
     Args:
-        follower: follows the streams, and answers the questions.
-        access: the rule about which requests may ask a question.
+        follower: the object that follows the streams and answers the questions.
+        access: the rule that decides which requests may ask a question.
     """
 
     def __init__(self, follower: Follower, access: IndexAccess) -> None:
@@ -103,7 +103,7 @@ class IndexServer:
 
     @web.middleware
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Pause the timeout of the client's connection while the server answers the request."""
+        """Call the handler of a request. Meanwhile, the timeout of the client's connection is paused."""
         with self._connections.answering(request.transport):
             return await handler(request)
 
@@ -156,7 +156,10 @@ class IndexServer:
 
 @web.middleware
 async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer an HTTP error with a JSON body instead of aiohttp's text, for example if the path does not exist."""
+    """Call the handler of a request. If it raises an HTTP error, answer with a JSON body, not with aiohttp's text.
+
+    For example, aiohttp raises an HTTP error if the path does not exist.
+    """
     try:
         return await handler(request)
     except web.HTTPException as error:
