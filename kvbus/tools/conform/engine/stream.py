@@ -67,7 +67,7 @@ class Contents:
         self._prefix.setdefault(key, prefix)
         other = self._alone.setdefault(alone, (prefix, block))
         if other[0] != prefix and other[1] != block:
-            ledger.kept("6.7")  # the same tokens after another prefix have another hash
+            ledger.kept("6.7")  # equal tokens with different prefixes have different hashes, as required
         known = self._named.get(prefix)
         if known is not None and known[1] != self._epoch:
             another = f"{event.where} has another hash than before the restart"
@@ -418,12 +418,12 @@ class Stream:
             ledger.kept("3.1")
             self._overlap *= message.seq < self._overlap
         elif message.seq > expected and rejoined:
-            pass  # the missing batches were sent while there was no connection
+            pass  # do not count the missing batches: they were sent while there was no connection
         elif message.seq > expected:
             self.missing += message.seq - expected
             self.blocks.lose()
         elif message.seq < self._overlap and (self._state or self.knows(message)):
-            self._overlap *= message.seq < self._overlap - 1  # 0 after the last batch of the answer
+            self._overlap *= message.seq < self._overlap - 1  # becomes 0 after the last batch of the answer
             return False
         elif self.knows(message) and not rejoined:
             ledger.broken("3.1", f"number {message.seq} was sent twice", message.evidence)
