@@ -1,4 +1,7 @@
-"""Questions of doctor to a running bus: its sources, its routers and its findings, over HTTP."""
+"""HTTP requests of doctor to a running bus, for its sources, its routers and its findings.
+
+A finding is a problem that the bus reports.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class BusRouter(msgspec.Struct):
 
 @dataclass(slots=True)
 class Bus:
-    """The answers from an HTTP address, at which a bus may or may not run.
+    """The answers from an HTTP address at which a bus is expected.
 
     Attributes:
         url: base URL of the address.
@@ -47,7 +50,7 @@ class Bus:
         listens: whether some program has accepted the connection.
         sources: entries of ``/sources``.
         routers: entries of ``/routers``, without routers that have disconnected.
-        findings: entries of ``/findings``, which are about the bus itself.
+        findings: entries of ``/findings``, which are problems of the bus itself.
     """
 
     url: str
@@ -64,17 +67,17 @@ class Bus:
 
     @property
     def spoke(self) -> frozenset[str]:
-        """Endpoints of the engines from which the bus has received batches, live or by replay."""
+        """Endpoints of the engines from which the bus has received batches, either live or by a replay."""
         return frozenset(source.endpoint for source in self.sources if source.last_seq >= 0)
 
 
 class _Resolver(AbstractResolver):
-    """A resolver that looks up host names in a thread. The end of the process does not wait for that thread."""
+    """A resolver of host names that works in a thread. A slow look-up does not delay the end of the process."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        del family  # names are resolved for IPv4 and IPv6
+        del family  # not needed, because every name is resolved for IPv4 and for IPv6
         found = await find(f"tcp://{host}:{port}")
         return [
             ResolveResult(hostname=host, host=shown(each), port=port, family=each[0], proto=0, flags=0)
@@ -86,7 +89,10 @@ class _Resolver(AbstractResolver):
 
 
 async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # noqa: ASYNC109 - of HTTP
-    """Request the sources, routers and findings of a bus. A failure does not raise; `Bus.problem` describes it."""
+    """Request the sources, routers and findings of a bus.
+
+    If that fails, `Bus.problem` says why, and no error is raised.
+    """
     bus = Bus(url.rstrip("/"))
     try:
         async with (
@@ -111,7 +117,7 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
 
     Args:
         bus: the answers of the bus.
-        keys: configuration keys for which doctor has findings of its own. Findings of the bus with these keys are left
+        keys: configuration keys about which doctor itself has findings. Findings of the bus about these keys are left
             out.
     """
     found = [*bus.findings]
@@ -124,7 +130,7 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
 
 
 def seen(bus: Bus) -> list[Seen]:
-    """Return an observation for each source of the bus, and one for the routers of each output."""
+    """Return the lines that describe a bus: one for each source, and one for the routers of each output."""
     lines = []
     for number, source in enumerate(bus.sources):
         partial = ", partial" if source.partial else ""

@@ -38,15 +38,15 @@ from kvbus.tools.doctor.sources import SourceJudge
 from kvbus.transport import engine_api
 
 SECONDS: Final = 15.0
-"""Seconds for which doctor waits for the first answer of a discovery. A discovery also has deadlines of its own."""
+"""Maximum seconds to wait for the first list of engines from a discovery. A discovery also has its own timeouts."""
 
 _INDEX: Final = re.compile(r"^sources\[(\d+)\]")
 
 
 async def find(config: Config) -> tuple[Config, Report]:
-    """Ask every ``discover`` entry of a configuration for its engines.
+    """Find the engines of every ``discover`` entry of a configuration.
 
-    Return the configuration with the found engines as sources, and a report about the discoveries.
+    Return the configuration with these engines as sources, and a report about the discoveries.
     """
     report = Report()
     entries = {i: source for i, source in enumerate(config.sources) if source.discover is not None}
@@ -79,10 +79,15 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
-    """Translate the configuration keys in a report into the keys of the user's file.
+    """Return a copy of a report whose configuration keys are those of the user's file.
 
     The report is about a configuration in which the found engines replace the ``discover`` entries. So its positions in
     ``sources`` differ from the positions in the file.
+
+    Args:
+        config: the configuration of the user's file.
+        with_engines: the configuration with the found engines.
+        report: the report about ``with_engines``.
     """
     sections = config.sections(with_engines.sources)
 
@@ -98,7 +103,7 @@ def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
 T = TypeVar("T")
 
 AT_ONCE: Final = 128
-"""Maximum number of publishers that are probed at the same time, because each probe needs a few file descriptors."""
+"""Maximum number of publishers that are probed at the same time. Each probe needs a few file descriptors."""
 
 Progress = Callable[[str, bool], None]
 """A function that is called when a probe begins or ends, with the name of the probe and whether it has ended."""
@@ -110,9 +115,9 @@ async def examine_bus(
     timeout: float,  # noqa: ASYNC109 - of each endpoint
     login: Login | None = None,
 ) -> Report:
-    """Return a report of the problems that a running bus knows.
+    """Return a report of the problems that a running bus has found itself.
 
-    The endpoints of the bus are not dialled, because they may not be reachable from this machine.
+    doctor does not connect to the endpoints of the bus, because they may not be reachable from this machine.
     """
     bus = await buses.ask(url, timeout, login)
     if not bus.runs:
@@ -130,11 +135,10 @@ async def examine(
     router: str | None = None,
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
-    """Probe every endpoint of a configuration, including the endpoints of discovered engines.
+    """Probe every endpoint of a configuration, including the endpoints of discovered engines. Return the report.
 
-    Also ask the bus, if it runs.
-
-    With ``router``, the profile of a router, also compare the outputs with the needs of that router's decoder.
+    If a bus runs this configuration, its own findings are included. ``router`` is the name of a router's profile. If it
+    is given, the outputs are also compared with the forms that this router can decode.
     """
     with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
@@ -173,7 +177,8 @@ class _Examination:
     async def _bus(self) -> tuple[Bus | None, bool | None]:
         """Ask the bus at the configured HTTP address. Return the bus, and whether it runs this configuration.
 
-        The bus is None if no bus answers, or if it runs another configuration. The second value is None if unknown.
+        The bus is None if no bus answers, or if it runs another configuration. The second value is None if doctor
+        cannot find out whether a bus runs this configuration.
         """
         address = self._config.http_address
         if address is None or address[1] == 0:
@@ -274,13 +279,13 @@ class _Examination:
 
 
 def _pinned(certificate: Path) -> ssl.SSLContext:
-    """Return a TLS context that trusts only this certificate, whatever the host name.
+    """Return a TLS context that trusts only this certificate. The host name in the certificate is not checked.
 
     If the file cannot be read, the context trusts no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-    with contextlib.suppress(OSError):  # includes ssl.SSLError; an unreadable file has a finding of its own
+    with contextlib.suppress(OSError):  # includes ssl.SSLError; `machine.files` reports an unreadable file
         context.load_verify_locations(certificate)
     return context

@@ -16,7 +16,7 @@ from kvbus.core.findings.finding import Finding, Severity
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An observation about a source or an output, such as its last seq.
+    """An observation about a source or an output, such as its last seq. It is not a problem.
 
     Attributes:
         key: position in the configuration, such as ``sources[0]``.
@@ -34,7 +34,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Report:
-    """All findings of doctor, and an observation for each source and output."""
+    """The report of doctor: all findings, and an observation for each source and output."""
 
     findings: list[Finding] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Report:
 
 
 def printable(text: str) -> str:
-    """Escape the unprintable characters in a text, so that a peer's text cannot control the terminal."""
+    """Escape the unprintable characters in a text, so that text from an engine cannot control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
@@ -119,7 +119,7 @@ class Line:
 
 
 class Waiting(Line):
-    """A status line that names one of the endpoints for whose answers doctor is waiting."""
+    """A status line that names an endpoint whose probe has not ended yet, so that the user sees why doctor waits."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)

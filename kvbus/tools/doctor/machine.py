@@ -1,4 +1,4 @@
-"""Checks of this machine: libzmq, the files of the configuration, the state directory, and the owner of a busy port."""
+"""Checks of this machine: libzmq, the configuration's files, the state directory, and the process on a busy port."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def files(config: Config) -> tuple[Keys, list[Finding]]:
 
 
 def state(config: Config, *, running: bool) -> list[Finding]:
-    """Check ``state_dir``.
+    """Check the directory in which kvbus keeps its state (the configuration key ``state_dir``).
 
-    Return a finding if ``auto`` finds no directory, or if other users have access to the directory.
+    Return a finding if ``auto`` finds no directory, or if other users have access to the directory. Do nothing while a
+    bus runs.
     """
     if config.state_dir is None or running:
         return []

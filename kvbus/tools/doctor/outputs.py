@@ -1,4 +1,4 @@
-"""Checks of an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
+"""Checks of an output: its ports, the router to which it connects (``bind: false``), or the servers of its log."""
 
 from __future__ import annotations
 
@@ -64,16 +64,17 @@ REMEDIES: Final = {
     UNREACHABLE: ("endpoint", "name a server that runs, and tls_ca_file if that port speaks TLS"),
     WRONG_TYPE: ("endpoint", "delete the key, which holds a value of another type"),
 }
-"""Configuration key and remedy for a failure at a log's servers, by the reason of the failure.
+"""By the reason of a failure at a log's servers: the configuration key to correct, and how to correct it.
 
 A key that begins with a dot is in the section of the log's type, such as ``kafka``.
 """
 
 
 def understood(config: Config, router: str) -> Report:
-    """Compare what each output sends with the needs of a router's decoder, without dialling anything.
+    """Compare what each output sends with the forms that a router can decode, without connecting to anything.
 
-    A configuration may also have outputs for other routers. So there is a finding only if no output meets the needs.
+    A configuration may also have outputs for other routers. So there is a finding only if this router can decode no
+    output.
     """
     wanted = PROFILES[router]
     report = Report(seen=[Seen("outputs", router, "; ".join(needs(wanted)) or "reads every form that kvbus sends")])
@@ -95,7 +96,10 @@ def understood(config: Config, router: str) -> Report:
 
 
 def _sent(output: OutputConfig) -> Profile:
-    """Return a profile that describes what the output sends: its profile, changed by the keys of the output."""
+    """Return a profile that describes what the output sends.
+
+    It is the output's own profile, changed by the output's other configuration keys.
+    """
     profile = PROFILES[output.profile]
     topics = profile.topics
     if output.topic is not None and topics == "any":
@@ -108,9 +112,9 @@ def _sent(output: OutputConfig) -> Profile:
 
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
-    """Check the servers of a log and its streams. Return the findings, and a sentence about the streams.
+    """Check the servers of the log that an output writes. Return the findings, and a sentence about the log's streams.
 
-    The check writes nothing, because a write would fence the running writer.
+    The check writes nothing, because a write would take the streams from the running writer.
     """
     where = place_of(output).servers
     try:
@@ -163,18 +167,18 @@ async def _redis(output: OutputConfig) -> str:
 
 
 LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
-"""A function for each type of log, which checks the log of an output and returns a sentence about its streams."""
+"""By type of log: a function that checks the log of an output and returns a sentence about the log's streams."""
 
 
 Looked = tuple[list[Finding], str]
 """The result of probing one endpoint: the findings about it, and its description for the report."""
 
 SUBSCRIPTION_S: Final = 0.5
-"""Seconds for which doctor waits for the subscriptions of a router that it has dialled."""
+"""Seconds for which doctor waits for the subscriptions of a router to which it has connected."""
 
 
 class OutputProber:
-    """The prober of one output, which dials the output's ports or the router that the output dials.
+    """The prober of one output. It connects to the output's ports or, with ``bind: false``, to the output's router.
 
     Args:
         config: the configuration.
@@ -183,7 +187,7 @@ class OutputProber:
         timeout: maximum seconds for each endpoint. All endpoints are probed in parallel.
         running: whether a bus runs this configuration; None if unknown.
         topics: topic of each source that has sent a message, by the source's slot.
-        gate: limits the number of endpoints that are probed at the same time.
+        gate: semaphore that limits the number of endpoints that are probed at the same time.
     """
 
     def __init__(
@@ -263,8 +267,8 @@ class OutputProber:
                     return [catalogue.LISTENS_ELSEWHERE(**facts)], ""
                 return [], f"{endpoint} is free"
             if outcome.stop in NETWORK:
-                # The host of an endpoint may be the name of a network interface. kvbus can bind it, but doctor cannot
-                # dial it.
+                # Report no problem. The host of the endpoint may be the name of a network interface, which kvbus can
+                # bind but to which doctor cannot connect.
                 return [], f"{endpoint} was not probed ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
@@ -272,7 +276,7 @@ class OutputProber:
                 return [catalogue.PORT_TAKEN(**facts, who=who or what)], ""
             if dialled.connection is None:
                 if outcome.stop is Stop.KEYS or outcome.stop is Stop.MECHANISM:
-                    # doctor cannot connect, because only routers have keys for this port
+                    # Report no problem. Only routers have keys for this port, so doctor cannot connect.
                     return [], f"{endpoint} {outcome.mechanism}"
                 return [outcome.finding(self._at, name)], ""
             said = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
@@ -317,7 +321,7 @@ class OutputProber:
 
 
 async def _ask(connection: Connection) -> str:
-    """Check that a replay endpoint answers, and return text for the report; empty if no END comes within a second.
+    """Check that a replay endpoint of kvbus answers. Return text for the report; empty if no END comes within a second.
 
     The requested seq is after all batches, so that the answer is only END.
     """

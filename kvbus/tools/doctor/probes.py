@@ -1,6 +1,6 @@
 """Probes of one publisher: doctor reads its live stream as a SUB socket, and requests a replay as a DEALER socket.
 
-The relay's own code processes the live messages, so doctor accepts and rejects the same messages as the daemon.
+The relay's own code processes the live messages. So doctor accepts and rejects the same messages as a running kvbus.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Maximum number of batches, of topics and of first blocks of prompts that a summary remembers."""
+"""Maximum number of batches that a summary remembers. The same limit is for its topics, and for its first blocks."""
 
 Root = bytes
 """Digest of everything on which the hash of a prompt's first block depends: tokens, LoRA, salt and other keys."""
 
 
 class Heard:
-    """A summary of the messages of one publisher.
+    """A summary of the messages that doctor has received from one publisher.
 
     Args:
         spec: the specification of the source as the daemon would use it. The summary turns off replays and snapshots.
@@ -70,7 +70,10 @@ class Heard:
         self.batches: dict[int, int] = {}
         """Fingerprints of the newest batches, by seq."""
         self.contested = 0
-        """Number of batches with the seq of an earlier batch but another payload."""
+        """Number of batches that have the seq of an earlier batch but another payload.
+
+        Several of them show that two publishers use one endpoint.
+        """
         self.events = 0
         self.stores = 0
         self.ranks: set[int] = set()
@@ -80,8 +83,8 @@ class Heard:
         self.skew: float | None = None
         """Seconds by which the publisher's clock is behind this machine's clock; negative if it is ahead.
 
-        Each batch shows a difference between the clocks, to which the delay of the batch is added. The difference
-        closest to 0 is kept.
+        Each batch shows the difference between the clocks plus the time that the batch took. The difference closest to
+        0 is kept, because it contains the least delay.
         """
         self.oversize = False
         self.messages = 0
@@ -103,7 +106,10 @@ class Heard:
         return sum(count for each, count in self.topics.items() if each.startswith(topic))
 
     def take(self, frames: list[bytes], *, live: bool) -> None:
-        """Add one message to the summary. A message of a replay answer has the form ``[topic, seq, payload]``."""
+        """Add one message to the summary. ``live`` says whether it came live.
+
+        A message of a replay has the same three frames.
+        """
         self.messages += 1
         topic = frames[0] if frames else b""
         if live:
@@ -154,10 +160,12 @@ class Heard:
 
 
 def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, str]]:
-    """Yield a pair of publishers, by their labels, that give the same first block of a prompt different hashes.
+    """Yield the labels of two publishers that give different hashes to the same first block of a prompt.
 
-    At most one pair is yielded. The hash of a first block depends on the block's tokens and on a seed. vLLM draws a
-    random seed in each process unless ``PYTHONHASHSEED`` is set.
+    If there are no two such publishers, yield nothing.
+
+    The hash of a first block depends on the block's tokens and on a seed. vLLM draws a random seed in each process
+    unless ``PYTHONHASHSEED`` is set. A router cannot find such blocks by one hash.
     """
     first: dict[Root, tuple[str, Hash]] = {}
     for label, each in heard:
@@ -171,11 +179,11 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 NEWEST: Final = 2**63 - 1
 """A seq that is higher than any real one. The answer to a replay request from this seq is only END."""
 REACH: Final = 16
-"""Number of newest batches that doctor requests in a replay."""
+"""Number of batches by which a replay that doctor requests goes back before the newest batch."""
 ENOUGH_S: Final = 1.0
-"""Seconds for which doctor listens after the first BlockStored event."""
+"""Seconds for which doctor continues to listen after the first BlockStored event."""
 LISTENING: Final = 0.6
-"""Fraction of the timeout for which doctor listens to the live stream. The rest of the timeout is for the replay."""
+"""Fraction of the timeout for which doctor listens to the live stream. The remaining time is for the replay."""
 
 
 @dataclass(slots=True)
@@ -207,13 +215,14 @@ class Looked:
     Attributes:
         stream: the publisher as configured.
         heard: summary of the publisher's messages.
-        live: result of dialling the live stream. None if the publisher dials kvbus and no process listens on the port.
-        replay: result of dialling the replay endpoint; None without a replay endpoint.
+        live: result of connecting to the live stream. None if the publisher itself connects to kvbus and no process
+            listens on the port.
+        replay: result of connecting to the replay endpoint; None without a replay endpoint.
         answer: the replay answer; None if no replay was requested.
-        snapshot: result of dialling the snapshot endpoint; None without a snapshot endpoint.
-        dialled_in: a result for each peer that dialled the port while doctor listened on it.
-        taken: why doctor could not bind the port that the publisher dials. ``bus`` means that a running bus has the
-            port. Empty if doctor could bind it, or did not try.
+        snapshot: result of connecting to the snapshot endpoint; None without a snapshot endpoint.
+        dialled_in: a result for each program that connected to the port while doctor listened on it.
+        taken: why doctor could not bind the port to which the publisher connects. ``bus`` means that a running bus has
+            the port. Empty if doctor could bind it, or did not try.
     """
 
     stream: SourceStream
@@ -234,7 +243,7 @@ class Prober:
         curve: CURVE keys, by position in ``sources``.
         timeout: maximum seconds for all probes of one publisher.
         history: whether to request the replay from seq 0.
-        may_bind: whether doctor may bind the port that an engine dials. It may if no bus runs.
+        may_bind: whether doctor may bind a port to which an engine connects. It may if no bus runs.
     """
 
     def __init__(
@@ -282,7 +291,7 @@ class Prober:
                     async with asyncio.timeout(self._timeout * LISTENING) as limit:
                         await _listen(dialled.connection, looked.heard, limit)
         except TimeoutError:
-            return  # the time to listen is over
+            return  # not an error: doctor has listened for as long as it wanted to
         finally:
             done.set()
 
@@ -345,8 +354,9 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
     """Read live messages until `ENOUGH_S` seconds after the first BlockStored event, or until ``limit``."""
     loop = asyncio.get_running_loop()
     try:
-        # The first subscription tells a kvbus publisher to send no state. The second subscription is to all topics, to
-        # find out whether no batches arrive because the configured topic is wrong.
+        # The first subscription is a sign for a publisher that is a kvbus: it sends no state to doctor. The second
+        # subscription is to all topics. If batches come whose topic is not the configured one, the configured topic is
+        # wrong.
         await connection.send(b"\x01" + ASKS_REPLAY)
         await connection.send(b"\x01")
         enough = False
@@ -363,7 +373,10 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
 
 
 def local(endpoint: str) -> str:
-    """Return an endpoint that this machine can dial, for an endpoint that kvbus binds. Loopback replaces a wildcard."""
+    """Return an endpoint to which this machine can connect, for an endpoint that kvbus binds.
+
+    Loopback replaces a wildcard.
+    """
     for wildcard in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - recognised, not bound
         endpoint = endpoint.replace(f"tcp://{wildcard}:", "tcp://127.0.0.1:")
     return endpoint

@@ -18,14 +18,14 @@ from kvbus.tools.doctor.probes import NEWEST, Looked
 from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Stop
 
 ALIKE: Final = 2
-"""Number of contested seqs that proves two publishers on one endpoint. A restart contests only one seq."""
+"""Number of seqs with two different payloads that proves two publishers on one endpoint. A restart causes only one."""
 
 NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
 
 
 @dataclass(frozen=True, slots=True)
 class SourceJudge:
-    """The judge of one source, which derives findings and observations from the probe results.
+    """The judge of one source. It derives findings (problems) and observations from the probe results.
 
     Attributes:
         config: the configuration.
