@@ -1,5 +1,6 @@
 """Simulated engines: a prefix cache with eviction, ranks and tiers, and the dialect of each engine release.
 
-In: a workload, synthetic or from a trace. Out: payloads in the dialect of a release, and the true set of live blocks.
-The package may use the core's codec. It shares no logic with the normalizer, because tests compare their results.
+Input: a workload, which is synthetic or comes from a trace. Output: payloads in the dialect of a release, and the set
+of blocks that are really live. The package may use the core's codec. It shares no logic with the normalizer, because
+tests compare their results.
 """

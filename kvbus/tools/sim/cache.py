@@ -31,7 +31,7 @@ GPU: Final = "GPU"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The content of one full block. All physical copies of the block share it.
+    """The content of one full block. If the cache has several physical copies of the block, they share this object.
 
     Attributes:
         digest: SHA-256 chained over the complete prefix, 32 bytes.
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An event of the cache: a run of blocks became live. Each block is the parent of the next block."""
+    """An event of the cache: these blocks became live in a tier. Each block is the parent of the next block."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -81,7 +81,10 @@ class LiveBlock:
 
 
 def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") -> Block:
-    """Return a block whose hash is chained to its parent's hash. The hash of a first block depends on the tenant."""
+    """Return a block whose hash continues its parent's hash. The hash of a first block depends on the tenant.
+
+    ``tenant`` is a LoRA adapter or cache salt; "" for none.
+    """
     digest = hashlib.sha256(parent.digest if parent else tenant.encode())
     digest.update(struct.pack(f"<{len(tokens)}Q", *tokens))
     return Block(digest.digest(), parent, tuple(tokens), tenant)
@@ -125,7 +128,7 @@ class Request:
 
 
 class PrefixCache:
-    """The cache of one engine rank and one KV-cache group.
+    """The cache of one rank of a simulated engine, for one KV-cache group.
 
     Every method that changes the cache records events. `take_events` returns them.
 
@@ -169,7 +172,7 @@ class PrefixCache:
         return self._blocks_for(length) <= len(self._free)
 
     def start(self, tokens: Sequence[int], prompt: int, tenant: str = "") -> Request:
-        """Admit a request. Reference the blocks of its cached prefix, and allocate blocks for its other tokens.
+        """Start a request: reference the blocks of its cached prefix, and allocate blocks for its other tokens.
 
         Args:
             tokens: prompt and output together.
@@ -200,7 +203,7 @@ class PrefixCache:
             slot = request.slots[len(request.chain)]
             copies = self._cached.get(block.digest)
             if copies and not self._copies:
-                # SGLang's radix cache keeps the cached page, and frees the page that the request has computed
+                # Keep the cached page and free the page that the request has computed, as SGLang's radix cache does.
                 own, slot = slot, next(iter(copies.values()))
                 self._reference(slot)
                 block = slot.block or block
@@ -229,9 +232,9 @@ class PrefixCache:
                 self._free.move_to_end(slot.number, last=False)
 
     def clear(self) -> None:
-        """End all requests and empty all tiers.
+        """End all requests, and empty all tiers.
 
-        The blocks of lower tiers get removal events, because `Cleared` is only about the GPU pool.
+        The blocks of lower tiers get removal events, because the event `Cleared` is only about the GPU pool.
         """
         for request in list(self._running.values()):
             self.finish(request)
@@ -260,7 +263,7 @@ class PrefixCache:
         return -(-tokens // self.block_size)
 
     def _block_of(self, request: Request) -> Block:
-        """Return the content of the request's next full block."""
+        """Return the content of the next block of a request that becomes full."""
         start = len(request.chain) * self.block_size
         parent = request.chain[-1] if request.chain else None
         return make_block(parent, request.tokens[start : start + self.block_size], request.tenant)
@@ -311,7 +314,7 @@ class PrefixCache:
         self._cached.setdefault(block.digest, {})[slot.number] = slot
 
     def _write_through(self, chain: list[Block], tier: str) -> None:
-        """Copy the blocks of a finished request to a lower tier.
+        """Copy the blocks of a finished request to a lower tier. ``chain`` has these blocks, parents first.
 
         If the tier is full, evict its oldest blocks, leaves first.
         """

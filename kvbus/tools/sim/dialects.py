@@ -57,8 +57,8 @@ class Dialect:
         hashes: form in which a 32-byte digest is sent: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
         chained: whether a hash covers the block's complete prefix. If not, equal pages have equal hashes (SGLang up to
             0.5.5).
-        units: content of one BlockStored event: a run of blocks, or one page.
-        removed_units: content of one BlockRemoved event: a run of blocks, or one page.
+        units: content of one BlockStored event: ``run`` for several successive blocks, ``page`` for one block.
+        removed_units: content of one BlockRemoved event: ``run`` for several blocks, ``page`` for one block.
         parents: whether stores name their parent. If not, the parent is always null (llm-d-inference-sim).
         sizes: whether stores have a block size. If not, block_size is always 0 (llm-d-inference-sim).
         adapters: whether stores name the LoRA adapter. If not, lora_name is always null.
@@ -171,8 +171,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
             _sglang_map("sglang-0.5.20", framing="3"),
             _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
-            # As proposed in sglang#39991: vLLM's required fields are always sent, and extra_keys
-            # also has the salt.
+            # The dialect that sglang#39991 proposes. The fields that vLLM requires are always sent, and extra_keys also
+            # has the salt.
             _sglang(
                 "sglang-39991",
                 (*_V18, "cache_salt", "session_id"),
@@ -229,7 +229,9 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 
 
 class BatchEncoder:
-    """The encoder of one engine rank, which writes the events of its caches as payloads in a dialect.
+    """The encoder of one rank of a simulated engine.
+
+    It writes the events of the rank's caches as payloads in a dialect.
 
     Args:
         dialect: the dialect of the payloads.
@@ -243,7 +245,7 @@ class BatchEncoder:
         self._kinds = kinds
 
     def encode(self, events: Iterable[Event], now: float) -> list[bytes]:
-        """Return the payloads for the events of one engine step; an empty list without events.
+        """Return the payloads for the events of one engine step; an empty list if there are no events.
 
         `now` is Unix time in seconds.
         """
@@ -262,14 +264,12 @@ class BatchEncoder:
     def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
         """Return the live blocks of a cache as a correct reader of this dialect's stream sees them.
 
-        Returns:
-            One entry for each live (group_idx, medium, hash), parents before children. An entry has ``hash`` (int, hex
-                for
-            bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``, ``block_size`` and
-                ``prefix``, the
-            SHA-256 of the complete prefix (token ids as 4-byte little endian). ``prefix`` identifies the content in
-                every
-            dialect.
+        The result has an entry for each live block (group_idx, medium and hash), parents before children. An entry has
+        ``hash`` (int; hex for bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``,
+        ``block_size`` and ``prefix``. ``prefix`` is the SHA-256 of the complete prefix (token ids as 4-byte little
+        endian). It identifies the content of a block in every dialect.
+
+        ``live`` has the live blocks by group index, tier and digest.
         """
         dialect = self.dialect
         prefixes = _Prefixes(dialect)
@@ -298,7 +298,10 @@ class BatchEncoder:
         return list(found.values())
 
     def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events. Merge successive removals from one tier and group, if an event may have several hashes."""
+        """Yield the events of a step.
+
+        If an event may have several hashes, merge successive removals from one tier and group.
+        """
         last: Removed | None = None
         for event in events:
             if isinstance(event, Removed) and self.dialect.removed_units != "page":
@@ -326,7 +329,8 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # with unchained hashes, SGLang names the parent of a page only if both are in the same node of its tree
+                # Name no parent for the first page of an event with unchained hashes: SGLang names the parent of a page
+                # only if both are in the same node of its tree.
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]
@@ -374,9 +378,10 @@ class BatchEncoder:
 
 
 class _Prefixes:
-    """The SHA-256 digests of prefixes.
+    """A cache of the SHA-256 digests of prefixes.
 
-    The digest of a block continues its parent's digest, so each block is hashed once.
+    The digest of a block's prefix continues the digest of its parent's prefix, so the tokens of each block are hashed
+    once.
     """
 
     def __init__(self, dialect: Dialect) -> None:

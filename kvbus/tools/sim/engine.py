@@ -1,4 +1,4 @@
-"""A simulated engine rank, which runs a workload, makes KV-cache events, and knows the true live blocks.
+"""One rank of a simulated engine. It runs a workload, makes KV-cache events, and knows which blocks are really live.
 
 `SimEngine` does no I/O. A step admits requests, computes tokens and returns a payload in the dialect of the engine
 release. `run` publishes the payloads at a fixed rate until `stop` is set.
@@ -111,7 +111,12 @@ class SimEngine:
         return self._outbox.popleft()
 
     def flush(self, now: float) -> Iterator[bytes]:
-        """Yield the remaining payloads. Once the caller has published them, the stream matches `truth`."""
+        """Yield the payloads that were not published yet.
+
+        Once the caller has published them, the stream matches `truth`.
+
+        `now` is the timestamp of the batches, Unix time in seconds.
+        """
         self._collect(now)
         while self._outbox:
             yield self._outbox.popleft()
@@ -120,7 +125,8 @@ class SimEngine:
         """Reset the prefix cache, as a request to the engine's API does, and end the running requests."""
         for cache in self._caches:
             cache.clear()
-            # the engine resets all groups together, and sends one AllBlocksCleared event after the removals
+            # Keep only the removals of the groups, and add a single clear below. An engine resets all groups together,
+            # and sends one AllBlocksCleared event after the removals.
             self._events += [event for event in cache.take_events() if not isinstance(event, Cleared)]
         self._events.append(Cleared())
         self.finished += len(self._running)
@@ -131,7 +137,7 @@ class SimEngine:
         self._begin()
 
     def truth(self) -> list[dict[str, Any]]:
-        """Return the live blocks that a correct reader has.
+        """Return the live blocks that a correct reader of this rank's stream has.
 
         An entry has ``rank`` and the keys of `BatchEncoder.entries`.
         """
@@ -190,7 +196,8 @@ class SimEngine:
             job = self._waiting or next(self._jobs, None)
             if job is None:
                 return
-            # A request may use at most half of the pool, so truncate the long prompts (100,000 tokens) of traces.
+            # Truncate the prompt, because a request may use at most half of the pool. Traces have prompts of 100,000
+            # tokens.
             tokens = job.tokens[: self.options.blocks * self.options.block_size // 2]
             if not all(cache.fits(len(tokens)) for cache in self._caches):
                 self._waiting = job
@@ -219,7 +226,7 @@ async def run(
     Args:
         engine: the engine.
         publisher: a started publisher.
-        stop: set it to end the publishing.
+        stop: an event that ends the publishing when it is set.
         rate: batches per second.
         restart_every: seconds between two restarts of the engine; 0 for no restarts.
     """

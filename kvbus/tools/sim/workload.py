@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRACE_BLOCK: Final = 512
-"""Number of prompt tokens for which a trace has one entry of `hash_ids`."""
+"""Number of prompt tokens that one entry of `hash_ids` in a trace stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class _TraceLine(msgspec.Struct):
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Return random token ids below 65,536. They are fast to make, and few real vocabularies are smaller."""
+    """Return random token ids below 65,536.
+
+    They are fast to make from random bytes, and nearly all real vocabularies are at least as large.
+    """
     return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
 
 
@@ -105,7 +108,7 @@ def synthetic(
 
 @functools.lru_cache(maxsize=8192)
 def expand(hash_id: int) -> tuple[int, ...]:
-    """Return 512 token ids for an entry of a trace's `hash_ids`. Equal entries have the same tokens."""
+    """Return the 512 token ids that an entry of a trace's `hash_ids` stands for. Equal entries have the same tokens."""
     return _tokens(random.Random(f"kvbus/trace/{hash_id}"), TRACE_BLOCK)
 
 
