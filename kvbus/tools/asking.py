@@ -17,11 +17,11 @@ from aiohttp.abc import AbstractResolver
 from kvbus.common.errors import ExitCode, KvbusError
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Maximum size of one HTTP answer, in bytes."""
+"""Maximum size in bytes of one HTTP answer of a bus."""
 
 
 class NoAnswerError(KvbusError):
-    """No bus answers at an address.
+    """The program at an address does not answer as a bus does, or no program is there.
 
     ``listens`` is false if no program accepts connections at the address.
     """
@@ -72,6 +72,8 @@ def base_url(address: str) -> str:
 @contextlib.asynccontextmanager
 async def asking(url: str, seconds: float) -> AsyncIterator[None]:
     """Limit the HTTP requests in the block to ``seconds`` seconds, and turn their errors into `NoAnswerError`.
+
+    ``url`` is the base URL of the bus.
 
     Raises:
         NoAnswerError: the bus does not answer in time, or the answer is not from a bus.

@@ -18,20 +18,23 @@ ROUTERS: Final[dict[str, dict[str, Any]]] = {each["id"]: each for each in FACTS[
 
 _FENCE: Final = re.compile(r"```\w*\n(.*?)\n```", re.DOTALL)
 _LINK: Final = re.compile(r"(?: \(|: )\[[^\]]+\]\([^)]+\)\)?|\[([^\]]+)\]\([^)]+\)")
-"""Matches a link to a page of the documentation, because an installation does not contain the pages.
+"""Match a link to a page of the documentation. Such links are removed, because an installation does not have the pages.
 
 `commented` deletes a link in parentheses or after a colon. It replaces any other link by the link's text.
 """
 
 
 def ports(router: dict[str, Any]) -> tuple[int, int]:
-    """Return the ports at which the engine publishes if this router is used: the live port and the replay port."""
+    """Return the live port and the replay port at which an engine publishes if this router is used with kvbus."""
     live, replay = router.get("engine_ports", (5557, 5558))
     return live, replay
 
 
 def engine_setup(engine: dict[str, Any], live: int, replay: int) -> str:
-    """Return the command or the file that starts the engine, with its event publisher at these ports."""
+    """Return the command or the file that starts the engine with its event publisher.
+
+    ``live`` and ``replay`` are the ports of the publisher.
+    """
     text: str = engine["setup"].strip()
     return text.replace("{live}", str(live)).replace("{replay}", str(replay))
 

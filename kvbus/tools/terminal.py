@@ -24,7 +24,7 @@ STATE_STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """The signs that the screens draw. Each sign is one column wide, except the arrow.
+    """The signs (symbols) that the terminal screens draw. Each sign is one column wide, except the arrow.
 
     `UNICODE` has the signs, and `ASCII` has their replacements for a terminal without Unicode.
     """
@@ -35,7 +35,7 @@ class Glyphs:
     good: str = "✓"
     bad: str = "✗"
     levels: str = " ▁▂▃▄▅▆▇█"
-    """Signs of a small chart, from the lowest value to the highest."""
+    """Signs (symbols) of a small bar chart, from the lowest value to the highest."""
 
 
 UNICODE: Final = Glyphs()
@@ -69,7 +69,7 @@ def state_cell(state: str, glyphs: Glyphs) -> Text:
 
 
 def counted(count: float, style: str) -> Text:
-    """Return a number as text in the given style, or dimmed if the number is 0."""
+    """Return a number as text in the given style. The number 0 is dimmed."""
     return Text(f"{count:,.0f}", style if count else "dim")
 
 
@@ -84,7 +84,7 @@ def short_dialect(dialect: str) -> str:
 
 
 def right(header: str = "") -> Column:
-    """Return a table column whose text is aligned to the right, for numbers."""
+    """Return a table column for numbers. Its text is aligned to the right."""
     return Column(header, justify="right", no_wrap=True)
 
 

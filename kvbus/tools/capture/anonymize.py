@@ -3,7 +3,8 @@
 A payload is rewritten byte by byte. The msgpack headers and all lengths stay, and only values change. So a payload that
 kvbus rejects is still rejected at the same position. An allow-list says which values stay: numbers on which kvbus's
 decisions depend, known media, words of the engine's code (types of events, names of fields, kinds of groups) and times.
-Every other value is replaced by a pseudonym. The pseudonyms are a keyed permutation of the values.
+Every other value is replaced by a pseudonym. The key determines which pseudonym a value gets, and no two values get the
+same one.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from kvbus.core.types import medium_key
 from kvbus.tools.capture.format import Message
 
 _ROUNDS: Final = 10
-"""Number of rounds of the Feistel network, as in NIST's FF1 for small domains.
+"""Number of rounds of the Feistel network that permutes values, as in NIST's FF1 for small domains.
 
-The number is even, so that both halves end in their original position.
+The number is even, so that both halves of a value end in their original position.
 """
 
 _CHUNK: Final = 4096
-"""Maximum number of digits that are permuted together.
+"""Maximum number of characters or bytes of a value that are permuted together.
 
-A longer value is divided into chunks that depend on each other.
+A longer value is divided into chunks. The permutation of a chunk depends on the chunks before it.
 """
 
 _BOUNDS: Final = (
@@ -41,18 +42,19 @@ _BOUNDS: Final = (
 )
 """The first integer of each class of integers. A pseudonym is in the same class as its value.
 
-The bounds are the limits of msgpack's integer formats. 2^15 and 2^31 are the limits of positive numbers in its signed
-formats.
+So a pseudonym is encoded in as many bytes as its value. The bounds are the limits of msgpack's integer formats. 2^15
+and 2^31 are the limits of positive numbers in its signed formats.
 """
 
 _CHARACTERS: Final[Sequence[int]] = (0, 0x20, 0x40, 0x41, 0x7F, 0x80, 0x800, 0xD800, 0xE000, 0x10000, 0x110000)
-"""The first code point of each class of characters. All characters of a class have the same length in UTF-8.
+"""The first code point of each class of characters. A character is replaced by one of the same class.
 
-``@`` is the only character of its class and so stays unchanged, because it separates the parts of topics.
+All characters of a class have the same length in UTF-8. ``@`` is the only character of its class and so stays
+unchanged, because it separates the parts of topics.
 """
 
 _OCTETS: Final[Sequence[int]] = (*_CHARACTERS[:6], 0x100)
-"""The first value of each class of bytes, for texts that are not UTF-8."""
+"""The first value of each class of bytes, for texts that are not UTF-8. A byte is replaced by one of the same class."""
 
 _FLOATS: Final = {4: (0x7F800000, 0x80000000), 8: (0x7FF0000000000000, 0x8000000000000000)}
 """Bit masks of a float, by the float's width in bytes: the exponent's bits, and the sign bit.
@@ -101,8 +103,8 @@ class Pseudonyms:
         """Return the pseudonym of a text. It has the text's length in bytes, and is UTF-8 if the text is.
 
         Args:
-            value: the text. ``taken`` must be false for it, or the search for a pseudonym may not end.
-            taken: returns whether a text must not be used as a pseudonym.
+            value: the text. ``taken`` must return False for it. Otherwise the search for a pseudonym may not end.
+            taken: function that returns whether a text must not be used as a pseudonym.
         """
         try:
             found, classes = value.decode(), _CHARACTERS
@@ -122,7 +124,7 @@ class Pseudonyms:
                 return octets
 
     def floating(self, bits: int, width: int) -> int:
-        """Return the pseudonym of a float, as bits. A zero, an infinity or a NaN stays unchanged.
+        """Return the pseudonym of a float as its bits. A zero, an infinity or a NaN stays unchanged.
 
         Args:
             bits: the bits of the float.
@@ -137,9 +139,9 @@ class Pseudonyms:
                 return bits
 
     def _bits(self, domain: bytes, value: int, bits: int) -> int:
-        """Permute the integers that have up to ``bits`` bits, by a Feistel network.
+        """Return the integer that replaces ``value`` in a permutation of all integers of ``bits`` bits.
 
-        ``domain`` selects the permutation.
+        A Feistel network computes it. ``domain`` selects the permutation.
         """
         low = bits - bits // 2
         left, right = value >> low, value & (1 << low) - 1
@@ -152,7 +154,10 @@ class Pseudonyms:
         return left << low | right
 
     def _digits(self, domain: bytes, digits: list[int], sizes: Sequence[int]) -> list[int]:
-        """Permute lists of digits, in which digit i is below ``sizes[i]``. ``domain`` selects the permutation."""
+        """Return the list that replaces ``digits`` in a permutation of lists in which digit i is below ``sizes[i]``.
+
+        ``domain`` selects the permutation.
+        """
         found: list[int] = []
         for at in range(0, len(digits), _CHUNK):
             end = at + _CHUNK
@@ -182,7 +187,7 @@ def _is_utf8(value: bytes) -> bool:
 
 
 class _Role(Enum):
-    """The role of a value, which follows from its position in the payload. It decides whether the value is replaced."""
+    """The role of a value in a payload, which follows from its position. It decides whether the value is replaced."""
 
     CONTENT = auto()
     """A value that is replaced by a pseudonym. If it is an array or a map, all values inside are replaced."""
@@ -199,7 +204,7 @@ class _Role(Enum):
     SEVENTH = auto()
     """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
     SALT_NAME = auto()
-    """A key in the map that a value of the role `SEVENTH` may be."""
+    """A key in the map that the seventh field of a store may be."""
 
 
 _C, _N, _W, _M = _Role.CONTENT, _Role.NUMBER, _Role.WORD, _Role.MEDIUM
@@ -216,14 +221,14 @@ _EVENT_FIELDS: Final = {
     b"remaining_copy_counts": _Role.NUMBERS,
 }
 _OF: Final = {_Role.EVENTS: _Role.EVENT, _Role.NUMBERS: _N}
-"""Role of the items of an array, by the role of the array."""
+"""By the role of an array: the role of its items."""
 
 _TAG: Final = (_W,)
 _ROWS: Final = {
     b"BlockStored": (*_TAG, _C, _C, _C, _N, _C, _M, _Role.SEVENTH, _C, _N, _W, _N),
     b"BlockRemoved": (*_TAG, _C, _M, _N),
 }
-"""Roles of the items of an event that is an array, by the event's tag."""
+"""By the tag of an event that is an array: the roles of the event's items."""
 
 _is_word: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}").fullmatch
 _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
@@ -234,13 +239,13 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
 """For each role of texts, a function that returns whether a text with this role stays unchanged."""
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-"""Number of bytes of a number after its first msgpack byte, by this byte."""
+"""By the first msgpack byte of a number: how many bytes of the number follow it."""
 
 _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""Number of bytes that encode the length of a text, a byte string or an extension, by its first msgpack byte."""
+"""By the first msgpack byte of a text, a byte string or an extension: how many bytes encode its length."""
 
 _COUNTS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Number of bytes that encode the number of items of an array or a map, by its first msgpack byte."""
+"""By the first msgpack byte of an array or a map: how many bytes encode its number of items."""
 
 _TIME: Final = 0xFF
 """The msgpack extension type of a timestamp."""
@@ -248,17 +253,18 @@ _TIME: Final = 0xFF
 _REMEMBERED: Final = 1 << 18
 """Maximum number of integers whose pseudonyms are cached.
 
-Computing a pseudonym takes fifty times as long as a look-up.
+Computing a pseudonym takes fifty times as long as a look-up in the cache.
 """
 
 
 @dataclass(slots=True)
 class _Open:
-    """An array or a map of which the items are being read. The items of a map are alternately keys and values.
+    """An array or a map whose items are being read. The items of a map are alternately keys and values.
 
     Attributes:
         left: number of unread items.
-        role: role of the items after ``row``, or of the map values whose key is not in ``fields``.
+        role: role of the items of an array after those in ``row``, or of the values of a map whose key is not in
+            ``fields``.
         row: roles of the first items of an array.
         name: role of the keys of a map; None in an array.
         fields: roles of the values of a map, by key.
@@ -285,7 +291,10 @@ class _Open:
         return self.name
 
     def read_text(self, value: bytes) -> None:
-        """Record that the last item was this text. A key or the tag of an event decides the roles of later items."""
+        """Note that the item that was read last is this text.
+
+        If it is a key or the tag of an event, it decides later roles.
+        """
         if self.name is not None:
             if self._at & 1:
                 self._value = self.fields.get(value, self.role)
@@ -294,9 +303,12 @@ class _Open:
 
 
 def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
-    """Return an `_Open` for an array or a map with this role.
+    """Return an `_Open` for an array or a map whose items are read next.
 
-    ``count`` is the number of items or of key-value pairs.
+    Args:
+        role: the role of the array or map.
+        count: number of items of the array, or of key-value pairs of the map.
+        is_map: whether it is a map.
     """
     if is_map:
         if role is _Role.BATCH:
@@ -310,7 +322,9 @@ def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
 
 
 def _bounds(data: bytes, at: int) -> tuple[int, int]:
-    """Return the start and the end of the content of a msgpack value, without the value's header.
+    """Return where the content of a msgpack value begins and ends in ``data``.
+
+    ``at`` is where the value's header begins.
 
     The end is beyond the data if the value is truncated or is not msgpack. The content of an array or a map is empty,
     because its items are separate values.
@@ -341,7 +355,7 @@ class Anonymizer:
         self._names: Final = names
         self._number: Final = lru_cache(_REMEMBERED)(names.number)
         self.unreadable = 0
-        """Number of payloads that are not exactly one complete msgpack value."""
+        """Number of payloads so far that are not exactly one complete msgpack value."""
 
     def message(self, message: Message) -> Message:
         """Return the message with pseudonyms in its topic and payload. The time and the seq stay unchanged."""
@@ -365,7 +379,7 @@ class Anonymizer:
         return bytes(out)
 
     def _read(self, data: bytes, out: bytearray) -> tuple[bool, int]:
-        """Rewrite the first msgpack value of the data, and append it to ``out``.
+        """Anonymize the first msgpack value in ``data``, and append it to ``out``.
 
         Return whether the value is complete, and the position at which it ends or stops being msgpack.
         """
@@ -397,7 +411,13 @@ class Anonymizer:
         return True, at
 
     def _renamed(self, header: bytes, value: bytes, role: _Role) -> bytes:
-        """Return the pseudonym of a number, a text, a byte string or an extension, without its header."""
+        """Return the pseudonym of a number, a text, a byte string or an extension, without a header.
+
+        Args:
+            header: the msgpack header of the value.
+            value: the content of the value.
+            role: the role of the value in the payload.
+        """
         head = header[0]
         if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
             return self._text(value, role)

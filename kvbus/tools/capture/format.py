@@ -105,7 +105,7 @@ class CaptureWriter:
         """
         try:
             self._file.write(_ENCODER.encode(message) + b"\n")
-            # flushing after every line would make the compression useless
+            # Do not flush a compressed file after every line, because that would make the compression useless.
             if self.path.suffix != ".gz":
                 self._file.flush()
         except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The player, which publishes the batches of a capture as the recorded engine did, with faults on request.
+"""The player, which publishes the batches of a capture as the recorded engine did, with faults if requested.
 
 The player keeps the seqs of the capture. If a seq is lower than the one before it, the engine had restarted. The player
 then closes its sockets, opens them again, and empties the replay buffer. `schedule` chooses the faults. It does no I/O
@@ -31,7 +31,7 @@ class Faults:
         duplicate: the batch is sent live twice.
         swap: the batch is sent live after the next batch.
         hole: the batch is neither sent nor buffered, so no replay has its seq.
-        seed: seed of the random choices.
+        seed: seed of the random numbers that choose the faulty batches.
     """
 
     drop: float = 0.0
@@ -56,7 +56,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A step of the player: send a batch from the replay buffer live. The batch is then late, or sent twice."""
+    """A step of the player: send a batch live that is already in the replay buffer.
+
+    The batch is then late, or sent twice.
+    """
 
     seq: int
 
@@ -66,7 +69,7 @@ Step = Restart | Publish | Again
 
 @dataclass(slots=True)
 class Stats:
-    """The counters of a player: epochs, published batches, and batches with each fault."""
+    """The counters of a player: epochs, published batches, and batches with each kind of fault."""
 
     epochs: int = 1
     published: int = 0
@@ -77,9 +80,9 @@ class Stats:
 
 
 def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Iterator[Step]:
-    """Yield the steps in which the player publishes `messages`.
+    """Yield the steps with which the player publishes `messages`.
 
-    Choose the faults by chance, and count them in `stats`.
+    `faults` has the probability of each fault. The chosen faults are counted in `stats`.
     """
     rng = random.Random(faults.seed)  # noqa: S311 - repeatable on purpose
     last = -1
@@ -135,7 +138,7 @@ async def play(
 
     Args:
         publisher: a started publisher.
-        read: returns the messages of the capture. It is called again for each repetition.
+        read: function that returns the messages of the capture. It is called again for each repetition.
         pace: ``rate`` for a fixed rate, ``recorded`` for the times in the capture.
         rate: batches per second at a fixed rate.
         speed: factor by which the recorded pace is sped up.
@@ -174,9 +177,9 @@ async def play(
 
 
 async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> AsyncIterator[Step]:
-    """Yield each step at its time.
+    """Yield each step of the player at the time at which it is to be carried out.
 
-    Only `Publish` steps wait; each other step follows the step before it without delay.
+    Only a `Publish` step has its own time. Each other step follows the step before it without delay.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -188,8 +191,8 @@ async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> Asy
                 if origin is None:
                     origin = step.message.t
                 due = start + (step.message.t - origin) / speed
-            # The timer of the event loop has a resolution of a millisecond. Batches that are due within a millisecond
-            # are sent together.
+            # Do not wait for less than a millisecond, because the timer of the event loop has that resolution. Batches
+            # that are due within a millisecond are sent together.
             early = due - loop.time()
             await asyncio.sleep(early if early > 0.001 else 0)
             if rate is not None:

@@ -35,7 +35,7 @@ async def record(
 ) -> Stats:
     """Write every message of a stream to a capture, until a limit is reached.
 
-    The recorder counts missing batches and restarts, but does not request the batches. A message that is not ``[topic,
+    Missing batches and restarts are counted, but missing batches are not requested. A message that is not ``[topic,
     seq, payload]`` is counted but not written.
 
     Args:
@@ -43,7 +43,7 @@ async def record(
         writer: the writer of the capture.
         count: maximum number of messages; None for no limit.
         seconds: maximum time in seconds; None for no limit.
-        anonymizer: replaces tokens, hashes, salts and names by pseudonyms; None to record them unchanged.
+        anonymizer: object that replaces tokens, hashes, salts and names by pseudonyms; None to record them unchanged.
         stats: counters to update while recording.
 
     Returns:

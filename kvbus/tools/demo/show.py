@@ -28,10 +28,11 @@ CAST: Final = (
 )
 """The engines of the demo.
 
-Each has a name, a simulated release, batches per second, and the size of its cache in blocks.
+Each has a name, the engine release that it simulates, a number of batches per second, and the size of its cache in
+blocks.
 """
 REPAIR_SECONDS: Final = 10.0
-"""Maximum number of seconds after a fault until the routers must have exactly the engines' blocks."""
+"""Maximum number of seconds after a fault until the routers that read kvbus must have exactly the engines' blocks."""
 
 _LOST_BATCHES: Final = 5
 _SAMPLE_SECONDS: Final = 0.25
@@ -45,9 +46,9 @@ class Show:
     Args:
         seconds: length of the demo.
         directory: a temporary directory, for the sockets and for kvbus's files.
-        say: prints a line of the story. The arguments are the line's subject (``scene`` or a key of `_STYLES`) and its
-            text.
-        stop: set it to end the show early.
+        say: function that prints a line of the story. Its arguments are the line's subject (``scene`` or a key of
+            `_STYLES`) and its text.
+        stop: an event that ends the show early when it is set.
     """
 
     def __init__(self, seconds: float, directory: str, say: Callable[[str, str], None], stop: asyncio.Event) -> None:
@@ -58,7 +59,7 @@ class Show:
         self.late: Final = Router("router-b", self.bus.streams)
         self.direct: Final = Router("no kvbus", {each.name: each.endpoints for each in self.engines}, direct=True)
         self.history: Final[dict[str, deque[int | None]]] = defaultdict(lambda: deque(maxlen=400))
-        """Number of wrong blocks of each router over time, newest last; None before the router starts."""
+        """By router: the number of wrong blocks at each sample, newest last; None before the router starts."""
         self._clock: Final = asyncio.get_running_loop().time
         self._begin = self._clock()
         self._say: Final = say
@@ -76,7 +77,7 @@ class Show:
     async def play(self, group: asyncio.TaskGroup) -> bool | None:
         """Play all scenes, and return whether the routers that read kvbus have exactly the engines' blocks.
 
-        Return None if kvbus does not run at the end, or if no engine has a block.
+        Return None if that cannot be said: kvbus does not run at the end, or no engine has a block.
 
         Raises:
             BusError: ``kvbus run`` did not start.
@@ -167,7 +168,10 @@ class Show:
         return bool(self.bus.sources) and not any(row.wrong for row in self.rows() if not row.direct)
 
     async def _until(self, holds: Callable[[], bool]) -> float | None:
-        """Wait until the condition holds, and return the seconds of waiting; None after `REPAIR_SECONDS` seconds."""
+        """Wait until the condition holds.
+
+        Return the seconds of waiting, or None if it does not hold in `REPAIR_SECONDS`.
+        """
         begin = self._clock()
         while not holds():
             if self._clock() > begin + REPAIR_SECONDS:
@@ -203,7 +207,7 @@ def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs:
         rows: the comparison of each router with the engines.
         blocks: number of blocks in the engines' caches.
         exact: the result of `Show.play`.
-        glyphs: the signs that the terminal can show.
+        glyphs: the signs (symbols) that the terminal can show.
     """
     rows = [row for row in rows if row.blocks is not None]
     said = []
@@ -252,7 +256,7 @@ async def play(console: Console, directory: str, stop: asyncio.Event, seconds: f
     Args:
         console: a terminal. A file or a pipe gets only the story and the verdict.
         directory: a temporary directory, for the sockets and for kvbus's files.
-        stop: set it to end the show early.
+        stop: an event that ends the show early when it is set.
         seconds: length of the show.
 
     Raises:
@@ -271,7 +275,7 @@ async def play(console: Console, directory: str, stop: asyncio.Event, seconds: f
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     show = Show(seconds, directory, say, stop)
-    # Live draws in this event loop, not in a thread of its own, because a thread could see state that is being changed.
+    # Draw in this event loop and not in Live's own thread, because a thread could see state that is being changed.
     try:
         with Live(console=console, transient=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as group:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 
 Key = tuple[int | None, str, int | str]
-"""The identity of a block: group, medium and hash. A byte hash is a hex string."""
+"""The identity of a block: KV-cache group, medium and hash. A byte hash is a hex string."""
 
 
 async def pause(seconds: float, stop: asyncio.Event) -> None:
@@ -72,7 +72,7 @@ class Engine:
         self.blocks = set()
 
     async def serve(self, quiet: asyncio.Event) -> None:
-        """Publish batches until ``quiet`` is set. Begin when kvbus and the router `no kvbus` are connected."""
+        """Publish batches until ``quiet`` is set. Begin when kvbus and the demo's router `no kvbus` are connected."""
         while self._publisher.subscriptions < 2 and not quiet.is_set():
             await pause(0.01, quiet)
         while not quiet.is_set():
@@ -92,7 +92,7 @@ class BusError(KvbusError):
 
 
 class Bus:
-    """The ``kvbus run`` process of the demo, which the demo starts, reads over HTTP, and kills.
+    """The ``kvbus run`` process of the demo. The demo starts it, reads its state over HTTP, and kills it.
 
     Args:
         engines: the engines that are the sources of the bus.
@@ -119,7 +119,10 @@ class Bus:
         (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is valid YAML
 
     def total(self, count: str) -> int:
-        """Return the sum of one of the ``counts`` in ``/sources`` over all engines, such as ``batches``."""
+        """Return the sum over all engines of one counter in ``/sources``, such as ``batches``.
+
+        ``count`` is the counter's name in the object ``counts``.
+        """
         return sum(source["counts"][count] for source in self.sources)
 
     async def start(self) -> None:
@@ -131,7 +134,8 @@ class Bus:
         env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         log = self._directory / "log"
         with log.open("w") as errors:
-            # The process gets its own session, so that Ctrl-C signals only the demo. The demo then kills the process.
+            # Start a new session, so that Ctrl-C signals only the demo and not this process. The demo kills the process
+            # at its end.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvbus", "run", str(self._directory / "kvbus.yaml")),
                 stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=env, start_new_session=True,
@@ -158,12 +162,12 @@ class Bus:
         with contextlib.suppress(NoAnswerError):
             async with asking(self.url, 2.0), Login().session() as session:
                 answer, _ = await get(session, f"{self.url}/sources")
-        if process is self._process is not None:  # otherwise kvbus was killed or restarted meanwhile
+        if process is self._process is not None:  # ignore the answer if kvbus was killed or restarted meanwhile
             self.sources = json.loads(answer)
 
 
 class Row(NamedTuple):
-    """The comparison of one router's blocks with the engines' caches.
+    """The comparison of one router's blocks with the engines' caches, which is shown as a row of the screen.
 
     ``blocks`` is the number of blocks that the router holds; None before the router starts.
     """
@@ -176,7 +180,7 @@ class Row(NamedTuple):
 
     @property
     def wrong(self) -> int:
-        """Number of missing and dead blocks."""
+        """Number of blocks that are wrong at the router: missing and dead ones together."""
         return self.missing + self.dead
 
 
@@ -186,9 +190,10 @@ class Router:
     Args:
         name: name of the router on the screen.
         streams: live endpoint and replay endpoint for each engine, by the engine's name.
-        direct: whether the streams are the engines' own. The router then reads them as llm-d-kv-cache 0.9.0 does
-            (docs/INTEROP.md). It requests no replay and ignores seqs, so it notices neither a lost batch nor a restart.
-            It counts copies of a block, so that its view is wrong only after a fault of the demo.
+        direct: whether the router reads the engines' own streams, and not those of kvbus. It then reads them as
+            llm-d-kv-cache 0.9.0 does (docs/INTEROP.md): it requests no replay and ignores seqs, so it notices neither a
+            lost batch nor a restart. But it counts copies of a block, so that its view is wrong only after a fault of
+            the demo.
     """
 
     def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:
@@ -236,6 +241,9 @@ class Router:
                     self.apply(name, Received(int.from_bytes(seq, "big"), topic, batch))
 
     def apply(self, name: str, update: Update) -> None:
-        """Apply one update to the blocks of the named engine, and count it if it is a restart."""
+        """Apply one update to the router's blocks of an engine. If the update is a restart, count it.
+
+        ``name`` is the name of the engine.
+        """
         self.restarts += isinstance(update, Restarted)
         self.views[name].update(update)

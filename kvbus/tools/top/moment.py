@@ -42,7 +42,7 @@ class Moment:
         at: time of the reading, in seconds of the reader's own clock.
         sources: the entries of ``/sources``.
         routers: the entries of ``/routers``, without routers that have disconnected.
-        findings: the entries of ``/findings``, which are about the bus itself.
+        findings: the entries of ``/findings``, which are problems of the bus itself.
         outputs: the outputs of the bus.
         reasons: counts of rejected and filtered events, dropped batches, disconnections and failed handshakes. A key
             has the form ``what: reason (source or output)``.
@@ -157,16 +157,19 @@ _REASONS: Final = (
 
 
 KEPT: Final = 120
-"""Maximum number of moments that a history keeps."""
+"""Maximum number of moments (states of a bus) that a history keeps."""
 
 RATE_OVER: Final = 5
-"""Number of moments over which a rate is averaged. A rate over two moments would change too quickly on the screen."""
+"""Number of readings over which a rate is averaged.
+
+A rate over a single reading would change too quickly on the screen.
+"""
 
 
 class History:
-    """The newest moments of one bus, oldest first.
+    """The newest states of one bus (moments), oldest first.
 
-    A restart of the bus empties the history, because counters begin at 0.
+    If the bus restarts, the older states are deleted, because the counters begin at 0.
     """
 
     def __init__(self) -> None:
@@ -179,9 +182,10 @@ class History:
         self.moments.append(moment)
 
     def rate(self, value: Callable[[Moment], float | None]) -> float:
-        """Return by how much a counter grew per second, over the newest `RATE_OVER` moments.
+        """Return by how much a counter grew per second, over the newest `RATE_OVER` readings.
 
-        ``value`` reads the counter from a moment. The rate is 0 if fewer than two moments have the counter.
+        ``value`` is a function that returns the counter from a moment. The rate is 0 if fewer than two moments have the
+        counter.
         """
         now = self.moments[-1]
         end = value(now)
@@ -194,8 +198,8 @@ class History:
     def course(self, value: Callable[[Moment], float | None], length: int) -> list[float]:
         """Return the newest rates of a counter, oldest first, for a chart.
 
-        A rate is the counter's growth per second between two successive moments. ``value`` reads the counter from a
-        moment. At most ``length`` rates are returned.
+        A rate is the counter's growth per second between two successive moments. ``value`` is a function that returns
+        the counter from a moment. At most ``length`` rates are returned.
         """
         kept = list(self.moments)[-length - 1 :]
         found = []
@@ -207,7 +211,10 @@ class History:
 
 
 def batches_of(name: str) -> Callable[[Moment], float | None]:
-    """Return a function that reads the number of batches of the named source from a moment."""
+    """Return a function that returns the number of a source's batches from a moment.
+
+    ``name`` is the name of the source. The function returns None if the moment lacks the source.
+    """
 
     def value(moment: Moment) -> float | None:
         return next((source["counts"]["batches"] for source in moment.sources if source["name"] == name), None)
@@ -216,7 +223,11 @@ def batches_of(name: str) -> Callable[[Moment], float | None]:
 
 
 def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment], float | None]:
-    """Return a function that reads a field of the named output from a moment."""
+    """Return a function that returns a value of an output from a moment.
+
+    ``name`` is the name of the output, and ``field`` returns the value from the output. The function returns None if
+    the moment lacks the output.
+    """
 
     def value(moment: Moment) -> float | None:
         return next((field(output) for output in moment.outputs if output.name == name), None)
@@ -225,5 +236,5 @@ def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment],
 
 
 def of_reason(reason: str) -> Callable[[Moment], float]:
-    """Return a function that reads the count of a reason from a moment; 0 if the moment does not have the reason."""
+    """Return a function that returns the count of a reason from a moment; 0 if the moment does not have the reason."""
     return lambda moment: moment.reasons.get(reason, 0.0)

@@ -1,4 +1,4 @@
-"""The loops of ``kvbus top``: read the bus repeatedly, and draw a screen or write lines until the user quits."""
+"""The loops of ``kvbus top``: read the state of the bus repeatedly, and draw it or write it until the user quits."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ESCAPE: Final = "\x1b"
 _BACKSPACE: Final = ("\x7f", "\b")
 _MAX_FILTER: Final = 60
 _ARROWS: Final = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "\x02", "\x1b[6~": "\x06"}
-"""Single keys with the same effect as the arrow keys and page keys, by the bytes that a terminal sends."""
+"""By the bytes that a terminal sends for an arrow key or page key: the single key with the same effect."""
 _SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
-"""Number of rows by which a key scrolls. Ctrl-F and Ctrl-B have the same effect as the page keys."""
+"""By key: the number of rows by which it scrolls. Ctrl-F and Ctrl-B have the same effect as the page keys."""
 
 
 def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
-    """Return the user's choice after a pressed key; None if the key quits.
+    """Return the user's choice of what is shown, as it is after a key was pressed; None if the key quits.
 
     Args:
         choice: the user's choice before the key.
@@ -82,7 +82,7 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
         typed = os.read(fd, 64).decode("utf-8", "ignore")
         if not typed:
             loop.remove_reader(fd)  # the terminal has been closed
-        # other special keys also begin with Escape, and are ignored
+        # Ignore other special keys. They begin with Escape, too, so only a single Escape is the Escape key.
         for key in [_ESCAPE] if typed == _ESCAPE else _ARROWS.get(typed, "") if typed.startswith(_ESCAPE) else typed:
             on_key(key)
 
@@ -166,7 +166,7 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
 async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Event) -> None:
     """Write the state of the bus after each reading, as text lines or as a JSON object.
 
-    The very first reading is not written. It only makes rates possible for the second one.
+    The first reading is not written. It is only needed to compute the rates at the second one.
 
     Raises:
         NoAnswerError: a reading fails.

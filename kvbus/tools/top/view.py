@@ -1,4 +1,4 @@
-"""The views of ``kvbus top``: the newest moment of a bus as a terminal screen, as plain lines or as JSON."""
+"""The views of ``kvbus top``: the newest state of a bus (a moment) as a terminal screen, as plain lines or as JSON."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _COLUMNS: Final = (
 _MAX_REASONS: Final = 6
 
 SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
-"""Columns by which the sources can be sorted. ``name`` keeps the order of the bus. Other columns sort largest first."""
+"""Columns by which the sources can be sorted: ``name`` for the order of the bus, any other column for largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The user's choice of rows and their order.
+    """The user's choice of what ``kvbus top`` shows, and in which order.
 
     Attributes:
         sort: column by which the sources are sorted, one of :data:`SORTS`.
@@ -65,17 +65,17 @@ def render(
     history: History, choice: Choice, url: str, trouble: str | None, now: float, *,
     width: int, height: int, glyphs: Glyphs = UNICODE,
 ) -> RenderableType:  # fmt: skip
-    """Draw the newest moment for a terminal with ``width`` columns and ``height`` lines.
+    """Draw the newest state of the bus for a terminal with ``width`` columns and ``height`` lines.
 
     Args:
         history: the history of the bus, with at least one moment.
-        choice: the user's choice.
+        choice: the user's choice of what is shown.
         url: base URL of the bus.
         trouble: why the last reading failed; None if it succeeded.
         now: current time, in seconds of the reader's clock.
         width: number of columns of the terminal.
         height: number of lines of the terminal.
-        glyphs: the signs that the terminal can show.
+        glyphs: the signs (symbols) that the terminal can show.
     """
     moment, wide = history.moments[-1], width >= _WIDE
     if choice.help:
@@ -112,7 +112,10 @@ def render(
 
 
 def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
-    """Yield the newest moment as plain lines, for a file or a pipe. Each line names its source, output or router."""
+    """Yield the newest state of the bus as plain lines, for a file or a pipe.
+
+    Each line names its source, output or router.
+    """
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
     for finding in moment.findings:
@@ -150,7 +153,7 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
 
 
 def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
-    """Return the newest moment as a dictionary for JSON, with the rates that the screen shows."""
+    """Return the newest state of the bus as a dictionary for JSON, with the rates that the screen shows."""
     moment = history.moments[-1]
     return {
         "url": url,
@@ -175,7 +178,7 @@ def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
 
 
 def chart(values: Sequence[float], glyphs: Glyphs) -> str:
-    """Return a chart of one line. Each value is one sign, whose height is relative to the largest value."""
+    """Return a bar chart of one line. Each value is one sign, whose height is relative to the largest value."""
     most = max(values, default=0.0)
     top = len(glyphs.levels) - 1
     return "".join(glyphs.levels[0 if not most else round(value / most * top)] for value in values)
@@ -347,9 +350,9 @@ def _line(finding: dict[str, str]) -> str:
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """Return the lines of the panel "reasons": first the findings about the bus, sources and routers, then the counts.
+    """Return the lines of the panel "reasons": findings about the bus, sources and routers, then the counts by reason.
 
-    The count that grows fastest is first. At most ``_MAX_REASONS`` lines are returned.
+    The count that grows fastest is the first of the counts. At most ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
     found: list[Text] = []
