@@ -173,7 +173,7 @@ def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)
-    spelled: dict[str, str] = {}  # use one spelling for each name: aiohttp would replace, not add
+    spelled: dict[str, str] = {}  # aiohttp would replace a header by one with another spelling
     return CIMultiDict(
         (spelled.setdefault(name.lower(), name), value) for name, value in headers if name.lower() not in off
     )

@@ -437,7 +437,7 @@ class NatsReader:
         """Return the position after the newest message of the JetStream stream as the mark of each stream."""
         first, end = await self.pulled.bounds()
         if self.pulled.next > end:
-            self.pulled.begin_again()  # messages that were read are lost, and new messages get their sequences
+            self.pulled.begin_again()  # messages were lost after they were read; new messages get their sequences
         self._first = first << SHIFT
         return dict.fromkeys(self._starts, end << SHIFT)
 
