@@ -1,6 +1,6 @@
 """The examination of a configuration by doctor: it probes all endpoints in parallel, each with a timeout.
 
-The engines that the configuration discovers are probed like configured ones.
+The engines that the configuration discovers are probed like configured engines.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 
 
 NEWEST: Final = 2**63 - 1
-"""A seq that is higher than any real one. The answer to a replay request from this seq is only END."""
+"""A seq that is higher than any real seq. The answer to a replay request from this seq is only END."""
 REACH: Final = 16
 """Number of batches by which a replay that doctor requests goes back before the newest batch."""
 ENOUGH_S: Final = 1.0

@@ -18,7 +18,10 @@ from kvbus.tools.doctor.probes import NEWEST, Looked
 from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Stop
 
 ALIKE: Final = 2
-"""Number of seqs with two different payloads that proves two publishers on one endpoint. A restart causes only one."""
+"""Number of seqs with two different payloads that proves two publishers on one endpoint.
+
+A restart of one publisher causes only one such seq.
+"""
 
 NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
 

@@ -92,7 +92,7 @@ WATCHED: Final[dict[str, Asked]] = {
 
 @dataclass(slots=True)
 class _Entry:
-    """The observations about one clause: how many keep it, how many break it, and the one that the report shows."""
+    """The observations about one clause: in how many the publisher keeps or breaks it, and which one is shown."""
 
     kept: int = 0
     broken: int = 0
@@ -103,21 +103,21 @@ class _Entry:
 
 
 class Ledger:
-    """The collected observations about all clauses.
+    """The collected observations of a publisher, by clause.
 
-    The verdict on a broken clause shows the first observation that breaks it. But an observation that breaks a MUST
-    part of the clause replaces one that breaks only a SHOULD part.
+    The verdict on a broken clause shows the first observation in which the publisher breaks it. But if the publisher
+    breaks a MUST part of the clause later, that observation replaces one that is only about a SHOULD part.
     """
 
     def __init__(self) -> None:
         self._entries: Final = {number: _Entry() for number in WATCHED}
 
     def kept(self, number: str, times: int = 1) -> None:
-        """Record one or more observations that keep a clause."""
+        """Record one or more observations in which the publisher keeps a clause."""
         self._entries[number].kept += times
 
     def broken(self, number: str, message: str, *evidence: Evidence, level: Level | None = None) -> None:
-        """Record an observation that breaks a clause.
+        """Record an observation in which the publisher breaks a clause.
 
         ``level`` is the requirement level of the broken part of the clause, by default the usual level of the clause.
         """
@@ -129,7 +129,7 @@ class Ledger:
     def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
         """Record an observation about a clause.
 
-        ``wrong`` says how the observation breaks the clause; it is empty if the observation keeps the clause.
+        ``wrong`` says how the publisher breaks the clause; it is empty if the publisher keeps the clause.
         """
         if wrong:
             self.broken(number, wrong, *evidence, level=level)
@@ -141,12 +141,12 @@ class Ledger:
         self._entries[number].unseen = why
 
     def is_kept(self, number: str) -> bool:
-        """Return whether at least one observation keeps the clause and none breaks it."""
+        """Return whether the publisher has kept the clause in at least one observation, and has never broken it."""
         entry = self._entries[number]
         return entry.kept > 0 and not entry.broken
 
     def is_broken(self, number: str) -> bool:
-        """Return whether at least one observation breaks the clause."""
+        """Return whether the publisher has broken the clause in at least one observation."""
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:

@@ -173,7 +173,7 @@ class EventReader:
     def _judge(self, number: str, event: Event, wrong: str, level: Level | None = None) -> None:
         """Record an observation about the clause ``number`` in an event.
 
-        ``wrong`` says how the event breaks the clause; it is empty if the event keeps the clause.
+        ``wrong`` says how the event breaks the clause; it is empty if the event is as the clause requires.
         """
         self._ledger.judge(number, f"{event.where} {wrong}" if wrong else "", event.evidence, level=level)
 

@@ -113,7 +113,7 @@ class Watch:
                 await asyncio.gather(pinged, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Dial the publisher once without libzmq, and judge its socket type and its security mechanism.
+        """Connect to the publisher once with kvbus's own ZMTP code, and judge its socket type and its security.
 
         Return whether the publisher can be watched.
         """

@@ -377,7 +377,7 @@ RESTARTS: Final = (
     Case(name="restart-longer", clauses=("3.2",), title="a restart, and the new epoch becomes longer than the old",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
 )  # fmt: skip
-"""The cases with restarts. They are played last, because a router that fails to follow one fails all later cases."""
+"""The cases with restarts. They are played last, because a router that fails at a restart fails all later cases."""
 
 
 _SHOULD: Final = {"publisher-id", "arrays"}
