@@ -161,7 +161,7 @@ def command(
 def open_publisher(publisher: EnginePublisher) -> None:
     """Start a publisher, and print whether it binds its endpoint or connects to it.
 
-    The line is printed because a user may expect the other one.
+    The line is printed because a user may expect the opposite.
 
     Raises:
         click.UsageError: an endpoint is malformed.
