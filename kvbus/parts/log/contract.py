@@ -39,7 +39,8 @@ class UnavailableError(Exception):
 
     If an append has failed with this error, its records may or may not be in the log. The writer must not be used any
     more. The caller has to close it, claim the stream again, and begin with the stream's state. Readers drop duplicate
-    records by their epoch and seq. They drop an unfinished state of the former writer by its epoch.
+    records by their epoch and seq. If the former writer's state is unfinished, they drop it, because its epoch is
+    older.
 
     Attributes:
         reason: the cause in one word, as a label of counters; :data:`UNREACHABLE` if the cause is not known.

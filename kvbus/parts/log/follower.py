@@ -23,14 +23,15 @@ LEASE: Final = 5.0
 SILENCE: Final = 10.0
 """Maximum time in seconds between two records of one epoch.
 
-A writer that notices a longer interval between two of its own records begins another epoch. So a reader that has seen
-no record for longer may abandon the epoch: no record that it needs can follow.
+A writer that notices a longer interval between two of its own records begins another epoch. So if a reader sees no
+record for much longer (:data:`LEASE_TTL`), it can drop all later records of the epoch.
 """
 
 LEASE_TTL: Final = 30.0
 """Time in seconds without a record after which a reader drops a stream's blocks, because the stream's writer is gone.
 
-If a reader has then read the log to its end, no record of this epoch that it needs can follow.
+If the reader has then read the log to its end, it also drops all later records of this epoch. A writer that was silent
+for so long begins another epoch.
 
 The value has to be more than ``2 * SILENCE``. A writer sends each record after the log has confirmed the record before
 it, and the interval between two confirmations is shorter than :data:`SILENCE`. So the log gets two successive records

@@ -350,8 +350,8 @@ async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[
     All brokers are asked, because a broker that is cut off from the other brokers does not notice that it is no longer
     the leader, and lacks newer records.
 
-    If only two brokers have the partition, the answer of one is enough. Otherwise nothing could be read while the other
-    broker is down. A partition is missing in the result if too few brokers agree.
+    If only two brokers have the partition, the answer of one broker is enough. Otherwise nothing could be read while
+    the other broker is down. A partition is missing in the result if too few brokers agree.
     """
     votes: dict[TopicPartition, Counter[int]] = {}
     sizes: dict[TopicPartition, int] = {}

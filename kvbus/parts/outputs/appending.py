@@ -30,12 +30,15 @@ from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, 
 from kvbus.parts.outputs.contract import Services
 
 OVERDUE: Final = 10.0
-"""Number of seconds by which a state of a stream in a log may be late before a metric counts the stream as overdue."""
+"""Number of seconds by which a state in a log may be late before the metric ``states_overdue`` counts its stream.
+
+A state is the live blocks of the stream, which kvbus appends to the log again and again.
+"""
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Minimum size in bytes of the batches after a state that makes a new state due.
+"""Minimum size in bytes of the batches after which kvbus appends a stream's state (its live blocks) to the log again.
 
-If the state is larger than this, the batches after it have to be at least as large as the state.
+If the newest state is larger than this, its own size is the minimum.
 """
 
 
@@ -129,13 +132,16 @@ The first pause is :data:`PAUSE` seconds, and each further pause is twice as lon
 """
 
 ASK_AGAIN: Final = 1.0
-"""Number of seconds after which kvbus requests a state from the relay again if the relay has not given it."""
+"""Number of seconds after which kvbus requests a stream's state from the relay again if the relay has not given it."""
 
 FAREWELL: Final = 5.0
 """Timeout in seconds of appending the end of a stream."""
 
 READER: Final = 1
-"""The router id with which an appender requests states from the relay. The relay treats the log as a router."""
+"""The router id with which an appender requests a stream's state from the relay.
+
+The relay treats the log as a router.
+"""
 
 QUEUE_FULL: Final = "queue_full"
 UNAVAILABLE: Final = "log_unavailable"
@@ -149,7 +155,7 @@ The other reasons are :data:`QUEUE_FULL`, :data:`UNAVAILABLE` and :data:`FENCED`
 
 @dataclass(frozen=True)
 class _State:
-    """A state that waits in the queue, at its place between the batches before it and the batches after it."""
+    """A state (the live blocks of the stream) that waits in the queue, between the batches before it and after it."""
 
     transfer: Transfer
     reason: str
@@ -166,7 +172,7 @@ class Appender:
         place: the log.
         stream: the names of the stream in the log.
         config: the output's configuration.
-        services: the daemon's services.
+        services: the daemon's counters, functions and limits for this driver.
         asks: the event with which the appender requests the stream's state from the relay. The relay answers with a
             call of :meth:`state`. It does not answer while it cannot give the state.
         state_every: seconds after which the state is appended again.
@@ -195,9 +201,9 @@ class Appender:
         self._shown = True
         """Whether the gauges of the output include this stream's queue. They do until the stream is closed."""
         self._missing = "subscribed" if config.on_subscribe == "state" else ""
-        """Why a state has to be appended before any further batch; empty if a batch may be next."""
+        """Why the stream's state has to be appended before any further batch; empty if a batch may be next."""
         self._reason = ""
-        """The reason that is counted for batches that are dropped until the next state comes.
+        """The reason that is counted for batches that are dropped until the stream's state is queued again.
 
         It is empty before the first loss, because batches before the first state are dropped without being counted.
         """
@@ -476,7 +482,9 @@ class Appender:
         self._due.looked(now(), kept=kept)
 
     def _ask(self) -> None:
-        """Request a state from the relay if a new state is due, or if a state is missing and the queue is empty.
+        """Request the stream's state from the relay if a new state is due.
+
+        Also if it is missing and the queue is empty.
 
         The request is repeated after :data:`ASK_AGAIN` seconds, because the relay cannot give a state while the stream
         has no source.
@@ -511,7 +519,7 @@ class Appender:
         self._in_flight.clear()
 
     async def _append_state(self, writer: Writer, item: _State) -> None:
-        """Append the records of a state to the log, and then let the stream's pointer name the first of them."""
+        """Append the stream's state (its live blocks) to the log, and then a pointer to the state's first record."""
         end = item.transfer.end_seq
         begin = self._seq
         position = size = 0

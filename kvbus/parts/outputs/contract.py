@@ -97,7 +97,7 @@ class OutputDriver(Protocol):
 
         Returns:
             False if the driver cannot do this, or does not need to. The daemon then calls :meth:`reopen` if the new
-                list lacks a key of the old one.
+                list lacks a key of the old list.
         """
 
     def reopen(self, policy: PeerPolicy) -> None:

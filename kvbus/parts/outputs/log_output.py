@@ -25,7 +25,7 @@ class LogOutput:
     Args:
         output: the output's index in the configuration.
         config: the output's configuration.
-        services: the daemon's services.
+        services: the daemon's counters, functions and limits for this driver.
         place: the log.
     """
 

@@ -108,7 +108,7 @@ class ZmqOutput:
     Args:
         output: the output's index in the configuration.
         config: the output's configuration.
-        services: the daemon's services.
+        services: the daemon's counters, functions and limits for this driver.
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
