@@ -94,10 +94,9 @@ class StreamState:
     def transfer(self) -> Transfer | None:
         """Prepare the transfer of the state to routers that have just subscribed or lost batches.
 
-        None: there is no state yet.
-
-        The state's batches have the seqs after the stream's newest one. A router that has received only some of them
-        cannot continue by a replay from the next seq, so these seqs are marked (:meth:`mark_incomplete`).
+        Return None if there is no state yet. The state's batches have the seqs after the stream's newest one. A router
+        that has received only some of them cannot continue by a replay from the next seq, so these seqs are marked
+        (:meth:`mark_incomplete`).
         """
         stream = self.stream
         if stream.numbered:
@@ -122,10 +121,10 @@ class StreamState:
         return snapshot
 
     def ending_after(self, start: int) -> StateSnapshot:
-        """Return a state whose batches fit into the seqs from ``start`` to the seq as of which it was taken.
+        """Return a snapshot whose batches fit into the seqs from ``start`` up to the snapshot's own seq.
 
-        If there are too few seqs from ``start`` on, publish empty batches until there are enough. Use the snapshot that
-        other routers are reading if the journal has every batch after it.
+        Use the snapshot that other routers are reading if the journal has every batch after that snapshot. Otherwise
+        take a new one. If there are too few seqs from ``start`` on, publish empty batches until there are enough.
         """
         stream = self.stream
         snapshot = self._known()
@@ -270,8 +269,8 @@ class ReplayAnswer:
         """
         state, seq = self.state, self._request.start
         begun = False
-        # hold the snapshot until this answer has sent the journal's batches after it: until then, other requesters can
-        # use the same snapshot
+        # Keep a reference to the snapshot until this answer has sent the journal's batches after it. Until then, other
+        # requesters can use the same snapshot.
         snapshot: StateSnapshot | None = None
         if self._refuses_late:
             state.mark_refused(refused=False)
@@ -353,12 +352,10 @@ class ReplayAnswer:
 
 
 class SnapshotAnswer:
-    """The answer to a router's snapshot request: one message with the state.
+    """The answer to a router's snapshot request: one message with the state of a stream.
 
-    It is an :class:`~kvbus.core.commands.Answer`.
-
-    A state may be large, so kvbus builds and sends the message frame by frame. All requesters share the state, and
-    kvbus never stores a complete message for a requester that does not read.
+    It is an :class:`~kvbus.core.commands.Answer`. A state may be large, so kvbus builds and sends the message frame by
+    frame. All requesters share the state, and kvbus never stores a complete message for a requester that does not read.
     """
 
     def __init__(self, state: StreamState, request: SnapshotRequest) -> None:

@@ -205,8 +205,8 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # Count the references anew. The checkpoint does not store these counts, because a block size may have
-                # changed while the checkpoint was written.
+                # Count how many live blocks contain each sub-block. The checkpoint does not store these counts, because
+                # a block size may have changed while it was written.
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

@@ -132,7 +132,7 @@ class Outgoing:
             if not stream.publisher_id:
                 stream.publisher_id = new.publisher_id
             stream.topic = new.topic or b""
-            if not stream.next_seq:  # no batch in this process so far
+            if not stream.next_seq:  # this process has sent no batch on the stream yet
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
                 continue
@@ -314,8 +314,8 @@ class Outgoing:
     def _pod(self, output: Output, i: int) -> bytes:
         """Return the name by which routers identify the pod (machine) of a source.
 
-        The name is the stream's topic. It is empty if routers identify a pod by its address: all sources have kvbus's
-        address.
+        The name is the stream's topic. It is empty if routers identify a pod by its address, because all sources then
+        have the same address, the one of kvbus.
         """
         if output.spec.profile.topics != "pod and model":
             return b""
@@ -370,8 +370,8 @@ class Outgoing:
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # the stream for all sources may exist before the first source: then there is no source to take ts and rank
-            # from
+            # Begin with values that need no source: with one stream for all sources, the stream may exist before the
+            # first source.
             ts, rank = (self.wall, 0)
             if not output.spec.merged or self._sources:
                 source = self._sources[0 if output.spec.merged else at]

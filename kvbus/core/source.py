@@ -49,9 +49,9 @@ They concern messages that are not batches, wrong seqs, or batches that kvbus fo
 """
 
 REANNOUNCED: Final = "reannounced"
-"""Key under which the number of stores whose blocks were all live already is listed among the counts of refusals.
+"""Name of a count that :meth:`Source.recent` returns: the number of stores whose blocks were all live already.
 
-The other keys are reasons (:class:`~kvbus.core.types.Reason`).
+The other counts have the names of reasons (:class:`~kvbus.core.types.Reason`).
 """
 
 _LONGEST: Final = 24

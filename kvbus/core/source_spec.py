@@ -90,8 +90,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     kvbus then applies live batches only after the answer has ended, because a state is valid only when it is complete.
     It does not compare a batch of the answer with the live batch of the same seq, because the two may differ within one
-    epoch. After a connection, kvbus probes an idle publisher at growing intervals, even if live batches come: many
-    readers may follow the same publisher.
+    epoch. The intervals at which kvbus probes a silent publisher grow during a connection, and live batches do not
+    reset them: many readers may follow the same publisher.
     """
     from_now: bool = False
     """Whether kvbus begins the first epoch at the first live batch, and does not request the batches before it."""
@@ -111,8 +111,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Seconds after a replay answer with a state, in which a live batch with a seq of that answer counts as a late
-    copy.
+    """Seconds after a replay answer with a state in which a live batch counts as a late copy if the answer has its seq.
 
     Later, such a batch may also come from a publisher that has restarted.
     """

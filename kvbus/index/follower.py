@@ -257,7 +257,7 @@ class Follower:
             for source in bus.sources:
                 workers = [each for each in heard if bus.source_of(each) is source]
                 if bus.curve and not workers:
-                    continue  # the index's CURVE key may lack the right
+                    continue  # the index's CURVE key may have no right to read this source
                 status = statuses.get(bus.stream_of(source), Status())
                 state = _state(status, known=bool(workers))
                 if state == "live":

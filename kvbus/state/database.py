@@ -181,12 +181,12 @@ class Database:
     def open(self) -> Head:
         """Open the existing database. Return its head, which says how to read it."""
         for path in self.files:
-            # Open each file here first: the error of os.open says why a file cannot be written, but SQLite's error does
-            # not.
+            # Open each file here first, because the error of os.open says why a file cannot be written. SQLite's error
+            # does not.
             fd = open_file(path, os.O_RDWR)
             try:
                 if self._sync:
-                    os.fsync(fd)  # an earlier process may have written without sync
+                    os.fsync(fd)  # an earlier process may have written without waiting for the disk
             finally:
                 os.close(fd)
         if not os.path.lexists(self._path):

@@ -209,7 +209,7 @@ def _automatic(config: Config) -> SqliteStore | None:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
             store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
-        except NewerStateError as error:  # another directory would have another numbering
+        except NewerStateError as error:  # do not try the next directory: its numbering differs
             raise _state_dir_error(path, error) from error
         except (OSError, StoreError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")

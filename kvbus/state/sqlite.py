@@ -194,7 +194,7 @@ class SqliteStore:
             log.error(text, self.place, why, _REFUSED, stamp)
         else:
             log.error("the state in %s is missing: beginning empty, the numbering skips ahead", self.place)
-        delete_refused(self._directory)  # more than one refused database could fill the disk
+        delete_refused(self._directory)  # keep only one refused database: several could fill the disk
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
         return len(existing)

@@ -188,7 +188,7 @@ class Admission:
         extras = self._extras_of(event, batch, at)
         size, count = event.block_size, len(event.block_hashes)
         complete = tokens > 0 and tokens == count * size
-        if not complete:  # it is unknown which tokens belong to which hash
+        if not complete:  # drop the tokens: it is unknown which of them belong to which hash
             event.token_ids = NOTHING
         if size:
             cache.stream.sizes.observe(key[0], key[1], size, max(count, tokens // size), tokens=complete)

@@ -237,7 +237,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
     """Fill in the missing fields of a store of consecutive blocks. Take them from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
-    sent: Any = run  # msgspec leaves missing raw fields UNSET
+    sent: Any = run  # Any, because msgspec leaves a missing raw field UNSET
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
     if sent.cache_salt is UNSET and meta.cache_salt is not None:

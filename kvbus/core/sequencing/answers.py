@@ -200,7 +200,10 @@ class Requests:
         self._actions = actions
 
     def ask(self, phase: Phase, epoch: Epoch, *, once_more: bool) -> None:
-        """Send the request that belongs to ``phase``. Close the open request first."""
+        """Send the publisher the request that belongs to the phase ``phase``. Close the open request first.
+
+        ``once_more`` says whether the request may be repeated if the publisher does not answer.
+        """
         self.stop()
         self._last_id += 1
         purpose, tracker = ASKS[phase], epoch.tracker
@@ -388,8 +391,8 @@ class Requests:
             tracker.expose(seq)
             return REBUILT
         if asked.phase is Phase.RECHECK:
-            # The stale batches are late copies: the publisher's numbers are far higher, so it has not restarted at
-            # theirs.
+            # The stale batches are late copies: the publisher's numbers are far higher, so it has not begun again at
+            # their seqs.
             epoch.unverified.epoch_confirmed(now)
         elif seq <= tracker.next or epoch.buffer.has_lost(tracker.next, now):
             return None

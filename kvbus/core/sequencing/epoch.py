@@ -520,7 +520,7 @@ class Conflict:
 
     def __init__(self) -> None:
         self.until = inf
-        """The time at which the pause ends; infinity if there is no pause."""
+        """The time until which kvbus ignores all batches of the source; infinity if it does not ignore them."""
         self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = -inf
@@ -538,7 +538,7 @@ class Conflict:
         return False
 
     def over(self, now: float) -> bool:
-        """Return whether the pause ends now. If so, end it."""
+        """Return whether the pause ends now, in which kvbus ignores all batches of the source. If so, end it."""
         if now < self.until:
             return False
         self.until = inf
@@ -546,6 +546,6 @@ class Conflict:
         return True
 
     def reconnected(self) -> None:
-        """End a pause, and forget the epochs of the old connection."""
+        """End the pause in which kvbus ignores all batches, and forget the epochs of the old connection."""
         self.until = inf
         self._begun.clear()

@@ -142,7 +142,7 @@ class Sequencer:
         asked = self._requests.open
         if self.phase in ASKS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
-        elif self.phase is Phase.CATCH_UP and asked is not None:  # its answer continues with the missed batches
+        elif self.phase is Phase.CATCH_UP and asked is not None:  # keep the request: its answer has the missed batches
             asked.phase = Phase.CATCH_UP
             if not self.spec.compacted:
                 self.tracker.drain()
@@ -303,8 +303,8 @@ class Sequencer:
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # Drop the held batches: no delivered batch identifies the epoch, so after a reconnection they may be of an
-            # old one.
+            # Drop the held batches: no delivered batch identifies the epoch, so they may be of an old epoch after a
+            # reconnection.
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:

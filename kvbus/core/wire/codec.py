@@ -263,8 +263,8 @@ _LONGEST_NAME: Final = 48
 def note(unknown: set[str], kind: str, name: Any) -> None:
     """Add the name of an unknown field or event to the set ``unknown``, from which it is shown to the operator.
 
-    The name is shortened, and has only characters that are safe in terminals, logs and HTML. ``kind`` is a word before
-    it.
+    The name is shortened, and has only characters that are safe in terminals, logs and HTML. The word ``kind`` is put
+    before it.
     """
     if len(unknown) < MAX_UNKNOWN:
         text = name if isinstance(name, str) else ""

@@ -120,7 +120,7 @@ def sniff(payload: bytes) -> str | None:
     if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
         return None
     # Search for the key in the bytes of the first event without parsing it, to save time. A value that equals the name
-    # of a key is then taken for the key, but the dialect's name is only shown to people.
+    # of a key then counts as the key. This does no harm, because the dialect's name is only shown to people.
     end = at + 4096
     if payload.find(b"\xaaevent_type", at, at + 64) >= 0:
         return "rfc1527 (mooncake)"

@@ -1,8 +1,9 @@
 """The frames of a live batch, of a replay request and of a replay answer, and functions that parse and build them.
 
-A live batch is ``[topic, seq, payload]`` in vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23. A replay answer has three
-frames a message before vLLM 0.26 and SGLang 0.5.22 (framing 3), and four frames from these versions on (framing 4). The
-forms also follow llm-d-inference-sim, and the snapshot proposal for vLLM with its sequence frames of 24 bytes.
+A live batch is ``[topic, seq, payload]`` in vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23. Each message of a replay
+answer has three frames before vLLM 0.26 and SGLang 0.5.22 (framing 3), and four frames from these versions on (framing
+4). Other forms come from llm-d-inference-sim, and from the snapshot proposal for vLLM, whose sequence frames have 24
+bytes.
 """
 
 from __future__ import annotations
@@ -121,11 +122,9 @@ kvbus or of an engine. kvbus's own subscribers send it if they can request a rep
 REBUILDS: Final = b"kvbus:rebuilds:"
 """Prefix of the routing id of a DEALER whose router builds its blocks from the replay answer.
 
-Eight random bytes follow.
-
-If a router gets the state on its live connection, kvbus may answer its request from seq 0 only with END. kvbus
-recognizes the router by its address. A DEALER with this prefix gets the blocks in the answer even if a router at the
-same address gets the state.
+Eight random bytes follow the prefix. If a router gets the state on its live connection, kvbus may answer its request
+from seq 0 only with END. kvbus recognizes the router by its address. A DEALER with this prefix gets the blocks in the
+answer even if a router at the same address gets the state.
 """
 
 

@@ -60,16 +60,12 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     media: tuple[tuple[str, str], ...] = ()
     """Replaced names of media. Each pair has a name that this family does not know, and its name for the same tier."""
     one_block: bool = False
-    """Whether each store has only one block, for routers that take a store's parent for the parent of each of its
-    blocks.
-    """
+    """Whether each store has only one block, for routers that use a store's parent as the parent of all its blocks."""
     fill_kinds: bool = False
     """Whether stores that name a group but no kind get the kind ``full_attention``.
 
-    The routers drop a store without a kind.
-
-    vLLM 0.20 and 0.21 name no kind. The normalizer has already left out the groups whose blocks are not part of
-    prefixes.
+    The routers of this family drop a store that names a group but no kind. vLLM 0.20 and 0.21 name no kind. The
+    normalizer has already left out the groups whose blocks are not part of prefixes.
     """
     fold_pairs: bool = False
     """Whether only the first token of each EAGLE pair is sent, for routers that cannot read pairs."""
@@ -165,7 +161,7 @@ class Profile(msgspec.Struct, frozen=True):
         return {"empty": "", "kv-events": "kv-events"}.get(self.topics)
 
     def without_tokens(self) -> Profile:
-        """Return this profile with a wire that reveals nothing about the content of prompts."""
+        """Return this profile with an encoding that reveals nothing about the content of prompts."""
         return structs.replace(self, wire=structs.replace(self.wire, drop_tokens=True))
 
     @property
