@@ -351,7 +351,10 @@ class Prober:
 
 
 async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) -> None:
-    """Read live messages until `ENOUGH_S` seconds after the first BlockStored event, or until ``limit``."""
+    """Read live messages into ``heard`` until the timeout ``limit`` expires.
+
+    After the first BlockStored event, the timeout is shortened to `ENOUGH_S` seconds.
+    """
     loop = asyncio.get_running_loop()
     try:
         # The first subscription is a sign for a publisher that is a kvbus: it sends no state to doctor. The second

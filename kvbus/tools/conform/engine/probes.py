@@ -210,7 +210,7 @@ class Asking:
 WAIT_S: Final = 10.0
 """Maximum seconds to wait for the events that a prompt causes."""
 AT_ONCE_S: Final = 3.0
-"""Maximum seconds between emptying the cache and AllBlocksCleared with which clause 11.2 is kept."""
+"""Maximum seconds from emptying the engine's cache until AllBlocksCleared must come, by clause 11.2."""
 MAX_PAIRS: Final = 200
 """Maximum number of pairs of numbers of which a prompt consists.
 
