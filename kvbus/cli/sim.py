@@ -239,7 +239,7 @@ async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.E
 
 
 async def _sleep(stop: asyncio.Event, seconds: float | None) -> None:
-    """Wait for `seconds` (None: for ever) or until `stop` is set."""
+    """Wait for `seconds` seconds, or until `stop` is set. If `seconds` is None, wait only for `stop`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
