@@ -233,7 +233,7 @@ def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[Output
 def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
     """Return a tuple for each configured output: the output itself, and then its views.
 
-    A view is a separate output of the relay for the router keys with one set of rights.
+    A view is a separate output of the relay, with only the blocks that router keys with certain rights may see.
     """
     own = [output for output in relay.outputs if output.spec.view_of is None]
     views = [output for output in relay.outputs if not output.spec.closed]
@@ -290,7 +290,7 @@ def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
 
 
 RouterKey = tuple[str, int, str, float]
-"""The key of a router's connection: name of the output, slot of the stream, router's address, and start time."""
+"""A tuple that identifies a router's connection: output name, slot of the stream, router's address, and start time."""
 
 
 class RouterReading(NamedTuple):
