@@ -251,7 +251,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Pointer)
 
 
 def write_pointer(pointer: Pointer) -> bytes:
-    """Encode a pointer for Kafka or NATS."""
+    """Encode a pointer, which says where a stream's newest state begins, for Kafka or NATS."""
     return msgspec.msgpack.encode(pointer)
 
 

@@ -57,7 +57,7 @@ class Holds(Enum):
     Either no state has come yet, or the stream has ended, or records are missing.
     """
     PART = "part"
-    """The reader has the beginning of a state. The remaining part of the state follows."""
+    """The reader has the first records of a state (the stream's live blocks). The remaining records follow."""
     ALL = "all"
     """The reader has a complete state, and every batch after that state."""
     FORMER = "former"

@@ -153,12 +153,13 @@ opens no connection and no file.
 class ViewDriver(OutputDriver, Protocol):
     """A driver whose readers may have limited rights.
 
-    A view is a separate copy of the output's streams for all readers with the same limited rights. Commands and events
-    name a view by its number. The policy that :meth:`allow` receives assigns a view to each CURVE key.
+    A view is a separate version of the output's streams, with only the blocks that readers with certain rights may see.
+    Commands and events name a view by its number. The policy that :meth:`allow` receives assigns a view to each CURVE
+    key.
     """
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view, which is a copy of the output's streams for readers with limited rights.
+        """Start serving one stream of a view, which has only the blocks that readers with certain rights may see.
 
         The output's own stream in the same slot is already open.
 

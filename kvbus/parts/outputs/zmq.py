@@ -46,8 +46,8 @@ _HUB: Final = -1
 class ViewDispatcher:
     """A handler of connections, which passes each router's connection to the view of the router's CURVE key.
 
-    A view is a separate copy of a stream for all keys with the same rights. The class implements
-    :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    A view is a separate version of a stream, with only the blocks that keys with certain rights may see. The class
+    implements :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
         pick: function that returns the handler of a peer's view; None if that view is not open.
@@ -313,7 +313,7 @@ class ZmqOutput:
         servers[command.stream].send(command.answer, messages)
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to the routers that have subscribed or have lost batches."""
+        """Send a stream's state (its live blocks) to the routers that have subscribed or have lost batches."""
         live = self._live.get((command.output, command.stream))
         if live is not None:
             live.send_state(command)

@@ -191,7 +191,7 @@ class DynamoOutput:
         """Do nothing, because the routers of this output cannot send requests."""
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to the routers that have subscribed or have lost batches."""
+        """Send a stream's state (its live blocks) to the routers that have subscribed or have lost batches."""
         live = self._live.get(command.stream)
         if live is not None:
             live.send_state(command)
