@@ -1,4 +1,4 @@
-"""Render kvbus's Helm chart as Helm does, and give access to the rendered Kubernetes objects."""
+"""Render kvbus's Helm chart as Helm does, and return the rendered Kubernetes objects to tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASES: Final[dict[str, Values]] = {
         for path in sorted((CHART / "ci").glob("*-values.yaml"))
     },
 }
-"""Values for the chart, by name: the defaults, and every file in helm/kvbus/ci."""
+"""Sets of chart values by name: the defaults, and every file in helm/kvbus/ci."""
 
 
 def load(text: str) -> Any:
@@ -68,7 +68,7 @@ class Release(NamedTuple):
 
     @property
     def pod(self) -> Any:
-        """The pod template of the release's workload."""
+        """The pod template of the workload that the chart rendered."""
         return self.workload["spec"]["template"]
 
     @property
@@ -87,8 +87,9 @@ class Release(NamedTuple):
             yield pod["spec"]
 
     def environment(self, of: Any | None = None) -> dict[str, str]:
-        """Return the environment variables of a container (by default kvbus's) with the values that its process
-        would see.
+        """Return the environment variables of a container with the values that its process would see.
+
+        Without an argument, the container is kvbus's.
         """
         return environment(self.kvbus if of is None else of)
 
@@ -137,7 +138,10 @@ def render(
 
 
 def other(tmp_path: Path) -> Path:
-    """Copy the chart in data/other and put kvbus-lib into its charts/ folder, as `helm dependency build` would do."""
+    """Copy the example chart in data/other, with kvbus-lib in its charts/ folder as after `helm dependency build`.
+
+    Return the path of the copy.
+    """
     place = tmp_path / "other"
     shutil.copytree(OTHER, place)
     shutil.copytree(LIBRARY, place / "charts" / "kvbus-lib")

@@ -46,7 +46,7 @@ def definition(kind: str, version: str) -> Any:
 
 
 def mistakes(each: Any) -> list[str]:
-    """Return the errors of a custom resource by the schema of its kind."""
+    """Return the error messages for a custom resource that does not fit the schema of its kind."""
     jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
     known = definition(each["kind"], each["apiVersion"])
     return [error.message for error in jsonschema.Draft202012Validator(known).iter_errors(each)]

@@ -1,4 +1,4 @@
-"""Tests for the kustomize components, which add the chart's sidecar to every kind of workload."""
+"""Tests for the kustomize components that add the chart's kvbus sidecar to workloads of every kind."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def test_a_components_sidecar_is_the_charts(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) -> None:
-    """If the pod has no annotation for the model, the kubelet sets KVBUS_MODEL to an empty string."""
+    """If a pod has no annotation with the model's name, the kubelet sets KVBUS_MODEL to an empty string.
+
+    kvbus refuses this only if the router's topics contain the model.
+    """
     (sidecar,) = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]["spec"]["initContainers"]
     env = variables(sidecar) | {"KVBUS_MODEL": ""}
     if name == "llm-d":
@@ -142,7 +145,7 @@ def built(folder: Path) -> list[Any]:
 
 
 def taken_by_kubernetes(spec: Any) -> None:
-    """Check that Kubernetes' strict schema accepts a pod, and that each volume mount of the pod has its volume."""
+    """Check that a pod spec is valid by Kubernetes' strict schema, and that each of its volume mounts has a volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     kubernetes.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}, "1.37", strict=True
@@ -188,7 +191,10 @@ def test_a_pod_with_a_mistake_is_not_taken() -> None:
 
 
 def test_both_templates_of_the_set_start_one_engine() -> None:
-    """vLLM's processes find each other if all of them have the same arguments except for their ranks."""
+    """The leader and the workers of a LeaderWorkerSet have the same arguments except for their ranks.
+
+    Otherwise vLLM's processes would not find each other.
+    """
     (engine,) = documents((KUBERNETES / "platforms" / "lws" / "engine.yaml").read_text())
     template = engine["spec"]["leaderWorkerTemplate"]
     (leader,), (worker,) = (template[each]["spec"]["containers"] for each in ("leaderTemplate", "workerTemplate"))
@@ -244,7 +250,7 @@ spec: {predictor: {containers: [{name: kserve-container, image: engine:1}]}}
 
 
 def folder(place: Path, workloads: str) -> Path:
-    """Write a folder as an operator would have it: workloads, and a kustomization with llm-d's component."""
+    """Write a kustomize folder with these workloads and with llm-d's component, as an operator would."""
     shutil.copytree(KUBERNETES / "component" / "llm-d", place / "component")
     (place / "workloads.yaml").write_text(workloads)
     about = {"resources": ["workloads.yaml"], "components": ["component"]}
@@ -273,7 +279,7 @@ def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) 
 
 @needs_kustomize
 def test_one_build_may_have_the_component_twice(tmp_path: Path) -> None:
-    """One kustomization includes two folders. Each folder has a model and its own copy of the component."""
+    """One kustomization includes two folders. Each folder has its own model and its own copy of the component."""
     for name in ("one", "two"):
         folder(tmp_path / name, WORKLOADS.split("---")[0].replace("name: labelled", f"name: {name}"))
     (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["one", "two"], "namespace": "models"}))

@@ -1,4 +1,4 @@
-"""Tests that files generated from other files are up to date. `python helm/sync.py` writes them."""
+"""Tests that each file which `python helm/sync.py` generates from other files is up to date."""
 
 from __future__ import annotations
 

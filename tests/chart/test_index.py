@@ -1,4 +1,7 @@
-"""Tests for the index beside an aggregator in the chart: its container, its port, and values that exclude the index."""
+"""Tests for the chart's option to run a kvbus index beside an aggregator.
+
+They check its container, its port, and the values that exclude an index.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tests for the admission policy that adds kvbus to the pods of other projects.
+"""Tests for the Kubernetes admission policy that adds kvbus to the pods of other projects.
 
-The API server's own code evaluates the policy. The objects are validated by the definitions of their projects.
+The API server's own code evaluates the policy. The changed objects are validated by the definitions of their projects.
 """
 
 from __future__ import annotations
@@ -75,13 +75,16 @@ def pod(**annotations: str) -> dict[str, Any]:
 
 
 def of_the_chart(router: str, ranks: int) -> Any:
-    """Return the pod that the chart renders for this router, with kvbus as a sidecar."""
+    """Return the pod that the chart renders for this router.
+
+    The tests compare it with a pod that the policy changed.
+    """
     values = {"router": router, "model": "qwen", "configFrom": "environment", "dataParallelSize": ranks}
     return render({"kvbus": values | {"engineEvents": {"replayPort": 15657}}}).pod
 
 
 def injected_as(chart: Any, made: Any, router: str) -> None:
-    """Check that the injected pod has the same sidecar, labels and volume as the pod of the chart."""
+    """Check that the policy gave a pod the same sidecar, labels and volume as the chart gives its pod."""
     (ours,) = made["spec"]["initContainers"]
     theirs = container(chart, "kvbus")
     given = [load(None, env=without_place(each), overrides={}) for each in (environment(ours), environment(theirs))]

@@ -1,4 +1,4 @@
-"""Tests for the library chart kvbus-lib, used by another project's chart."""
+"""Tests for the library chart kvbus-lib, as the chart of another project uses it."""
 
 from __future__ import annotations
 

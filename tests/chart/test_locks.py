@@ -1,4 +1,6 @@
-"""Tests that the lock files agree: the container image must have the versions with which the tests ran."""
+"""Tests that the lock files have equal versions: the container image must have the packages with which the tests
+ran.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def rendered(role: str, kind: str) -> Release:
 
 
 def access(config: Config, kind: str) -> dict[str, Any]:
-    """Return the settings of a release's log: its endpoint and its credentials."""
+    """Return how a release reaches its log of streams (Kafka, NATS or Redis): the endpoint and the credentials."""
     log = next((output for output in config.outputs if output.type == kind), None)
     if log is None or log.log is None:
         settings = settings_of(config.sources[0])
@@ -51,8 +51,9 @@ def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) ->
 @each_role
 @each_kind
 def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str, kind: str, tmp_path: Path) -> None:
-    """The files have the permissions of a Secret that the kubelet mounts: kvbus's group may read them, other users
-    may not.
+    """The credential files have the permissions of a Secret that the kubelet mounts.
+
+    kvbus's group may read them, other users may not.
     """
     (tmp_path / "ca.crt").write_text(Authority(tmp_path).certificate.read_text())
     password = tmp_path / "password"

@@ -80,9 +80,9 @@ def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("replicas", [2, None])
 def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
-    """Each aggregator numbers its own streams, so one can run while another is replaced.
+    """An update replaces one aggregator after the other. This is possible because each numbers its own streams.
 
-    The update adds no further aggregator, because no router has its address.
+    The update starts no additional aggregator, because no router would have its address.
     """
     release = render({**AGGREGATOR, "replicas": replicas})
     assert release.workload["spec"]["strategy"] == {
@@ -262,7 +262,9 @@ def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
 
 @pytest.mark.parametrize("where", ["the guide", "the notes of a simulation"])
 def test_the_command_for_real_engines_is_a_good_one(where: str, tmp_path: Path) -> None:
-    """The command must have quotes around values with brackets, because zsh reads unquoted brackets as a pattern."""
+    """The documented `helm install` command has quotes around values with brackets, because zsh reads brackets as a
+    pattern.
+    """
     text = render().notes if where != "the guide" else (ROOT / "docs" / "KUBERNETES.md").read_text()
     (command,) = re.findall(r"helm install bus ./helm/kvbus (--set mode(?:.*\\\n)*.*)", text)
     assert re.findall(r"--set [^'\s]*\[", command) == []

@@ -77,7 +77,7 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
 
 
 def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
-    """The engine and its routers dial one port on loopback. The engine's replay port does not change.
+    """The engine and its routers connect to the same port of kvbus on loopback. The engine keeps its replay port.
 
     From outside the pod, only kvbus's HTTP port is reachable.
     """
@@ -99,7 +99,10 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])
 def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
-    """With `state_dir: auto`, kvbus would choose a directory that does not outlive the container."""
+    """Without a volume the chart turns kvbus's state off: `state_dir: auto` would choose a directory in the
+    container, which
+    is lost with it.
+    """
     config = rendered("generic", tmp_path, configFrom=configured, state={"enabled": False})
     assert config.state_dir is None
     assert str(rendered("generic", tmp_path, configFrom=configured).state_dir) == "/var/lib/kvbus"

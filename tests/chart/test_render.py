@@ -1,4 +1,7 @@
-"""Render every example of values: Helm reports no error, Kubernetes accepts the manifests, kvbus its configuration."""
+"""Render the chart with every example of values.
+
+Helm must report no error, Kubernetes must accept the manifests, and kvbus must accept its configuration.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from tests.chart.charts import load as load_yaml
 
 WARNING: Final = 2
 OLDEST: Final = 29
-"""Oldest minor version of Kubernetes 1.x that the chart supports. The newest is the newest that the validator knows."""
+"""Minor version of the oldest Kubernetes 1.x that the chart supports. The tests also use all newer versions."""
 CUSTOM: Final = {"PodMonitor", "PrometheusRule"}
-"""Kinds of the Prometheus operator. Kubernetes' own schemas do not describe them."""
+"""Kinds of objects that the Prometheus operator defines. Kubernetes' own schemas do not describe them."""
 VOLUMES: Final = {
     "configMap",
     "csi",
@@ -161,7 +164,10 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
 
 @each_case
 def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
-    """The pod is ready only if kvbus, its sidecar, is ready. The engine starts after kvbus's startup probe succeeds."""
+    """The probes of the sidecar ask kvbus's own HTTP port.
+
+    The pod is ready only if kvbus is ready, and the engine starts after kvbus's startup probe succeeds.
+    """
     kvbus = render(CASES[case]).kvbus
     probes = {name: kvbus[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     at = {"port": "kvbus-http"} | ({"scheme": "HTTPS"} if case == "tls" else {})

@@ -1,4 +1,7 @@
-"""Tests for the number of pods: the chart sets it, or leaves it to an autoscaler, whose number an upgrade must keep."""
+"""Tests for the number of pods: the chart sets it, or leaves it to an autoscaler.
+
+A chart upgrade must keep the number that an autoscaler has set.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ def test_a_number_is_the_charts(values: Values, replicas: int) -> None:
 
 @pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
 def test_null_leaves_the_number_out(values: Values) -> None:
-    """Kubernetes reads a key with the value null as 1 replica.
+    """With `replicas: null`, the rendered workload does not have the key `replicas`.
 
-    It keeps the current number only if the key is absent.
+    Kubernetes keeps the current number only if the key is absent; it reads the value null as 1 replica.
     """
     left_out, given = (render({**values, "replicas": replicas}).workload["spec"] for replicas in (None, 2))
     assert "replicas" not in left_out
@@ -43,9 +46,7 @@ def test_kubernetes_takes_a_workload_without_a_number() -> None:
 
 
 def installed(**values: Any) -> tuple[Any, str]:
-    """Return the workload and the notes of a simulated `helm install`, in which Helm merges the values with the
-    chart's.
-    """
+    """Return the workload and the notes of a simulated `helm install` with these values merged over the chart's."""
     release = helm.Config(namespace="ns").install(str(CHART), "demo", {**SIMULATION, **values}, dry_run="client")
     (workload,) = (
         each for text in release["manifest"].split("\n---\n") if (each := load(text))["kind"] == "Deployment"

@@ -1,6 +1,6 @@
-"""Tests that wrong values are refused.
+"""Tests that the chart refuses wrong values.
 
-The schema's error names the key. The templates' errors say what to change.
+An error of the schema names the key. An error of a template says what to change.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def test_contradictions_are_refused_with_what_to_change(values: Values, said: st
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
 def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
-    """Maps with free keys (labels, quantities) define the type of their values.
+    """The values schema refuses unknown keys everywhere, except in maps such as labels and quantities.
 
-    `global` may have any keys for other charts.
+    These maps define the type of their values. `global` may have any keys, because other charts use it.
     """
     schema = json.loads((chart / "values.schema.json").read_text())
     open_ones = {where for where, node in objects(schema, "") if node.get("additionalProperties", True) is True}

@@ -1,6 +1,6 @@
-"""Test who may read the HTTP server of the default chart's kvbus at the pod's address.
+"""Tests for access from another pod to the HTTP server of kvbus, as the default chart configures it.
 
-Another pod sees that kvbus is healthy, but reads no token id.
+The other pod sees whether kvbus is healthy, but can read no token id.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Pod:
         return Answer(*json.loads(printed))
 
     async def source(self) -> dict[str, Any] | None:
-        """Return the only entry of ``/sources`` as another pod sees it; ``None`` while nothing listens there."""
+        """Return kvbus's only source from ``/sources``, as another pod sees it; None while no process listens there."""
         assert self.kvbus.running, self.kvbus.log.read_text()
         try:
             (entry,) = json.loads((await self.ask("/sources")).body)

@@ -1,1 +1,1 @@
-"""Tests against a real Kubernetes API server (`make cluster`), where other tests use doubles."""
+"""Tests of kvbus and its manifests against a real Kubernetes API server (`make cluster`)."""

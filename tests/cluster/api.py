@@ -19,11 +19,11 @@ OLD: Final = {"componentstatuses", "endpoints", "events"}
 """Kinds of objects that the inventory ignores, because they are deprecated or expire."""
 
 PATIENCE: Final = 60.0
-"""Seconds for which the server may answer that it is not ready for a kind."""
+"""Maximum seconds for which the client repeats a request that the server is not ready to answer."""
 
 
 class RefusedError(Exception):
-    """The API refuses a request."""
+    """An error: the Kubernetes API has refused a request."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"{status} {said}")
@@ -31,7 +31,7 @@ class RefusedError(Exception):
 
 
 class Api:
-    """A client of one server as one user, with a new connection for each request.
+    """A client of one Kubernetes API server as one user, with a new connection for each request.
 
     Args:
         url: URL of the server.
@@ -102,7 +102,10 @@ class Api:
     # -- objects
 
     def resources(self) -> list[tuple[str, str, Object]]:
-        """Return each kind of object: the path of its API group, its apiVersion, and its description by the API."""
+        """Return each kind of object that the server knows.
+
+        Each entry has the path of its API group, its apiVersion, and its description by the API.
+        """
         groups = [each["preferredVersion"]["groupVersion"] for each in self.get("/apis")["groups"]]
         found = []
         for version in ("v1", *groups):
@@ -111,7 +114,7 @@ class Api:
         return found
 
     def path(self, of: Object) -> str:
-        """Return the path of an object."""
+        """Return the URL path of an object in the Kubernetes API."""
         return f"{self._collection(of)}/{quote(of['metadata']['name'])}"
 
     def _collection(self, of: Object) -> str:
@@ -145,7 +148,10 @@ class Api:
         self.ask("DELETE", f"{self.path(of)}?gracePeriodSeconds={grace}")
 
     def namespace(self, labels: dict[str, str] | None = None, name: str | None = None) -> str:
-        """Create a namespace and its default service account, which a controller would create in a real cluster."""
+        """Create a namespace with a default service account, which a controller would create in a real cluster.
+
+        Return its name.
+        """
         name = name or f"test-{uuid.uuid4().hex[:8]}"
         self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels or {}}})
         self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
@@ -176,5 +182,5 @@ class Api:
 
 
 def placed(each: Object, namespace: str) -> Object:
-    """Return the object with this namespace, unless it names another namespace."""
+    """Return a copy of the object in this namespace, unless the object names a namespace itself."""
     return {**each, "metadata": {"namespace": namespace, **each["metadata"]}}

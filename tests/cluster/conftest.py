@@ -46,13 +46,16 @@ def api(server: ApiServer) -> Iterator[Api]:
 
 @pytest.fixture(scope="session")
 def elsewhere(server: ApiServer) -> str:
-    """The namespace that a preset of the chart names."""
+    """The namespace `elsewhere`, which a preset of the chart names in addition to its own."""
     return server.api.namespace(RESTRICTED, "elsewhere")
 
 
 @pytest.fixture(scope="session")
 def serve(plane: ControlPlane, server: ApiServer) -> Callable[[str], None]:
-    """A function that makes the server serve the kinds of another project, from the files that match a pattern."""
+    """A function that installs the custom resource definitions of another project in the API server.
+
+    Its argument is the beginning of their files' names.
+    """
 
     @functools.cache
     def served_now(pattern: str) -> None:

@@ -24,7 +24,7 @@ MISSING: Final = (
     f"{HOME_ENV} names no API server: .ci/cluster.sh DIR builds one (Go, 45 minutes); make cluster does both"
 )
 PATIENCE: Final = 180.0
-"""Maximum duration of a start on a busy machine, in seconds. An idle machine needs six seconds."""
+"""Maximum seconds for the start of etcd or the API server on a busy machine. An idle machine needs six."""
 
 MOST: Final = 1500
 """Seconds after which a server ends, even if the tests were killed."""
@@ -45,7 +45,7 @@ rules:
 
 
 class Server:
-    """A program that can be killed and started again. It ends by itself after :data:`MOST` seconds."""
+    """A server program that a test can kill and start again. It ends by itself after :data:`MOST` seconds."""
 
     def __init__(self, said: Path, command: list[str], ready: Callable[[], bool]) -> None:
         self._said = said
@@ -79,7 +79,7 @@ class Server:
 
 
 class ControlPlane:
-    """One etcd, and the API servers that tests start at it.
+    """One etcd, and the Kubernetes API servers that use it.
 
     Args:
         directory: directory of data, certificates and logs.
@@ -123,7 +123,7 @@ class ControlPlane:
         return server
 
     def api_server(self, **more: str) -> ApiServer:
-        """Start a further API server. ``more`` are additional flags."""
+        """Start one more API server, and return it. ``more`` are additional command-line flags."""
         (port,) = free_ports(1)
         audit = self._directory / f"audit{port}.log"
         api = Api(f"https://127.0.0.1:{port}", ADMIN, self.authority.certificate)
@@ -149,7 +149,7 @@ class ControlPlane:
         return ApiServer(server, api, audit)
 
     def compact(self) -> None:
-        """Delete every version of each object except the newest."""
+        """Delete all old versions of objects from etcd, so that no watch can continue from one of them."""
         newest = self._etcd_api.post("/v3/kv/range", {"key": "AA=="})["header"]["revision"]
         self._etcd_api.post("/v3/kv/compaction", {"revision": newest, "physical": True})
 
@@ -173,6 +173,6 @@ class ApiServer:
         self._server.kill()
 
     def asked(self, user: str) -> list[dict[str, Any]]:
-        """Return the requests of a user that the server has answered or begun to answer."""
+        """Return the requests of a user from the audit log: those that the server has answered or begun to answer."""
         events = [json.loads(line) for line in self._audit.read_text().splitlines() if line.endswith("}")]
         return [each for each in events if each["user"]["username"] == user]

@@ -42,7 +42,7 @@ def place(api: Api, of_the_cluster: None) -> str:
 
 @pytest.fixture
 def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
-    """Helm as a separate user, with a configuration that names no other cluster."""
+    """Helm with an administrator's token of its own, and with a configuration that names no other cluster."""
     (tmp_path / "kubeconfig").write_text("apiVersion: v1\nkind: Config\n")
     with helm.Config(
         kubeconfig_path=tmp_path / "kubeconfig",
@@ -109,9 +109,9 @@ def test_a_release_comes_changes_goes_back_and_leaves_nothing(
 def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
     api: Api, place: str, installer: Any, tmp_path: Path
 ) -> None:
-    """The upgrade command of docs/OPERATIONS.md keeps the values and changes the image's tag.
+    """The upgrade command of docs/OPERATIONS.md keeps the values of a release and changes the tag of its image.
 
-    Two pods never share a claim.
+    The pod keeps its volume claim, and two pods never share one.
     """
     command = ["git", "archive", str(OLDER), "helm"]
     archive = subprocess.run(command, cwd=CHART.parents[1], capture_output=True, check=True)
@@ -159,7 +159,7 @@ def spec(each: Object) -> Object:
 
 
 def test_a_pod_that_is_not_restricted_would_be_refused(api: Api, place: str) -> None:
-    """The server also refuses an unknown field."""
+    """The tests' server really checks objects: it refuses such a pod, and an object with an unknown field."""
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
     pod = pod_of(release, place)

@@ -1,4 +1,4 @@
-"""Tests for discovery by a real Kubernetes watch.
+"""Tests for kvbus's discovery of engines by a watch at a real Kubernetes API server.
 
 Engines appear and leave, the API server stops and returns, a watch expires, and a token is rotated. No kubelet runs: a
 test creates the objects and sets the engines' addresses, as a kubelet would.
@@ -58,7 +58,7 @@ class Place:
         self.api.set_status(of, {"phase": "Running", "podIP": worker.host, "podIPs": [{"ip": worker.host}]})
 
     def leave(self, worker: Worker) -> None:
-        """Delete a pod with a grace period, so that it exists until :meth:`gone`."""
+        """Delete an engine's pod with a grace period: the pod object exists until :meth:`gone` is called."""
         self.api.delete(self._pod(worker), grace=30)
 
     def gone(self, worker: Worker) -> None:
@@ -76,7 +76,7 @@ class Place:
 
 
 class Found(Process):
-    """A kvbus process with discovered sources, and a topic for each worker."""
+    """A kvbus process that discovers its sources in Kubernetes, and sends each worker under its own topic."""
 
     def __init__(self, directory: Path, discover: dict[str, Any]) -> None:
         super().__init__(directory, keeps_state=False)
@@ -99,7 +99,9 @@ class Found(Process):
 
 
 class Fleet:
-    """Ten engines under traffic, and a router that must be exact about those that are pods in the cluster."""
+    """Ten engines under traffic, and a router that must hold exactly the blocks of those that are pods in the
+    cluster.
+    """
 
     def __init__(self, place: Place, bus: Found) -> None:
         self.place = place
@@ -110,10 +112,10 @@ class Fleet:
         self.router = TopicRouter(bus.out)
         self._seqs: dict[bytes, int] = {}
         self._clears: dict[bytes, int] = {}
-        """Number of clears in each worker's view after its first state."""
+        """Number of clears that the router got for each worker after the worker's first state."""
 
     async def to(self, *numbers: int) -> None:
-        """Make exactly these engines pods. The pods of all other engines are deleted, some with a grace period."""
+        """Let exactly these engines have a pod. The pods of all other engines are deleted, some with a grace period."""
         wanted = [self.workers[n] for n in numbers]
         before, self.here = self.here, wanted
         for worker in wanted:
@@ -126,7 +128,7 @@ class Fleet:
             await asyncio.to_thread(self.place.gone, worker)
 
     async def exact(self) -> None:
-        """Wait until the router holds exactly these engines' blocks by name.
+        """Wait until the router holds exactly the blocks of the engines that have a pod.
 
         Check that no seq went back or is missing.
         """
@@ -197,7 +199,10 @@ async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: 
 async def test_an_api_server_that_dies_costs_no_engine(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """kvbus learns the changes when the server returns, although etcd has deleted every older version."""
+    """No source is removed while the API server is down.
+
+    When it returns, kvbus learns the changes, although etcd has deleted every older version.
+    """
     place = Place(api)
     place.put_token(token_file)
     mortal = plane.api_server()
@@ -221,7 +226,7 @@ async def test_an_api_server_that_dies_costs_no_engine(
 
 @pytest.fixture
 def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Watches that last one second instead of a minute."""
+    """A patch of kvbus, by which a watch lasts one second instead of a minute."""
     monkeypatch.setattr(kubernetes, "WATCH", 1)
     monkeypatch.setattr(kubernetes, "PAUSE", 0.05)
 
@@ -230,7 +235,9 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_watch_that_has_expired_begins_with_a_list(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """etcd has deleted the version from which the watch would continue, so the watch itself reports 410 Gone."""
+    """etcd has deleted the version from which kvbus would continue its watch, so the server answers the watch with
+    410 Gone.
+    """
     place = Place(api)
     place.put_token(token_file)
     at_etcd = plane.api_server(watch_cache="false")

@@ -1,6 +1,6 @@
-"""Tests for the admission policy in a real API server.
+"""Tests for the admission policy that adds kvbus to new pods, in a real API server.
 
-It adds kvbus to new pods, and restricted pods stay restricted.
+A pod that fulfils the restricted Pod Security Standard still fulfils it afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.cluster.control_plane import PATIENCE, ApiServer
 
 @pytest.fixture(scope="module")
 def place(server: ApiServer) -> Iterator[str]:
-    """A namespace with the policy in force."""
+    """The name of a namespace in which the admission policy is in force."""
     api = server.api
     namespace = api.namespace()
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
@@ -37,7 +37,7 @@ def place(server: ApiServer) -> Iterator[str]:
 
 
 def create(api: Api, of: Object, namespace: str) -> Object:
-    """Return the object that the server would create."""
+    """Return the object as the server would create it, with the changes of the admission policy."""
     return api.create(moved(of, namespace), dry_run=True)
 
 
@@ -78,7 +78,10 @@ def test_a_router_that_nobody_knows_is_refused(api: Api, place: str) -> None:
 
 
 def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
-    """A restricted engine stays restricted with kvbus in its pod. The engine of the other tests is not restricted."""
+    """A pod of a restricted engine fulfils the restricted Pod Security Standard also with kvbus in it.
+
+    The engine of the other tests does not fulfil it.
+    """
     namespace = api.namespace(RESTRICTED)
     with pytest.raises(RefusedError, match=r'violates PodSecurity.*container \\"engine\\" must set') as refused:
         create(api, pod(), namespace)

@@ -1,4 +1,7 @@
-"""Tests for the manifests in deploy/kubernetes, with the other projects' own definitions of their kinds."""
+"""Tests that a real API server accepts the manifests in deploy/kubernetes.
+
+The server has the definitions of the other projects' kinds.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ OTHERS: Final = {
     "inject/kserve.yaml": "serving.kserve.io",
     "platforms/kserve/service.yaml": "serving.kserve.io",
 }
-"""The API group of the other project whose kind a manifest uses."""
+"""For each manifest, the API group of the other project's kind that it uses."""
 
 BUILT: Final = {
     "example": None,
     "platforms/lws": "leaderworkerset.x-k8s.io",
     "platforms/aibrix": "orchestration.aibrix.ai",
 }
-"""Folders with a kustomize component, and the API group of the kind into which it is built."""
+"""For each folder with a kustomize component, the API group of the workload into which the tests build it."""
 
 MANIFESTS: Final = sorted(
     str(path.relative_to(KUBERNETES))
@@ -40,7 +43,7 @@ def documents(text: str) -> list[Any]:
 
 
 def pods(node: Any) -> list[Any]:
-    """Return the spec of every pod in a tree of objects."""
+    """Return the spec of every pod that is nested in some objects."""
     if isinstance(node, list):
         return [spec for each in node for spec in pods(each)]
     if not isinstance(node, dict):

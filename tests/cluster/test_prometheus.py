@@ -1,6 +1,6 @@
-"""A real Prometheus finds the chart's pods with the configuration in deploy/prometheus.
+"""Test that a real Prometheus finds the chart's pods with the configuration in deploy/prometheus.
 
-It may only list and watch pods.
+Its service account may only list and watch pods.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUILT: Final = Path(os.environ.get(HOME_ENV, "/nonexistent")) / "prometheus"
 
 
 class Pod(Process):
-    """A kvbus process at its own address, and the pod of the chart that would contain it."""
+    """A kvbus process at an address of its own, and the Kubernetes object of the pod that would contain it."""
 
     def __init__(self, directory: Path, name: str, host: str, namespace: str) -> None:
         directory.mkdir()
@@ -78,7 +78,7 @@ def account(api: Api, namespace: str) -> str:
 
 
 def in_kubernetes() -> Any:
-    """Return the scrape job that the file contains as a comment."""
+    """Return the scrape job for Kubernetes, which deploy/prometheus/prometheus.yml contains as a comment."""
     text = (FOLDER / "prometheus.yml").read_text()
     lines = [line.removeprefix("  # ") for line in text.splitlines() if line.startswith("  # ")]
     (job,) = YAML(typ="safe", pure=True).load("\n".join(lines[next(i for i, x in enumerate(lines) if x[0] == "-") :]))

@@ -1,4 +1,4 @@
-"""Tests for the rights of the chart's service accounts, as the API server sees them."""
+"""Tests that the chart's service accounts have the documented rights and no others, as the API server answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
 
 @pytest.fixture
 def place(api: Api, elsewhere: str) -> str:
-    """A namespace with the service account and the roles of the preset that discovers."""
+    """A namespace with the service account and the roles of the chart's preset that discovers engines."""
     namespace = api.namespace()
     release = render(CASES["discovery"], namespace=namespace)
     for kind in ("ServiceAccount", "Role", "RoleBinding"):
@@ -114,7 +114,7 @@ def test_it_changes_nothing(account: Api, place: str) -> None:
 
 @pytest.fixture
 def in_default(api: Api) -> Iterator[None]:
-    """The unchanged manifest, applied in the namespace `default`, for which it is written."""
+    """The unchanged manifest of the aggregator, applied in the namespace `default`, for which it is written."""
     made = [placed(each, "default") for each in documents(AGGREGATOR.read_text())]
     for each in made:
         api.apply(each)

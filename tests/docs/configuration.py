@@ -17,7 +17,7 @@ EXAMPLE: Final = ROOT / "deploy" / "kvbus.yaml"
 
 
 def rendered(text: str) -> str:
-    """Return the page with the current tables. A table is found by its header and its first key."""
+    """Return the page with newly generated tables. An old table is found by its header and its first key."""
     for new in (table(), table(kinds())):
         head, line, first, *_ = new.splitlines()
         start = re.escape(f"{head}\n{line}\n{first.split(' |')[0]} |")

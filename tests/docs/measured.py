@@ -1,4 +1,7 @@
-"""Copy results from docs/INTEROP.md and docs/REAL-ENGINE.md to README.md: run ``python -m tests.docs.measured``."""
+"""Copy the measured results of docs/INTEROP.md and docs/REAL-ENGINE.md into README.md.
+
+Run it with ``python -m tests.docs.measured``.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ SHOWN: Final = (
     "the router loses its connection and misses five batches",
     "the engine restarts",
 )
-"""Cases that have a column of their own in README.md."""
+"""Interop cases that have a column of their own in the table of README.md."""
 
 OURS: Final = ("(double)", "go-zeromq", "no replay")
-"""Columns of docs/INTEROP.md that README.md leaves out: readers of kvbus's own, and repeated routers of other
-projects.
+"""Columns of docs/INTEROP.md that README.md leaves out.
+
+They are kvbus's own readers, and further variants of routers of other projects.
 """
 
 ROUTERS: Final = """\
@@ -33,14 +37,17 @@ Figures = dict[str, dict[str, tuple[int, int]]]
 
 
 def tables(text: str) -> tuple[Figures, Figures]:
-    """Return the results of all routers in all cases: first those behind kvbus, then those directly at the engine."""
+    """Return the results of all routers in all cases of docs/INTEROP.md, as two tables.
+
+    The first has the routers behind kvbus, the second has the same routers directly at the engine.
+    """
     part = text.split("<!-- the tables below are written by", 1)[1].split("<!-- written by", 1)[0]
     behind, direct = (read(each) for each in re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE))
     return behind, direct
 
 
 def read(table: str) -> Figures:
-    """Return the results of one Markdown table, without the columns of ``OURS``."""
+    """Return the results of one Markdown table, without the columns that README.md leaves out (``OURS``)."""
     head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
     found: Figures = {name: {} for name in head[1:] if not any(each in name for each in OURS)}
     for case, *cells in rows:
@@ -52,7 +59,7 @@ def read(table: str) -> Figures:
 
 
 def short_table(text: str) -> str:
-    """Return the table of routers for README.md."""
+    """Return the table for README.md with the results of each router with and without kvbus, from docs/INTEROP.md."""
     behind, direct = tables(text)
     cases = len(next(iter(direct.values())))
     lines = [
@@ -67,7 +74,7 @@ def short_table(text: str) -> str:
 
 
 def real_engine(text: str) -> str:
-    """Return the sentence and the table for README.md about the real engine."""
+    """Return the sentence and the table for README.md about the test with a real engine, from docs/REAL-ENGINE.md."""
     (run,) = re.findall(r"^(\S+), kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE)
     (equal,) = re.findall(r"^(\d+ of \d+) cases are equal at each quiet point", text, re.MULTILINE)
     lines = [
@@ -93,7 +100,7 @@ def rendered(readme: str) -> str:
 
 
 def with_table(text: str, table: str) -> str:
-    """Return README.md with this table between the markers of its place."""
+    """Return README.md with a new text between the two marker comments."""
     start, end = (
         "<!-- rendered from docs/INTEROP.md: python -m tests.docs.measured -->\n",
         "<!-- end of what is rendered",

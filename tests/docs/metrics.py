@@ -10,7 +10,7 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTP
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "METRICS.md"
 EVENTS: Final = ("events_rejected_total", "events_filtered_total", "blocks")
-"""Metrics of sources that the page shows in a separate table."""
+"""Names of metrics of sources that docs/METRICS.md lists in a separate table."""
 
 _PLACE: Final = re.compile(r"(<!-- rendered by tests\.docs\.metrics: (\w+) -->\n\n)(?:\|.*\n)*")
 

@@ -1,4 +1,7 @@
-"""Print the tables of a router's states for docs/ARCHITECTURE.md: ``python -m tests.docs.routers``."""
+"""Print the tables of the states in which kvbus keeps a router: ``python -m tests.docs.routers``.
+
+They belong into docs/ARCHITECTURE.md.
+"""
 
 import sys
 
@@ -6,7 +9,7 @@ from kvbus.transport.live.router import MEANING, TRANSITIONS
 
 
 def page() -> str:
-    """Return a router's states, and the transitions between them, as two Markdown tables."""
+    """Return a router's states, and the transitions between these states, as two Markdown tables."""
     rows = ["| state | meaning |", "|---|---|"]
     rows += [f"| `{state}` | {meaning} |" for state, meaning in MEANING.items()]
     rows += ["", "| from | to | when |", "|---|---|---|"]

@@ -20,7 +20,10 @@ means, its text, the configuration key that it concerns, and what to do. `python
 
 
 def section(kind: Kind) -> str:
-    """Return the section of one finding. The facts that kvbus fills in are shown as ``…``."""
+    """Return the section of docs/RUNBOOK.md about one finding.
+
+    The facts that kvbus fills in, such as a number of batches, are shown as ``…``.
+    """
     plain = (each.replace("{detail}", "").replace("{name}", "endpoint") for each in (kind.text, kind.key, kind.remedy))
     text, key, do = (re.sub(r"\{[^}]*\}", "…", each) for each in plain)
     remedy = f"\n* **Do:** {do}." if do != "…" else ""

@@ -54,7 +54,7 @@ RECORDINGS = (ROOT / "tests" / "wire" / "data" / "README.md").read_text()
 
 
 def first_cells(text: str) -> dict[str, list[str]]:
-    """Return the table rows of a page by the name in code format in their first cell."""
+    """Return the rows of a page's tables by the name in code format that is in the first cell of the row."""
     rows = {}
     for line in text.splitlines():
         found = re.match(r"\| `([^`]+)`(?:, `[^`]+`)* \|", line)
@@ -68,7 +68,7 @@ def number(text: str) -> int:
 
 
 def section(text: str, title: str) -> str:
-    """Return the text below a heading, up to the next heading of the same or a higher level."""
+    """Return the text of a page below a heading, up to the next heading of the same or a higher level."""
     level = title.index(" ")
     return re.split(rf"^#{{1,{level}}} ", text.split(f"\n{title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
@@ -198,7 +198,7 @@ class TestArchitecture:
         assert told == packages
 
     def test_what_is_named_as_the_place_of_a_decision_is_there(self):
-        """Words in code format are file names, and names that these files define."""
+        """In the table of decisions, words in code format are the names of files and of what these files define."""
         missing, found = [], 0
         for row in section(ARCHITECTURE, "## Where it is decided").splitlines():
             defined: set[str] = set()
@@ -324,15 +324,18 @@ class TestReadme:
         assert table.count("\n| ") == 7, "a router is missing"
 
     def test_the_benchmarks_tables_are_those_of_their_results(self):
-        """The program also checks the table of README.md. The test runs it, because tests do not import benchmarks."""
+        """`python -m bench --check` also checks the table of README.md.
+
+        The test runs it as a process, because tests do not import benchmarks.
+        """
         command = [sys.executable, "-m", "bench", "--check"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
-        """The numbers in README.md are from one real run.
+        """The numbers of the demo's verdict in README.md are from one real run.
 
-        The test draws them again with the code's layout, words and sums.
+        The test draws the verdict again from these numbers, with the demo's present layout and words.
         """
         (shown,) = re.findall(r"(╭─  verdict: .+?╯\n)", README, re.DOTALL)
         found = re.findall(r"│ (router-\w|no kvbus) +([\d,]+) +([\d,]+) +([\d,]+) +[✓✗] +│", shown)

@@ -1,4 +1,7 @@
-"""Tests for the files that a code forge runs: make targets, Python versions, minimal permissions, pinned actions."""
+"""Tests for the files in .github and .ci that a code forge such as GitHub runs.
+
+They check make targets, Python versions, minimal permissions and pinned actions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PREREQUISITES: Final = {"setup", "tools"}
 """Make targets that other targets run as prerequisites."""
 
 FOR_OTHERS: Final = GITHUB / "workflows" / "conform.yml"
-"""The workflow that only other repositories call.
+"""The workflow that is only for other repositories, which call it.
 
 It uses no make target of kvbus, and its runs do not wait for each other.
 """
@@ -44,7 +47,7 @@ def commands(path: Path) -> Iterator[str]:
 
 
 def made(text: str) -> set[str]:
-    """Return the targets of all `make` commands in a shell text."""
+    """Return the make targets that the commands of a shell text name."""
     calls = re.findall(
         r"""(?:^|[\s(])make((?: +(?:--silent|[A-Z]+=(?:"[^"]*"|\S+)|[a-z][a-z-]*))+)""", text, re.MULTILINE
     )
@@ -179,9 +182,9 @@ def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() ->
 
 @each_workflow
 def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
-    """The forge would insert an expression's value, such as a branch's name, into the script and run it as code.
+    """A script may not contain an expression: the forge would insert its value, such as a branch's name, as code.
 
-    The value of an environment variable is not run.
+    The value of an environment variable is not run as code.
     """
     assert not [text for text in commands(path) if "${{" in text]
 

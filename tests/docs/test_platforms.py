@@ -1,4 +1,4 @@
-"""Tests for the pages of platforms.
+"""Tests for the pages in docs about platforms such as KServe.
 
 The pages show the files of deploy/ as they are. Their commands are run as far as that is possible without a cluster.
 """
@@ -68,9 +68,9 @@ def typed(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_is_typed_has_what_it_reads(page: Path) -> None:
-    """The test runs each `sed` command. A folder must have a kustomization.
+    """Each file that a command of the page reads exists: the page shows it, or an earlier command writes it.
 
-    A file of values must be shown on the page, or be written by an earlier command.
+    The test runs each `sed` command. A folder must contain a kustomization.
     """
     known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
     for line in typed(page):
@@ -90,13 +90,16 @@ def test_what_is_typed_has_what_it_reads(page: Path) -> None:
 
 
 def shown(name: str, first: str) -> Any:
-    """Return the YAML of the page's code block that begins with this first line."""
+    """Return the parsed YAML of the code block on a page that begins with this first line."""
     (text,) = (each for each in fences(ROOT / "docs" / name, "yaml") if each.startswith(f"# {first}\n"))
     return YAML(typ="safe", pure=True).load(text)
 
 
 def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
-    """The test merges the annotations, both lists and the containers of a role's pod as llm-d-modelservice does."""
+    """The values of llm-d's page and of kvbus's page make a valid pod together.
+
+    The test merges them as llm-d-modelservice does: annotations, both lists and the containers of a role's pod.
+    """
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     own = shown("routers/llm-d.md", "my-values.yaml")
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "llm-d" / "modelservice-values.yaml"

@@ -1,5 +1,6 @@
-"""Tests for releases: the conditions before a release, and equal files from equal commits (tools/release.py,
-Makefile).
+"""Tests for releases (tools/release.py, Makefile).
+
+A release has conditions that are checked before it, and equal commits give equal files.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NAMED: Final = (
     "docs/KUBERNETES.md",
     "tests/chart/data",
 )
-"""Files that contain the project's version."""
+"""Files of the repository that contain the project's version."""
 
 RELEASE: Final = os.environ.get("TEST_RELEASE")
 
@@ -74,7 +75,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tree(committed: Path) -> Path:
-    """A committed tree that can be released. The fixture undoes the changes of the previous test."""
+    """A git repository whose commit can be released. The fixture undoes the changes of the previous test."""
     git(committed, "reset", "--quiet", "--hard", git(committed, "rev-list", "--max-parents=0", "HEAD").strip())
     git(committed, "clean", "--quiet", "--force", "-d", "-x")
     git(committed, "tag", "--delete", *git(committed, "tag").split())

@@ -1,6 +1,6 @@
-"""Tests for the documentation site.
+"""Tests for the documentation site and for the pages about routers.
 
-The configurations on the routers' pages are valid, the generated files are up to date, and the site has every page.
+The configurations on these pages are valid, the generated files are up to date, and the site has every page.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_every_page_of_the_navigation_is_there(site: Path) -> None:
 
 
 def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
-    """The environment of the site's generator does not have kvbus's dependencies."""
+    """The site's generator works without kvbus's dependencies, because its environment does not have them."""
     done = subprocess.run(
         [sys.executable, "-ISc", "import runpy, sys; runpy.run_path(sys.argv[1])", ROOT / "docs" / "site" / "build.py"],
         capture_output=True,
@@ -133,6 +133,6 @@ def test_the_http_reference_has_the_paths_that_are_served() -> None:
 
 
 def paths_of(reference: str) -> set[str]:
-    """Return the paths in the first cells of a page's tables."""
+    """Return the HTTP paths that the tables of a reference page name in their first cells."""
     rows = re.findall(r"^\| (`/[^|]*) \|", reference, re.MULTILINE)
     return {path for row in rows for path in re.findall(r"`([^`]+)`", row)}

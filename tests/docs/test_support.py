@@ -1,6 +1,4 @@
-"""Tests that the versions in docs/SUPPORT.md are tested: they are those of classifiers, charts, lock files and
-modules.
-"""
+"""Tests that docs/SUPPORT.md names the tested versions, as classifiers, charts, lock files and modules have them."""
 
 from __future__ import annotations
 

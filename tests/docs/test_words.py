@@ -64,13 +64,13 @@ PHRASES = {
     "what leaves": "outgoing, and the noun",
     "whoever": "name the program or the person",
 }
-"""Phrases that readers of the documentation had to read twice, with better ones."""
+"""Phrases that readers of the documentation had to read twice, each with a better phrase."""
 
 TEXTS = {".html", ".js", ".md", ".py", ".toml", ".tpl", ".yaml", ".yml"}
 
 
 def names(source: str) -> Iterator[str]:
-    """Return every name that a module defines or uses."""
+    """Return every name that a Python source text defines or uses."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -83,7 +83,9 @@ def names(source: str) -> Iterator[str]:
 
 
 def retired(name: str) -> set[str]:
-    """Return the retired words in a name, in the singular or the plural, in camel case or with underscores."""
+    """Return the retired words that are part of a name, in the singular or plural, in camel case or with
+    underscores.
+    """
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
     return {word for word in RETIRED if {word, word.removesuffix("s")} & words}
 

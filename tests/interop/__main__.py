@@ -1,4 +1,4 @@
-"""Run every router in every case, each in its own process, and write the results into docs/INTEROP.md.
+"""Run every router in every interop case, each in its own process, and write the results into docs/INTEROP.md.
 
     python -m tests.interop [--router NAME] [--case NAME] [--jobs 3]
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from .routers import Kind
 
 LIMIT: Final = 400.0
-"""Maximum duration of one case, in seconds."""
+"""Maximum duration of one interop case, in seconds."""
 
 
 async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
-    """Run one case in another process, and return its result; None if the case failed."""
+    """Run one case with one router in another process, and return its result; None if the case failed."""
     command = [sys.executable, "-m", "tests.interop", "--router", kind.name, "--case", case.name, "--here"]
     env = os.environ | {"PYTEST_XDIST_WORKER": f"gw{slot}", "PYTEST_XDIST_WORKER_COUNT": str(slots)}
     pipe = asyncio.subprocess.PIPE
@@ -56,7 +56,7 @@ async def cell(kind: Kind, case: Case, slot: int, slots: int) -> Cell | None:
 
 
 async def here(kind: Kind, case: Case) -> None:
-    """Run one case in this process. Stop early when the parent process closes the standard input."""
+    """Run one case with one router in this process. Stop early when the parent process closes the standard input."""
     asked = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(asked), sys.stdin)

@@ -1,7 +1,8 @@
-"""A simulated engine's cache. Every router can read its batches, so only lost or late batches make a router wrong.
+"""A simulated engine's cache, and the batches of events about its changes.
 
-Each event has one block, each block has one copy, and leaves are evicted first. Events have the form of vLLM 0.33, or
-the positional form of vLLM 0.14. `test_dynamo_captures` tests how routers read dialects, copies and tiers.
+Every router can read these batches, so only lost or late batches make a router wrong. Each event has one block, each
+block has one copy, and leaves are evicted first. Events have the form of vLLM 0.33, or the positional form of vLLM
+0.14. `test_dynamo_captures` tests how routers read dialects, copies and tiers.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ if TYPE_CHECKING:
 BLOCK_SIZE: Final = 16
 DEPTH: Final = 8
 NEWEST: Final = 100
-"""Number of the most recently stored blocks that can become parents of a new block."""
+"""Number of the most recently stored blocks from which the parent of a new block is chosen."""
 
 OLDEST: Final = 20
-"""Number of the oldest leaves from which the block to evict is chosen."""
+"""Number of the oldest leaf blocks from which the block to evict is chosen."""
 
 RECENT: Final = 1000
 """Default number of the most recently stored blocks that the tests look up in a router, even if they are evicted."""
 
 
 class Block(NamedTuple):
-    """The parent and the tokens of a block: a request must contain them to hit this block."""
+    """The parent and the tokens of a block of the simulated cache.
+
+    Tests ask a router for these tokens to find the block.
+    """
 
     parent: int | None
     tokens: tuple[int, ...]
@@ -96,7 +100,9 @@ class Cache:
 
     @property
     def known(self) -> Known:
-        """The live blocks, the most recently stored blocks, and the ancestors of them all."""
+        """The live blocks, the most recently stored blocks, and all their ancestors, which tests look up in a
+        router.
+        """
         wanted = set(self.live)
         for block in [*self.live, *list(self._ever)[-self._recent :]]:
             at: int | None = block
@@ -157,5 +163,5 @@ class Score(NamedTuple):
 
 
 def score(held: set[int], live: Mapping[int, Block]) -> Score:
-    """Compare the blocks that a router holds with the engine's live blocks."""
+    """Compare the blocks that a router holds with the engine's live blocks, and count the differences."""
     return Score(len(live.keys() - held), len(held - live.keys()))

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from .scene import Scene
 
 FULL: Final = 150
-"""Number of batches that fill the cache and evict some blocks."""
+"""Number of batches in a case that fill the engine's cache and evict some blocks."""
 
 LARGE: Final = 1000
-"""Number of batches that fill a large cache. Its blocks stay for a long time after a router joins."""
+"""Number of batches that fill a large cache. Its blocks are not evicted for a long time after a router joins."""
 
 TURNING_SLOWLY: Final = {"cache": {"capacity": 3000, "batches": LARGE}}
 
@@ -200,13 +200,13 @@ CASES: Final = (
         settings=TURNING_SLOWLY,
     ),
 )
-"""The cases, in the order of the table's rows."""
+"""All interop cases, in the order of the rows in docs/INTEROP.md."""
 
 
 async def play(case: Case, kind: Kind, directory: Path) -> tuple[int, Score, Score]:
     """Play a case.
 
-    Return the engine's number of blocks, and the router's scores directly at the engine and through kvbus.
+    Return the engine's number of blocks, the score of the router at the engine, and the score of the router at kvbus.
     """
     settings = dict(case.settings)
     if case.state_dir:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 PYTHON_ENV: Final = "TEST_DYNAMO_PYTHON"
 MASK: Final = 2**64 - 1
-"""Mask to an unsigned 64-bit hash. Dynamo stores every hash unsigned; SGLang sends hashes signed."""
+"""Mask that makes a hash an unsigned 64-bit number. Dynamo stores every hash unsigned; SGLang sends hashes signed."""
 
 
 class Held(NamedTuple):
-    """One block of the index, with the names of ``GET /dump``."""
+    """One block of the indexer's index. The fields have the names in its answer to ``GET /dump``."""
 
     tier: str
     hash: int
@@ -81,7 +81,7 @@ class DynamoIndexer:
         return self._call("GET", "/metrics")[1]
 
     def register(self, model: str, endpoint: str, replay_endpoint: str | None, block_size: int, rank: int = 0) -> None:
-        """Subscribe the index of `model` to one stream, which is one rank of a separate worker."""
+        """Let the indexer read one stream for `model`. The stream is one rank of a worker of this model."""
         body: dict[str, Any] = {
             "instance_id": self._workers.setdefault(model, len(self._workers) + 1),
             "endpoint": endpoint,
@@ -116,13 +116,15 @@ class DynamoIndexer:
         return frozenset(held)
 
     def matched(self, model: str, tokens: list[int]) -> int:
-        """Return the number of leading tokens of a request that the index finds in any tier."""
+        """Return the number of leading tokens of a prompt that the index of `model` has, in any tier."""
         status, answer = self._call("POST", "/query", {"model_name": model, "token_ids": tokens})
         assert status == 200, answer
         return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
     def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 60) -> None:
-        """Wait until the index finds all these tokens. Then it has applied every batch published before them."""
+        """Wait until the index of `model` has all these tokens: it has then applied every batch published before
+        them.
+        """
         wait_for(
             lambda: self.matched(model, tokens) == len(tokens),
             f"index {model!r} finds {tokens[:1]}… (log: {self._log_path})",

@@ -1,7 +1,7 @@
-"""The expected result of each router in each case, directly at an engine and through kvbus.
+"""The expected result of each router in each interop case, directly at an engine and through kvbus.
 
-There is one entry for each router and side. A case that is not named is exact. The measured numbers are in
-docs/INTEROP.md.
+There is one entry for each router and side. In a case that an entry does not name, the router is exact. The measured
+numbers are in docs/INTEROP.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Belief(Enum):
-    """How far a router's view and the engine's cache agree."""
+    """An expected result: how far a router's view should agree with the engine's cache."""
 
     EXACT = "exact"
     NOTHING = "all blocks missing, none dead"
@@ -36,7 +36,7 @@ Beliefs = dict[str, Belief]
 
 
 def but(wrong: str = "", *, nothing: str = "", chance: str = "") -> Beliefs:
-    """Return the expectations of a router that is exact in all cases except the named ones."""
+    """Return the expected results of a router that is exact in all cases except the named ones."""
     named = {Belief.WRONG: wrong, Belief.NOTHING: nothing, Belief.CHANCE: chance}
     return {case: belief for belief, cases in named.items() for case in cases.split()}
 
@@ -47,7 +47,7 @@ NEVER: Final = but(
     "missed_five engine_restarts lost_tail loss one_more rank_restarts rank_merged flow",
     nothing="late high_numbers cut router_restarts long",
 )
-"""Expectations for a router that applies every batch it gets, requests no replay and checks no seq."""
+"""Expected results of a router that applies every batch it gets, requests no replay and checks no seq."""
 
 DIRECT: Final[Mapping[str, Beliefs]] = {
     "llm-d-kv-cache 0.9.0": NEVER,

@@ -25,14 +25,16 @@ END: Final = b"\xff" * 8
 
 
 class GoSubscriber(Talker):
-    """A router on go-zeromq, with one view of the live stream and one view of the answers to its replay requests."""
+    """A router on go-zeromq: the blocks after its live batches, and the blocks after the answers to its replay
+    requests.
+    """
 
     def __init__(self, child: Child) -> None:
         super().__init__(child)
         self.live = PlainSetRouter()
         self.replayed = PlainSetRouter()
         self.odd: list[list[str]] = []
-        """Frames, in hex, of the messages that are neither a batch nor END."""
+        """Messages that are neither a batch nor END, each as a list of its frames in hex."""
         self.errors: list[str] = []
         """Reasons why connections were lost or could not be made."""
 
@@ -44,7 +46,10 @@ class GoSubscriber(Talker):
             self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
 
     async def connected(self) -> None:
-        """Wait until both connections of the program are up. The error of a failure contains the program's output."""
+        """Wait until the live and the replay connection of the program are open.
+
+        A failure shows the program's output.
+        """
         with contextlib.suppress(AssertionError):
             await eventually(lambda: self.said["connected"] >= 2 or self.reading.done(), "its connections")
         if self.reading.done():
@@ -97,7 +102,10 @@ async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIte
 
 @contextlib.asynccontextmanager
 async def publisher(home: Path, logs: Path, how: str, live: str, replay: str) -> AsyncIterator[GoPublisher]:
-    """Run a publisher that binds its live endpoint or dials it, as `how` says."""
+    """Run an engine on go-zeromq, and yield it.
+
+    `how` says whether its live socket binds the endpoint or connects to it.
+    """
     command = [str(home / "publisher"), how, live, replay]
     async with _running(Child(f"go-publisher-{how}", command, logs, piped=True)) as child:
         yield GoPublisher(child)

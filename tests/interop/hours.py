@@ -43,11 +43,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 EXACT_WITHIN: Final = 60.0
-"""Seconds after which a router whose view is not exact counts as wrong."""
+"""Seconds that a router gets to hold exactly the engines' blocks. After that, it counts as wrong."""
 
 PAUSE: Final = 20.0
 AWAY: Final = 75.0
-"""Seconds that an engine stays stopped: long enough for kvbus to clear its blocks and to dial it several times."""
+"""Seconds for which an engine stays stopped: in this time kvbus clears its blocks and tries to connect several
+times.
+"""
 
 _TROUBLE: Final = re.compile(r"error|panic|fatal|traceback|exception|warn", re.IGNORECASE)
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -55,7 +57,7 @@ _NUMBERS: Final = re.compile(r"\d[\d.:TZ-]*")
 
 
 class Hours:
-    """The engines, the kvbus and the routers of one run, and what was measured."""
+    """The engines, the kvbus and the routers of one long run, and the measured values."""
 
     def __init__(self, directory: Path, rate: float) -> None:
         self._rate = rate
@@ -128,9 +130,9 @@ class Hours:
                 await seat.restart()
 
     def faults(self) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """Return one fault of each kind, except kvbus's own restart: each has a name and a function.
+        """Return one fault of each kind except a restart of kvbus. A fault is a name and a function.
 
-        Routers and engines alternate.
+        Faults of routers and faults of engines alternate.
         """
         routers = [(f"{seat.kind.name} restarts", seat.restart) for seat in self.seats]
         others = [(f"{engine.name} restarts", engine.restart) for engine in self.engines]
@@ -213,9 +215,9 @@ class Hours:
 
 
 def complained(log: str) -> dict[str, int]:
-    """Count the warnings and errors of a log, and return the 30 most frequent.
+    """Count the warnings and errors of a program's log, and return the 30 most frequent with their numbers.
 
-    Lines that differ only in numbers are equal.
+    Lines that differ only in numbers count as equal.
     """
     lines = (_COLOURS.sub("", line) for line in log.splitlines())
     return dict(Counter(_NUMBERS.sub("#", line)[:300] for line in lines if _TROUBLE.search(line)).most_common(30))
@@ -233,7 +235,10 @@ def table(found: dict[str, Any]) -> list[str]:
 
 
 async def run(directory: Path, minutes: float, rate: float) -> dict[str, Any]:
-    """Run for some minutes, and return the results. kvbus restarts after a tenth of the time and at the end."""
+    """Run engines, kvbus and routers for some minutes, and return the results.
+
+    kvbus restarts after a tenth of the time and at the end.
+    """
     length = min(60.0, max(10.0, minutes * 60 / 40))
     hours = Hours(directory, rate)
     print(*(f"NOT HERE: {why}" for why in hours.lacking), sep="\n")  # noqa: T201

@@ -28,7 +28,7 @@ PROGRAMS: Final = Path(__file__).with_name("programs")
 
 
 class Indexer(Router):
-    """Dynamo's standalone indexer. Each stream is one rank of the same worker."""
+    """Dynamo's standalone indexer as a router under test. Each stream is one rank of the same worker."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._indexer = DynamoIndexer(directory / f"{name}.log")
@@ -70,7 +70,7 @@ class GoZeromq(Router):
 
 
 class Double(Router, abc.ABC):
-    """A router's double in this process.
+    """A router under test in this process: a double, which follows the rules of a real router.
 
     It reads all the time, because a SUB that nobody reads does not subscribe again.
     """
@@ -126,7 +126,10 @@ class Silent(Double):
 
 
 class ByPod(Silent):
-    """A double that reads the live stream and clears all ranks when one rank is cleared."""
+    """A double that reads the live stream.
+
+    When one rank is cleared, it clears all ranks of the worker, as some routers do.
+    """
 
     double = ClearsByPod
 
@@ -146,7 +149,7 @@ class Llmd(Double):
 
 
 class Ping(Double):
-    """A double that understands no ZMTP command: one reader for each stream."""
+    """A double that reads each stream and does not understand ZMTP commands, as go-zeromq does not."""
 
     def _open(self, streams: Sequence[Stream]) -> None:
         self._readers = [PingAsMessage(stream.live) for stream in streams]
@@ -165,9 +168,9 @@ def installed(name: str) -> Callable[[], str | None]:
 
 
 def _there(variable: str, name: str, what: str) -> Callable[[], str | None]:
-    """Return a function that looks for a file in the directory that a variable names.
+    """Return a function that looks for a file in the directory that an environment variable names.
 
-    The function returns why the file is missing, or None if it is there.
+    The function returns why the file is missing, or None if it exists.
     """
 
     def lacking() -> str | None:
@@ -195,7 +198,7 @@ def _program(
 
 
 def vllm_router(directory: Path, name: str, *, kind: type[VllmRouter] = VllmRouter, **more: Any) -> VllmRouter:
-    """Return the installed vLLM router."""
+    """Return a vLLM router under test, with the installed program."""
     program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
     return kind(program, directory, name, **more)
 
@@ -274,4 +277,4 @@ KINDS: Final = (
     Kind("clears by pod (double)", ByPod, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
     Kind("PING as a message (double)", Ping, output=LLMD_OUTPUT, topic=LLMD_TOPIC, short=False),
 )
-"""The routers, in the order of the table's columns."""
+"""All kinds of routers under test, in the order of the columns in docs/INTEROP.md."""

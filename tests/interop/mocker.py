@@ -1,4 +1,4 @@
-"""Run `dynamo.mocker` and `dynamo.frontend`, with a discovery in which only kvbus announces event sources.
+"""Run `dynamo.mocker` and `dynamo.frontend` so that the frontend learns only of the event sources that kvbus announces.
 
 The mocker always publishes on Dynamo's event plane; no option turns that off. Two event sources of one worker are
 ambiguous, so the mockers and the frontend have separate discovery directories. :class:`Mirror` copies the mockers'
@@ -153,7 +153,7 @@ class Mocker(Program):
 
 
 class Mirror:
-    """Keep the instances and model cards of one discovery in another discovery, as hard links to the same files."""
+    """A copy of the instances and model cards of one discovery directory in another, kept up to date by hard links."""
 
     BUCKETS: Final = ("instances", "mdc")
 
@@ -186,7 +186,7 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Answer:
-    """The facts about one request in the frontend's answer to it.
+    """What the frontend's answer says about one request.
 
     Attributes:
         worker: id of the worker that served the request.
@@ -208,7 +208,10 @@ class Frontend(Program):
         super().__init__("dynamo.frontend", directory, discovery, "127.0.0.1", options)
 
     def ask(self, words: Sequence[str], worker: int | None = None) -> Answer:
-        """Complete a prompt at ``worker``. If it is None, the router chooses the worker."""
+        """Send a prompt to the frontend, and return what it answers.
+
+        If ``worker`` is None, the router chooses the worker.
+        """
         status, answer = self._call(" ".join(words), {} if worker is None else {"backend_instance_id": worker})
         assert status == 200, answer
         about = json.loads(answer)
@@ -241,6 +244,6 @@ class Frontend(Program):
 
 
 def one_worker(mocker: Mocker, *before: int) -> int:
-    """Wait until the mocker has exactly one worker id, which is not one of the earlier ids; return the id."""
+    """Wait until the mocker has exactly one worker id that is not among the ids in ``before``, and return it."""
     wait_for(lambda: len(mocker.workers) == 1 and mocker.workers[0] not in before, f"one worker; log: {mocker.log}", 60)
     return mocker.workers[0]

@@ -27,11 +27,14 @@ class Cell(NamedTuple):
 
 
 Cells = dict[tuple[str, str], Cell]
-"""Results by the names of the router and the case."""
+"""Results of the interop tests, by the names of the router and the case."""
 
 
 def written(cells: Cells, lacking: Mapping[str, str]) -> str:
-    """Return the tables for kvbus and for the direct connection, and a list of the routers that could not run."""
+    """Return the text for docs/INTEROP.md: a table of routers behind kvbus and one of routers directly at the engine.
+
+    It ends with a list of the routers that could not run.
+    """
     routers = [kind.name for kind in KINDS if kind.name not in lacking]
     parts = ["Missing / dead blocks of each router through kvbus:", _table(cells, routers, "behind")]
     parts += [

@@ -42,21 +42,21 @@ class Stream:
 
 
 def anywhere() -> tuple[str, int, int]:
-    """Return the loopback address and two free ports: one for the live stream, one for the replay."""
+    """Return the loopback address, a free port for a live stream, and a free port for its replay."""
     live, replay = free_ports(2)
     return "127.0.0.1", live, replay
 
 
 class Router(abc.ABC):
-    """A router under test, in this process or in another process."""
+    """A router that a test starts on streams and asks for its blocks, in this process or in another process."""
 
     @abc.abstractmethod
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Start with an empty view, and read these streams."""
+        """Start the router with no blocks, and let it read these streams."""
 
     @abc.abstractmethod
     async def held(self, known: Known) -> set[int]:
-        """Return which of these blocks the router attributes to an engine."""
+        """Return those of the known blocks that the router believes an engine holds."""
 
     @abc.abstractmethod
     async def stop(self) -> None:

@@ -1,7 +1,8 @@
-"""One engine, one kvbus, and two routers of the same kind: one reads the engine directly, the other reads kvbus.
+"""The set-up of an interop case: one engine, one kvbus, and two routers of the same kind.
 
-Every connection of a router goes through a link that can be cut. Each event of a case happens to both routers at the
-same time, so that they are compared under the same traffic.
+One router reads the engine directly, the other reads kvbus. Every connection of a router goes through a link that can
+be
+cut. Each event of a case happens to both routers at the same time, so that they are compared under the same traffic.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ A test waits this long only if the machine is busy or the test has found a defec
 """
 
 RECONNECTED: Final = 20.0
-"""Seconds for which a case waits until a disconnected router is back.
+"""Maximum seconds for which a case waits until a disconnected router has connected again.
 
 After that the case continues without the router.
 """
 
 REPLAY: Final = 4
-"""Difference between the port numbers of a live stream and of its replay."""
+"""Number that is added to the port of a live stream to get the port of its replay."""
 
 Layout = Literal["per_source", "merged", "per_topic"]
 
@@ -124,16 +125,19 @@ class Scene:
 
     @property
     def live(self) -> Known:
-        """The blocks that the engine holds."""
+        """The blocks that the engine's ranks hold now."""
         return {block: entry for rank in self.ranks for block, entry in rank.cache.live.items()}
 
     @property
     def known(self) -> Known:
-        """The blocks that the engine holds or held."""
+        """The blocks that the engine's ranks hold now or held recently. A test asks the routers for them."""
         return {block: entry for rank in self.ranks for block, entry in rank.cache.known.items()}
 
     async def publish(self, count: int, *, lost: float = 0.0, rate: float | None = None) -> None:
-        """Publish ``count`` batches from each rank. Each is lost on the live stream with the probability ``lost``."""
+        """Publish ``count`` batches from each rank.
+
+        On the live stream a batch is lost with the probability ``lost``.
+        """
         begin = time.monotonic()
         for at in range(count):
             for rank in self.ranks:
@@ -152,13 +156,13 @@ class Scene:
             )
 
     async def join(self) -> None:
-        """Start a further router on each side, and wait until it has subscribed."""
+        """Start one more router at the engine and one more at kvbus, and wait until they have subscribed."""
         await asyncio.gather(*(side.join() for side in self.sides))
         self._again()
         await self.subscribed()
 
     async def restart_routers(self, between: Callable[[], Awaitable[None]]) -> None:
-        """Stop the oldest router of each side, call ``between``, and start a new router on each side."""
+        """Stop the oldest router at the engine and at kvbus, call ``between``, and start new routers."""
         await asyncio.gather(*(side.leave() for side in self.sides))
         await self._unsubscribed()
         await between()
@@ -175,7 +179,10 @@ class Scene:
         await self.subscribed()
 
     async def join_and_be_cut(self) -> None:
-        """Start a router on each side, and cut its live connection in the middle of the state, if it gets one."""
+        """Start a router at the engine and at kvbus, and cut the live connection of each once.
+
+        The cut comes in the middle of the state on subscription, if the router gets one.
+        """
         lives = [link for side in self.sides for link in side.lives]
         for link in lives:
             link.cut_after(len(self.live) // len(self.ranks) * BYTES // 2)
@@ -197,7 +204,7 @@ class Scene:
         await _wait_for_subscriptions(rank)
 
     async def kill_bus(self, between: Callable[[], Awaitable[None]]) -> None:
-        """Kill kvbus with SIGKILL, call ``between``, and start kvbus with the same command line."""
+        """Kill kvbus with SIGKILL, call ``between``, and start kvbus again with the same command line."""
         self.bus.kill()
         await between()
         self.bus.start_again()
@@ -205,15 +212,15 @@ class Scene:
         await self.subscribed()
 
     async def subscribed(self) -> None:
-        """Wait until every router on both sides has subscribed."""
+        """Wait until every router, at the engine and at kvbus, has subscribed."""
         await asyncio.gather(*(_wait_for_subscriptions(rank) for rank in self.ranks), self._behind_is_subscribed())
 
     async def settle(self) -> None:
-        """Wait until every view is exact, or has stayed wrong for `PATIENT` seconds."""
+        """Wait until every router's view is exact, or has stayed wrong for `PATIENT` seconds."""
         await self.scores(PATIENT, PATIENT)
 
     async def scores(self, *quiet: float) -> tuple[Score, Score]:
-        """Return the scores of both sides, directly and through kvbus.
+        """Return the score of the router at the engine and the score of the router at kvbus.
 
         A wrong score counts when it has not changed for the given number of seconds. There is one number for each side.
         """
@@ -222,7 +229,7 @@ class Scene:
         return direct, behind
 
     def _again(self) -> None:
-        """Expect one more subscription at each rank."""
+        """Count one more subscription that each rank must receive, because a router or kvbus subscribes again."""
         for rank in self.ranks:
             rank.subscriptions += 1
 
@@ -275,7 +282,7 @@ async def running(
     layout: Layout = "per_source",
     **config: Any,
 ) -> AsyncIterator[Scene]:
-    """Run the engine and kvbus, and yield the scene. The case itself starts the routers."""
+    """Run an engine and kvbus, and yield the set-up for a case. The case itself starts the routers."""
     async with contextlib.AsyncExitStack() as stack:
         own, ports = ports_in_a_row(8), ports_in_a_row(8)
         engine = [Rank(number, own, kind, **(cache or {})) for number in range(ranks)]

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
 DAY: Final = 86_400
 JOURNAL: Final = 500
-"""Size of a journal in batches. It is full after some minutes, so that batches fall out of it for most of the run."""
+"""Number of batches in an output's journal: it is full after some minutes, so that a long run also tests old
+batches.
+"""
 
 CACHE: Final = {"capacity": 150, "batches": 50, "recent": 300}
 
 
 class Peer(Router):
-    """A SUB on another ZeroMQ library, whose blocks are kept as a plain set."""
+    """A SUB socket of another ZeroMQ library as a router under test. Its blocks are kept as a plain set."""
 
     def __init__(self, name: str, directory: Path, _log: str) -> None:
         self._running = there(library(name, directory, DAY)).subscriber
@@ -67,7 +69,7 @@ ROUTERS: Final[tuple[tuple[Kind, Layout], ...]] = (
 
 
 class Engine:
-    """The process with the publisher of one engine, and the cache whose events it publishes."""
+    """A process with the publisher of one released engine, and the simulated cache whose events it publishes."""
 
     def __init__(self, name: str, rank: int, first: int, directory: Path) -> None:
         self.name = name
@@ -93,7 +95,7 @@ class Engine:
 
 @dataclass
 class Seat:
-    """A router, its output of kvbus, and its results.
+    """A router of the long run, the output of kvbus that it reads, and its results.
 
     Attributes:
         slowest: maximum number of seconds that the router needed to be exact after the last batch.

@@ -1,4 +1,4 @@
-"""Help for the interop tests: captures with the engine's true blocks, sentinels, free ports and subprocesses."""
+"""Helpers of the interop tests: captures with the engine's true blocks, marker blocks, free ports and subprocesses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 SENTINEL: Final = 0x5E47_1E10_0000_0000
-"""The first hash of sentinel blocks. No capture has a hash near it."""
+"""The first hash of marker blocks, which tests publish to see how far a router has read.
+
+No capture has a hash near it.
+"""
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
@@ -59,7 +62,7 @@ def wait_for_subscribers(engine: EnginePublisher, count: int) -> None:
 
 @dataclass(frozen=True)
 class Sentinel:
-    """A batch with one root block that no capture contains.
+    """A batch with one root block that no capture contains, as a marker in a stream.
 
     Once an index finds the block's tokens, it has applied every batch published before.
     """
@@ -69,7 +72,7 @@ class Sentinel:
 
     @classmethod
     def make(cls, number: int, block_size: int, *, hashes: type = int) -> Self:
-        """Return the sentinel with this number. `hashes` is the type of the hashes in the stream.
+        """Return the marker batch with this number. `hashes` is the type of the hashes in the stream.
 
         Dynamo reads no hashes of type bytes, and kvbus reads no stream with both types.
         """
@@ -89,13 +92,16 @@ class Sentinel:
 
 
 def is_sentinel(block_hash: int) -> bool:
-    """Return whether a hash is a sentinel's. This works only for an index that keeps the hashes of the stream."""
+    """Return whether a hash belongs to a marker block.
+
+    This works only for an index that keeps the hashes of the stream.
+    """
     return SENTINEL <= block_hash < SENTINEL + 1000
 
 
 @dataclass(frozen=True)
 class TrueBlock:
-    """One block of the engine's own record of its cached blocks."""
+    """One block that the engine had in its cache at the end of a recording, by its own account."""
 
     hash: int | str | None
     medium: str | None
@@ -105,7 +111,7 @@ class TrueBlock:
 
 @dataclass(frozen=True)
 class Capture:
-    """Recorded traffic: one list of payloads for each epoch of the engine, and its true blocks at the end."""
+    """Recorded traffic of an engine: one list of payloads for each epoch, and the blocks that it had at the end."""
 
     name: str
     topic: bytes
@@ -115,7 +121,7 @@ class Capture:
 
     @property
     def by_hash(self) -> bool:
-        """Whether an index can be compared by hash.
+        """Whether an index can be compared with the capture by hash.
 
         If not, kvbus derives hashes, and the index must be compared by tokens.
         """
@@ -123,7 +129,7 @@ class Capture:
 
     @property
     def hashes(self) -> type:
-        """The type of the hashes in the stream."""
+        """The Python type of the hashes in the capture's stream."""
         return bytes if isinstance(self.truth[0].hash, str) else int
 
     @classmethod
@@ -150,7 +156,7 @@ class Capture:
 
 
 def _first_block_size(payloads: Iterable[bytes]) -> int:
-    """Return the block size of the first store, for captures whose record of true blocks does not contain it."""
+    """Return the block size of the first stored block, for captures whose list of true blocks has no block size."""
     events = (event for payload in payloads for event in msgspec.msgpack.decode(payload)[1])
     return next(int(event["block_size"]) for event in events if event["type"] == "BlockStored")
 
@@ -171,9 +177,10 @@ def _paths(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """Return the path of each block, if each true block is named by the SHA-256 of its complete prefix.
+    """Return the tokens of the prompt up to each true block, which the capture names only by the SHA-256 of these
+    tokens.
 
-    Each block is tried after each known prefix.
+    The function tries each stored block after each prefix that it already knows.
     """
 
     def digest(path: tuple[int, ...]) -> str:

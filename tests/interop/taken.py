@@ -1,4 +1,4 @@
-"""Sample the resource usage of a kvbus process again and again, to see whether it grows."""
+"""Sample the memory, CPU time and other resources of a kvbus process repeatedly, to see whether they grow."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sampler:
 
     @property
     def longest(self) -> Samples:
-        """The samples of the kvbus process with the most samples."""
+        """The samples of that kvbus process, among those of a run, which was sampled most often."""
         return max(self.lives.values(), key=lambda samples: len(samples.at), default=Samples())
 
     def sample(self, text: str) -> tuple[Metrics, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The output of a program in another language that prints one JSON object in a line for each event."""
+"""Read the output of a test program in another language, which prints one JSON object in a line for each event."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The vLLM router gives up a replay after 5 s without a message, and never requests it again.
+"""Tests for the vLLM router at a replay that stalls: it gives up after 5 s without a message, and never requests it
+again.
 
 It must still become exact.
 
 The ordinary suite stalls the link of the replay in the middle of the answer. With a million blocks the router itself is
-slow
-enough: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest tests/interop/test_broken_answers.py
+slow enough: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest interop/test_broken_answers.py
 --log-cli-level=INFO``
 """
 
@@ -40,7 +40,7 @@ GONE: Final = 'kvbus_replay_requests_total{outcome="gone",output="routers"}'
 TIMED_OUT: Final = "timed out"
 SENT: Final = 'kvbus_replay_batches_total{output="routers"}'
 LOOKED_AT: Final = 300
-"""Number of chains, evenly spread over all chains, that are looked up in the router."""
+"""Number of chains of blocks, evenly spread over all chains, that the test looks up in the router."""
 
 
 def chain(number: int) -> Known:

@@ -1,4 +1,4 @@
-"""Send recorded traffic of engines to the real Dynamo indexer, directly and through kvbus.
+"""Tests that send recorded traffic of engines to the real Dynamo indexer, directly and through kvbus.
 
 The expected numbers are the table of docs/INTEROP.md: a row that differs from the measured numbers fails the test.
 """
@@ -45,8 +45,9 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the table in docs/INTEROP.md: the engine's number of blocks, and the scores directly and through
-    kvbus.
+    """One capture's row of the table in docs/INTEROP.md.
+
+    It has the engine's number of blocks, and the indexer's score directly and through kvbus.
     """
 
     truth: int
@@ -69,7 +70,10 @@ SUBSCRIBERS: Final = 'kvbus_output_subscribers{output="routers"}'
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
-    """Compare an index with the engine's cache: by hash and tier, or, without integer hashes, by queries of prompts."""
+    """Compare the indexer's index with the engine's cache at the end of the capture.
+
+    The comparison is by hash and tier, or, without integer hashes, by queries of prompts.
+    """
     held = indexer.blocks(model)
     if capture.by_hash:
         there = {(block.tier, block.hash) for block in without_sentinels(held)}
@@ -182,7 +186,10 @@ def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
 
 
 def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:
-    """The indexer drops blocks on `FS` and `OBJ` that come directly. Through kvbus they arrive in the right tier."""
+    """The indexer drops blocks with the media `FS` and `OBJ` if it reads the engine directly.
+
+    Through kvbus these blocks arrive in the right tier.
+    """
     block_size = 16
     events = [
         {

@@ -1,4 +1,6 @@
-"""Faults between an engine and the real Dynamo indexer: their effect without kvbus, and the repair by kvbus."""
+"""Tests for faults between an engine and the real Dynamo indexer: how they damage its index, and that kvbus
+prevents it.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +85,9 @@ def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> N
     "kvbus", [{"first_seq": 2_000_000, "output": {"on_subscribe": "nothing", "journal_batches": 20}}], indirect=True
 )
 def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """The indexer's subscription brings it no state.
+    """The indexer gets no state on subscription, and requests a replay from seq 0.
 
-    Its replay from 0 begins at the seqs of the state, after no empty batches.
+    The answer begins at the later seqs of kvbus's state, without empty batches before it.
     """
     publish(engine, slice(HALF))
     wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
@@ -99,7 +101,10 @@ def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublis
 
 
 def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """A restarted vLLM without PYTHONHASHSEED gives the same prompts other hashes, but Dynamo keeps the old hashes."""
+    """A restarted vLLM without PYTHONHASHSEED gives blocks of the same prompts new hashes.
+
+    Dynamo keeps the old hashes.
+    """
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
     publish(engine)
     indexer.wait_until_finds("kvbus", publish_sentinel(engine))
@@ -114,7 +119,7 @@ def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: En
 
 
 def renamed(payload: bytes) -> bytes:
-    """Return the batch with other hashes for the same blocks."""
+    """Return a copy of the batch in which each block has another hash."""
     ts, events, rank = msgspec.msgpack.decode(payload)
     for event in events:
         if event[0] != "AllBlocksCleared":

@@ -59,7 +59,7 @@ class Plane:
     made: int = 0
 
     def place(self, at: int, count: int = 1) -> None:
-        """Send the first prompts of new sessions to one worker."""
+        """Send the first prompt of ``count`` new sessions to one worker, so that it caches their prefixes."""
         for _ in range(count):
             session = Session(self.made)
             self.made += 1
@@ -67,7 +67,7 @@ class Plane:
             self.held.setdefault(at, []).append(session)
 
     def settle(self, *places: int) -> None:
-        """Wait until the router knows the newest sessions of these workers."""
+        """Wait until the frontend's router knows the newest session of each of these workers."""
         for at in places:
             session = self.held[at][-1]
             wait_for(partial(self._knows, session, at), f"session {session} of worker {at} known; {self.directory}", 60)
@@ -76,7 +76,9 @@ class Plane:
         return self.frontend.ask(session.prompt(), self.workers[at]) == Answer(self.workers[at], PREFIX, PREFIX)
 
     def routes_by_the_truth(self) -> None:
-        """Request every session without naming a worker, and check that the worker with its prefix serves it."""
+        """Send a prompt of every session without naming a worker, and check that the worker that cached its prefix
+        serves it.
+        """
         answers = {
             (at, each.number): self.frontend.ask(each.prompt()) for at, all_ in self.held.items() for each in all_
         }
@@ -90,7 +92,7 @@ class Plane:
         return gone
 
     def knows_nothing_of(self, sessions: list[Session], at: int) -> None:
-        """Check that the router expects no block of evicted sessions at a worker without their blocks."""
+        """Check that the router expects no cached block of these evicted sessions at a worker."""
         answers = [self.frontend.ask(each.prompt(), self.workers[at]) for each in sessions]
         assert answers == [Answer(self.workers[at], 0, 0) for _ in sessions]
 
@@ -119,7 +121,9 @@ def installed() -> None:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
-    """Two workers that have served three sessions each, and a frontend that knows of none; then kvbus starts."""
+    """Two workers that have each served three sessions, a frontend that does not know them, and kvbus, which starts
+    last.
+    """
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     model = write_model(tmp_path / "model")
     with contextlib.ExitStack() as stack:
@@ -132,7 +136,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         made = Plane(tmp_path, frontend, mockers, [], workers)
         for at, worker in enumerate(workers):
             made.place(at, 3)
-            # Only kvbus announces the caches: without it the engine has the prefix, and the router does not know.
+            # Without kvbus, the frontend's router learns nothing: it expects no cached block although the engine has the prefix.
             assert frontend.ask(made.held[at][0].prompt(), worker) == Answer(worker, PREFIX, 0)
         for each in mockers:
             directory = tmp_path / f"kvbus-{each.host}"

@@ -1,4 +1,7 @@
-"""Tests for Dynamo's own KvRouter at an output of `type: dynamo`: its index stays exact, whatever fails on the way."""
+"""Tests for Dynamo's own KvRouter at an output of `type: dynamo`.
+
+Its index stays exact when processes restart or connections are cut.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,9 @@ class Frontend:
 
 
 class Cable:
-    """A link between kvbus at 127.0.0.1 and the peers that dial the same port at 127.0.0.2. It can be cut."""
+    """A link that a test can cut, between kvbus at 127.0.0.1 and the peers that connect to the same port at
+    127.0.0.2.
+    """
 
     def __init__(self, endpoint: str, rank: int = 0) -> None:
         port = parse_endpoint(endpoint).port + rank
@@ -107,11 +112,11 @@ class Cable:
         self._loop.close()
 
     def cut(self) -> None:
-        """Close all connections, and refuse new connections."""
+        """Close all connections of the link, and refuse new ones."""
         self._do(self._link.refuse())
 
     def mend(self) -> None:
-        """Accept new connections."""
+        """Let the link accept new connections again."""
         self._do(self._link.listen())
 
     def _do(self, what: Any) -> None:
@@ -157,7 +162,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def engines() -> Iterator[list[EnginePublisher]]:
-    """The publishers of both ranks of an engine."""
+    """Publishers of the two ranks of an engine."""
     first = ports_in_a_row(2 * RANKS)
     made = [
         EnginePublisher(f"tcp://127.0.0.1:{first + rank}", f"tcp://127.0.0.1:{first + RANKS + rank}", bind=True)
@@ -275,7 +280,10 @@ def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten
 def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
-    """When the connection comes back, the router already knows the publisher and the event ids that it has read."""
+    """The router gets the missed events when the connection returns.
+
+    It then already knows the publisher and the ids of the events that it has read.
+    """
     plane = {"discovery": f"file://{tmp_path}/discovery", "advertise": "127.0.0.2"}
     with bus(engines, tmp_path, plane) as kvbus, Cable(kvbus.endpoint) as first, Cable(kvbus.endpoint, 1) as second:
         truth = fill(engines)
@@ -295,7 +303,7 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
 def test_an_engine_that_is_another_rank_than_its_place_says(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
-    """By its position the source is rank 0, but its batches name rank 1.
+    """By its position in the configuration the source is rank 0, but its batches name rank 1.
 
     This happens behind a load balancer that distinguishes ranks.
     """

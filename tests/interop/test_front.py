@@ -1,7 +1,7 @@
 """Tests for the unmodified vLLM router with kvbus's gRPC front as its worker.
 
-One pod contains an engine, kvbus and vLLM's front end. The engine's API names the engine's own endpoints, as without
-kvbus.
+One pod contains an engine, kvbus, and vLLM's own API server. This server names the engine's own event endpoints, as
+without kvbus.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.mark.slow
 @pytest.mark.parametrize("replays", [True, False])
 async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bool, tmp_path: Path) -> None:
-    """The router joins late, batches are lost on the live stream, and the engine restarts.
+    """The router asks kvbus's front for the event endpoints, and so connects to kvbus.
 
-    All requests go through the front.
+    It joins late, batches are lost on the live stream, and the engine restarts.
     """
     if lacking := VLLM_ROUTER() or vllm_frontend.lacking():
         pytest.skip(lacking)
@@ -76,9 +76,9 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bo
 
 @pytest.mark.slow
 async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
-    """Compare answers, refusals and a generation with vLLM's own.
+    """Answers, refusals and a generation are the same through kvbus's front as from vLLM itself.
 
-    vLLM must also abort the generation of a client that disconnects.
+    vLLM also aborts the generation of a client that disconnects from the front.
     """
     if lacking := vllm_frontend.lacking():
         pytest.skip(lacking)

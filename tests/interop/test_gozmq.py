@@ -1,4 +1,7 @@
-"""kvbus between peers on go-zeromq, for longer than their connections would survive if kvbus sent them heartbeats."""
+"""Test kvbus between peers on go-zeromq, which lose their connections if they get ZMTP heartbeats.
+
+The test lasts longer than such connections would survive.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PAUSE: Final = 0.05
 """Seconds between two batches of an engine."""
 
 TALKS: Final = 3.0
-"""Seconds at the beginning and at the end of the test in which the quiet engine publishes."""
+"""Seconds at the beginning and at the end of the test in which the engine that is otherwise silent publishes."""
 
 ANY: Final = "tcp://127.0.0.1:*"
 
@@ -44,9 +47,9 @@ def compared(view: PlainSetRouter, truth: set[Key]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
-    """An engine on libzmq has a router on go-zeromq.
+    """A router on go-zeromq reads an engine on libzmq. Of two engines on go-zeromq, one binds its live endpoint.
 
-    Of two engines on go-zeromq, one binds and the other dials kvbus.
+    The other one connects to kvbus.
     """
     out, bound, dialled = ports_in_a_row(8), ports_in_a_row(2), ports_in_a_row(2)
     output = {"endpoint": at(out), "replay_endpoint": at(out + 4), "profile": "llm-d", "topic": "kv@{source}@m"}

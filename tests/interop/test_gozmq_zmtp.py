@@ -1,4 +1,7 @@
-"""Tests for kvbus's own ZMTP with peers on go-zeromq, which answer no ZMTP command and greet as ZMTP 3.0."""
+"""Tests for kvbus's own implementation of ZMTP with peers on go-zeromq.
+
+These peers answer no ZMTP command, and announce ZMTP 3.0 in their greeting.
+"""
 
 from __future__ import annotations
 

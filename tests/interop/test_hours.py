@@ -1,4 +1,4 @@
-"""Tests for the judgement of the hour-long run: it detects growth and a router that is wrong."""
+"""Tests that the hour-long run (:mod:`.hours`) reports resource usage that grows, and a router that is wrong."""
 
 from __future__ import annotations
 

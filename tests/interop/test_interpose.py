@@ -1,7 +1,8 @@
-"""Real routers at the very address that the engine dials. kvbus listens there, and distinguishes engine and routers.
+"""Tests for real routers that connect to the address to which the engine connects.
 
-dynamo.vllm and dynamo.sglang have Dynamo's KvEventPublisher in each worker. The vLLM router gets addresses as flags. In
-these tests each gets the engine's own endpoint.
+kvbus listens at this address, and distinguishes engine and routers. dynamo.vllm and dynamo.sglang have Dynamo's
+KvEventPublisher in each worker. The vLLM router gets addresses as flags. In these tests each gets the engine's own
+endpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SMG: Final = tuple(
     Kind(f"SMG {name}, no replay", smg_relay("--no-replay", *options), installed("smg/bin/smg"), {"profile": "smg"})
     for name, options in {"relay 0.14.1": (), "Rust relay 1.13.0": ("--rust",)}.items()
 )
-"""SMG's relays as `docs/routers/smg.md` runs them."""
+"""SMG's relays, started as `docs/routers/smg.md` says."""
 
 
 async def exact(router: Router, cache: Cache, what: str) -> None:
@@ -49,7 +50,9 @@ async def exact(router: Router, cache: Cache, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.name in NAMES), *SMG], ids=lambda kind: kind.name)
 async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
-    """The router joins late, the engine publishes more and restarts, and both sides lose their connections."""
+    """The router connects late, the engine publishes more and restarts, and then the engine and the router are
+    disconnected.
+    """
     if lacking := kind.lacking():
         pytest.skip(lacking)
     output = {"profile": "dynamo"} if kind.name.startswith("Dynamo") else dict(kind.output)

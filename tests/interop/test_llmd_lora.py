@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 ADAPTER = "adapter"
 FIRST, SECOND, LAST = (number << 60 for number in (1, 2, 3))
-"""Hashes of blocks. llm-d cannot read an integer that msgpack encodes in one byte, so they are large."""
+"""Hashes of three blocks. They are large, because llm-d cannot read an integer that msgpack encodes in one byte."""
 KNOWN = {
     FIRST: Block(None, tuple(range(BLOCK_SIZE))),
     SECOND: Block(FIRST, tuple(range(BLOCK_SIZE, 2 * BLOCK_SIZE))),
@@ -34,7 +34,7 @@ KNOWN = {
 
 
 def stored(keys: list[list[str] | None]) -> BlockStored:
-    """Return the store of two blocks of a LoRA adapter."""
+    """Return the event that stores two blocks of a LoRA adapter with these extra keys."""
     tokens = encode_value(list(range(2 * BLOCK_SIZE)))
     return BlockStored(
         block_hashes=(FIRST, SECOND),

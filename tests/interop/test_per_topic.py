@@ -29,9 +29,9 @@ MODEL: Final = LLMD_TOPIC.rpartition("@")[2]
 
 
 def _one_stream_a_topic(streams: Sequence[Stream]) -> dict[str, Any]:
-    """Return the router's streams.
+    """Return the description of the streams for a router's program.
 
-    Directly, each endpoint is one stream; through kvbus, each topic of one endpoint is one.
+    At the engine, each endpoint is one stream. At kvbus, each topic of the only endpoint is one stream.
     """
     named = named_streams(streams)
     if len(streams) == 1:

@@ -1,5 +1,6 @@
-"""Defects of routers that kvbus cannot repair, as docs/INTEROP.md lists them. A failure means that a router has repaired
-its defect.
+"""Tests for defects of routers that kvbus cannot repair, as docs/INTEROP.md lists them.
+
+If such a test fails, the router's project has repaired the defect.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 ONE, TWIN, LAST = (number << 60 for number in (1, 2, 3))
-"""Hashes of blocks. llm-d cannot read an integer that msgpack encodes in one byte, so they are large."""
+"""Hashes of three blocks. They are large, because llm-d cannot read an integer that msgpack encodes in one byte."""
 TOKENS = tuple(range(BLOCK_SIZE))
 KNOWN = {ONE: Block(None, TOKENS), TWIN: Block(None, TOKENS), LAST: Block(None, (7,) * BLOCK_SIZE)}
 

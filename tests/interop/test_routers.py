@@ -1,4 +1,4 @@
-"""Every router of the table in a few cases, directly at an engine and through kvbus.
+"""Tests for every router of docs/INTEROP.md in a few cases, directly at an engine and through kvbus.
 
 ``make interop`` runs all cases.
 """

@@ -44,11 +44,11 @@ HERE = {
     "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
 }
 LONG = 8192
-"""Maximum number of tokens that the model accepts."""
+"""Maximum number of tokens in a sequence that the engine doubles announce for their model."""
 
 
 def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """Return the answers of SGLang's gRPC API, by method."""
+    """Return the answers that the double of SGLang's gRPC API gives to the worker, by method."""
     live, replay = (int(each.rpartition(":")[2]) for each in (bus.engine, bus.engine_replay))
     events = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": live, "replay_endpoint_port_base": replay}
     info = {
@@ -68,7 +68,7 @@ def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
 
 
 def trtllm(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """Return the answers of TensorRT-LLM's gRPC API (OpenEngine), by method."""
+    """Return the answers that the double of TensorRT-LLM's gRPC API (OpenEngine) gives to the worker, by method."""
     port = int(bus.engine.rpartition(":")[2])
     endpoint = message(f1=b"127.0.0.1", f2=port, f3=b"tcp")
     source = message(f1=b"zmq", f2=endpoint, f4=bus.engine_replay.encode(), f5=0, f6=b"msgpack", f7=1)
@@ -88,7 +88,7 @@ ANSWERS = {"sglang": sglang, "trtllm": trtllm}
 
 @contextlib.asynccontextmanager
 async def engine_api(engine: str, bus: Bus, directory: Path, http: int, port: int) -> AsyncIterator[list[str]]:
-    """Serve an engine's gRPC API, and yield the options that tell its worker the model."""
+    """Serve an engine's gRPC API, and yield the command-line options by which Dynamo's worker finds the model."""
     if engine == "vllm":
         async with VllmFrontend(directory, http, port, [(bus.engine, bus.engine_replay)]):
             yield []
@@ -104,7 +104,7 @@ async def engine_api(engine: str, bus: Bus, directory: Path, http: int, port: in
 
 
 def lacking(engine: str) -> str:
-    """Return why the engine's worker cannot run here; an empty string if it can."""
+    """Return why Dynamo's worker for this engine cannot run here; an empty string if it can."""
     python = os.environ.get(PYTHON_ENV)
     if not python:
         return f"{PYTHON_ENV} names no Python with ai-dynamo-runtime (.ci/run sets it)"
@@ -119,7 +119,7 @@ def lacking(engine: str) -> str:
 
 @contextlib.asynccontextmanager
 async def sidecar(directory: Path, asks: int, engine: str, *more: str) -> AsyncIterator[None]:
-    """Run the worker of an engine with the gRPC API at a loopback port."""
+    """Run Dynamo's worker for an engine. It uses the gRPC API at a loopback port."""
     env = {**os.environ, **PLANES, **HERE, "DYN_FILE_KV": str(directory / "discovery")}
     with (directory / "sidecar.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,7 @@
-"""SMG's released gateway and relay behind a merged stream. The gateway numbers the batches of each rank itself."""
+"""Tests for SMG's released gateway and relay at kvbus's output with one merged stream.
+
+The gateway numbers the batches of each rank itself.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ RANKS = 2
 
 
 class Gateway:
-    """The gateway's log and metrics."""
+    """A running SMG gateway, which a test observes by its log and metrics."""
 
     def __init__(self, log: Path, metrics: int) -> None:
         self._log = log

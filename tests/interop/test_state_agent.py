@@ -1,6 +1,6 @@
-"""Tests for Dynamo's state agent at kvbus.
+"""Tests for Dynamo's state agent, which reads kvbus: one topic for each rank from one PUB socket.
 
-It reads one topic for each rank from one PUB, and the KvRouter reads the agent.
+Dynamo's KvRouter reads the agent.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint
 
 @pytest.mark.parametrize(("ranks", "one_port"), [(1, False), (2, False), (1, True)])
 async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int, one_port: bool) -> None:
-    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB. With
-    one port, the agent connects to the address that the engine connects to, and kvbus listens there.
+    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB.
+
+    With one port, the agent connects to the address that the engine connects to, and kvbus listens there.
     """
     live, replay = ports_in_a_row(ranks), ports_in_a_row(ranks)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""The manual upgrade that docs/OPERATIONS.md describes: the page's commands run in a checkout while a router reads.
+"""Test for the manual upgrade in docs/OPERATIONS.md: run the page's commands in a checkout while a router reads.
 
 TEST_UPGRADE_FROM names the older commit, for example HEAD~1. The commands install packages, so they need a package
 index.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 RATE: Final = 30
-"""Batches that the engine publishes in a second."""
+"""Number of batches that the engine publishes in a second."""
 ROUTERS: Final = ("llm-d-kv-cache 0.9.0", "Dynamo 1.6.1, indexer", "vLLM router 0.1.17")
 
 
@@ -74,10 +74,12 @@ class Subscriber:
         self._context.destroy(linger=0)
 
     def since(self, first: int) -> tuple[list[tuple[int, int, bool]], int, float]:
-        """Return the jumps of the seqs, the number of clears, and the longest silence in seconds.
+        """Return what happened since batch ``first``: the jumps of seqs, the number of clears, and the longest
+        silence in seconds.
 
-        Only batches from position ``first`` on count. A jump is a tuple of the seqs before and after it, and whether
-        the batch after it clears, as the first batch of a state does.
+        A jump is a tuple of the seqs before and after it, and whether the batch after it clears, as the first batch of
+        a state
+        does.
         """
         seen = self.batches[first:]
         pairs = list(itertools.pairwise(seen))
@@ -101,13 +103,13 @@ async def shell(command: str, where: Path) -> None:
 
 
 def commands(page: Path, beginning: str) -> list[str]:
-    """Return the lines of a page's code block that begins with this command."""
+    """Return the lines of the code block on a page that begins with this command."""
     (block,) = re.findall(rf"```\n *({re.escape(beginning)}.*?)```", page.read_text(), re.DOTALL)
     return [line.strip() for line in block.strip().splitlines()]
 
 
 def is_installed(checkout: Path) -> bool:
-    """Return whether the environment contains the modules of the checkout's commit."""
+    """Return whether the checkout's virtual environment contains the modules of the commit that is checked out."""
     (package,) = checkout.glob(".venv/lib/python*/site-packages/kvbus")
     names = [path for path in git("ls-files", "kvbus", where=checkout).splitlines() if path.endswith(".py")]
     return not any(filecmp.cmpfiles(checkout, package.parent, names, shallow=False)[1:])
@@ -115,7 +117,7 @@ def is_installed(checkout: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone at the older commit, installed as its README says. Its origin also has the newer commit."""
+    """A clone at the older commit, installed as its README says. The newer commit is in its origin."""
     if OLDER is None:
         pytest.skip("TEST_UPGRADE_FROM names no commit: TEST_UPGRADE_FROM=HEAD~1, as .ci/run does")
     older = git("rev-parse", OLDER)
@@ -185,7 +187,7 @@ class Upgrade:
         await eventually(lambda: len(self.subscriber.batches) >= wanted, "kvbus relays")
 
     async def follow(self, lines: list[str], commit: str) -> str:
-        """Run the page's commands, and return the duration of each part.
+        """Run the page's commands for an upgrade, and return how long each part took.
 
         The last command restarts a systemd service. The test sends SIGTERM and starts kvbus with the same command line
         instead.

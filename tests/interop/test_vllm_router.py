@@ -30,9 +30,11 @@ class WithoutFlags(VllmRouter):
 
 @pytest.mark.slow
 async def test_the_documented_flags_credit_every_cached_prefix(tmp_path: Path) -> None:
-    """The router's worker has no `/get_server_info`, like a real `vllm serve`.
+    """With the flags in docs/routers/vllm-router.md, the router credits each worker with the prefixes that it has
+    cached.
 
-    Without the flags the router credits no prefix.
+    The router's worker has no `/get_server_info`, like a real `vllm serve`. Without the flags the router credits no
+    prefix.
     """
     if lacking := VLLM_ROUTER():
         pytest.skip(lacking)

@@ -1,4 +1,7 @@
-"""Tests for kvbus's own ZMTP with processes on JeroMQ and on Rust's ``zeromq``. The engine uses libzmq."""
+"""Tests for kvbus's own implementation of ZMTP with peers on JeroMQ (Java) and on Rust's ``zeromq``.
+
+The engine uses libzmq.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ PACE: Final = 0.05
 """Seconds between two batches while a peer does not read."""
 
 HEARTBEAT: Final = "heartbeat=300"
-"""Option that sets the milliseconds between two PINGs.
+"""JeroMQ's option for the time between two PINGs: 300 milliseconds.
 
 JeroMQ waits three seconds for the answer, even on a busy machine.
 """
@@ -64,14 +67,14 @@ async def circuit(*, batches: int = 200, blocks: int = 600, **settings: Any) -> 
 
 
 async def relay(bus: Bus, engine: Engine, count: int) -> None:
-    """Publish ``count`` batches, no faster than the bus reads them."""
+    """Publish ``count`` batches of the engine, no faster than the bus reads them."""
     for _ in range(0, count, 50):
         await engine.publish(min(count, 50))
         await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "what was published")
 
 
 async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) -> None:
-    """Wait until each peer holds the engine's blocks and has received every batch."""
+    """Wait until each peer holds exactly the engine's blocks and has received every batch of the output."""
     truth = engine.settle()
     await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
     stream = bus.daemon.relay.outputs[output].streams[0]
@@ -84,18 +87,21 @@ async def exact(bus: Bus, engine: Engine, *peers: ForeignPeer, output: int = 0) 
 
 
 def dense(peer: ForeignPeer) -> bool:
-    """Return whether the seq of each batch follows the seq of the batch before."""
+    """Return whether the peer has received batches with consecutive seqs, without a gap or repetition."""
     seqs = peer.seqs
     return seqs == list(range(seqs[0], seqs[0] + len(seqs)))
 
 
 def curve(client: Pair, server: Pair) -> str:
-    """Return the option with JeroMQ's keys as a CURVE client."""
+    """Return the command-line option that gives JeroMQ the keys of a CURVE client."""
     return f"curve={server.public.decode()},{client.public.decode()},{client.secret.decode()}"
 
 
 def refusals(stats: OutputStats) -> set[str]:
-    """Return the reasons of refused handshakes, except of handshakes that JeroMQ never starts."""
+    """Return the reasons for which kvbus refused handshakes.
+
+    Handshakes that JeroMQ never starts or breaks off are not counted.
+    """
     return {reason for reason, count in stats.refused.items() if count} - {"left", "broken", "handshake_timeout"}
 
 
@@ -108,7 +114,10 @@ async def subscribers(bus: Bus, count: int) -> None:
 
 
 async def test_the_state_and_then_every_batch(library: Library) -> None:
-    """A SUB of libzmq gets the same bytes. One peer joins late; a peer with another topic gets nothing."""
+    """The peer gets the same bytes as a SUB of libzmq.
+
+    A second peer joins late, and one with another topic gets nothing.
+    """
     async with AsyncExitStack() as stack:
         bus, engine = await stack.enter_async_context(circuit(batches=2000, blocks=5000))
         first = await stack.enter_async_context(library.subscriber(bus.out, TOPIC))
@@ -146,7 +155,7 @@ async def test_the_state_and_then_every_batch(library: Library) -> None:
 
 @pytest.mark.parametrize("how", ["connect", "bind"])
 async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None:
-    """The peer reconnects after the network has closed its connection, and after kvbus has restarted."""
+    """The peer connects again after the network has closed its connection, and after kvbus has restarted."""
     bound, between, *others = free_ports(5)
     there, way, source, replay, answers = (f"tcp://127.0.0.1:{port}" for port in (bound, between, *others))
     link = Link("router", between, bound)
@@ -182,7 +191,9 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> None:
-    """Peers: one connects, one is dialled, and one requests a replay.
+    """No connection ends while nothing is sent.
+
+    Of the peers, one connects, kvbus connects to one, and one requests a replay.
 
     JeroMQ also sends heartbeats, with and without CURVE.
     """
@@ -259,7 +270,7 @@ def answer(
     count: int | None = None,
     make_context: Callable[[], zmq.Context[zmq.Socket[bytes]]] = zmq.Context,
 ) -> list[list[bytes]]:
-    """Return the answer to a request of libzmq's DEALER: ``count`` messages, or all messages up to END."""
+    """Send a request from libzmq's DEALER, and return the answer: ``count`` messages, or all messages up to END."""
     with make_context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.connect(endpoint)
         dealer.send_multipart(frames)
@@ -335,7 +346,10 @@ async def test_a_key_on_the_list(library: Library, tmp_path: Path) -> None:
 @with_keys
 @pytest.mark.slow
 async def test_keys_that_do_not_fit(library: Library, tmp_path: Path) -> None:
-    """Wrong keys are refused and counted. A key that is later added to the list is accepted without a restart."""
+    """kvbus refuses and counts peers with wrong keys.
+
+    It accepts a key that is later added to the allow-list, without a restart.
+    """
     keys = Keyring(tmp_path)
     stranger, wrong = curve(keys.stranger, keys.bus), curve(keys.router, keys.engine)
     async with (

@@ -1,4 +1,4 @@
-"""vLLM's real Rust front end, from its wheel, with a test's engine core behind it that computes nothing.
+"""Run vLLM's real Rust API server (front end), from its wheel, before a test's engine core that computes nothing.
 
 Its gRPC and HTTP APIs are vLLM's. The core sends the start message of vLLM's core (`EngineCoreReadyResponse`,
 vllm/v1/engine), and answers each request with some tokens.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENGINES_ENV: Final = "TEST_ENGINES_HOME"
 RELEASE: Final = "vllm-0.33.0"
 TOKENS: Final = 8
-"""Number of tokens that each request generates. They are equal, and each is sent in its own message."""
+"""Number of tokens that the engine core generates for each request. They are equal, and each has its own message."""
 MODEL: Final = {
     "config.json": {
         "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ _LENGTH: Final = 1
 
 
 def lacking() -> str:
-    """Return why the front end cannot run here; an empty string if it can."""
+    """Return why vLLM's front end cannot run here; an empty string if it can."""
     if platform.machine() != "x86_64":
         return "vLLM's front end was taken out of a wheel for x86-64"
     return "" if _program().exists() else f"{ENGINES_ENV} names no {RELEASE}/vllm/vllm-rs (.ci/run sets it)"
@@ -58,7 +58,10 @@ def write_model(directory: Path) -> str:
 
 
 def _program() -> Path:
-    """vLLM's front end. `make newest-others` installs the newest release under a name without a version."""
+    """Return the path of vLLM's front end.
+
+    `make newest-others` installs the newest release under a name without a version.
+    """
     home = Path(os.environ.get(ENGINES_ENV, "/nonexistent"))
     newest = home / "vllm-newest" / "vllm" / "vllm-rs"
     return newest if newest.exists() else home / RELEASE / "vllm" / "vllm-rs"

@@ -1,4 +1,4 @@
-"""Run the vLLM router by the command in its page, before a test's worker that generates nothing.
+"""Run the vLLM router by the command in its page, with a worker of the test that generates nothing.
 
 The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32
 answers 404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it
@@ -93,7 +93,7 @@ class VllmRouter(Router):
         return f"http://{_HOST}:{port}"
 
     def _flags(self, streams: Sequence[Stream]) -> list[str]:
-        """Return the documented flags with this worker, these endpoints and this block size."""
+        """Return the documented flags, with the values of this worker, these streams and this block size."""
         values = {
             "--worker-urls": self.worker,
             "--kv-event-source": f"{self.worker}={','.join(stream.live for stream in streams)}",

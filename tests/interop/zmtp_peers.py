@@ -26,7 +26,7 @@ _NUMBERS: Final = itertools.count()
 
 @dataclass(frozen=True)
 class Library:
-    """A ZeroMQ library, and how its test program is run."""
+    """A ZeroMQ library, and the command of the test program that uses it."""
 
     name: str
     program: Sequence[str]
@@ -35,7 +35,7 @@ class Library:
 
     @contextlib.asynccontextmanager
     async def run(self, *arguments: str) -> AsyncIterator[ForeignPeer]:
-        """Run the program, and yield it when its socket is open."""
+        """Run the library's test program, and yield it when its socket is open."""
         command = [*self.program, str(self.lifetime), *arguments]
         child = Child(f"{self.name}-{next(_NUMBERS)}", command, self.logs, piped=True)
         await child.start()
@@ -47,11 +47,11 @@ class Library:
             await child.close()
 
     def subscriber(self, endpoint: str, topic: str = "", *options: str, how: str = "connect") -> Running:
-        """Run a SUB that connects or binds, as ``how`` says."""
+        """Run a program with a SUB socket. ``how`` says whether the socket connects or binds."""
         return self.run("subscribe", how, endpoint, topic, *options)
 
     def requester(self, endpoint: str, *frames: bytes, how: str = "dealer", options: Sequence[str] = ()) -> Running:
-        """Run a DEALER or a REQ that has sent one request."""
+        """Run a program with a DEALER or a REQ socket that has sent one request."""
         return self.run("ask", how, endpoint, ",".join(frame.hex() for frame in frames), *options)
 
 
@@ -76,13 +76,13 @@ def library(name: str, logs: Path, lifetime: int = LIFETIME) -> Library | None:
 
 
 class ForeignPeer(Talker):
-    """One running program, and the messages that it received."""
+    """A running test program on another ZeroMQ library, and the messages that it received."""
 
     def __init__(self, child: Child) -> None:
         super().__init__(child)
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
-        """The blocks after the live batches, whose seqs are not checked."""
+        """The blocks that result from the received live batches. The seqs of the batches are not checked."""
 
     def heard(self, said: dict[str, Any]) -> None:
         """Record a received message, and apply it if it is a batch."""
@@ -94,7 +94,7 @@ class ForeignPeer(Talker):
 
     @property
     def seqs(self) -> list[int]:
-        """The seqs of the live batches."""
+        """The seqs of the live batches that the program received."""
         return [int.from_bytes(seq, "big") for _, seq, _ in self.messages]
 
     async def count(self, what: str, number: int = 1) -> None:

@@ -13,7 +13,7 @@ def _openssl(*args: object) -> None:
 
 
 class Issued:
-    """The files of a certificate and its private key."""
+    """The paths of a certificate's file and of its private key's file."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self.certificate, self.key = certificate, key
@@ -30,7 +30,7 @@ class Authority:
     def issue(
         self, name: str, *, days: int = 1, host: str = "127.0.0.1", usage: str = "clientAuth,serverAuth"
     ) -> Issued:
-        """Create a certificate and its key. A certificate of -1 day has already expired."""
+        """Create a certificate and its private key. If it is valid for -1 day, it has already expired."""
         made = Issued(self._directory / f"{name}.crt", self._directory / f"{name}.key")
         request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
         extensions.write_text(f"subjectAltName=IP:{host},DNS:localhost\nextendedKeyUsage={usage}\n")

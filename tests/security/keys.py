@@ -1,4 +1,4 @@
-"""CURVE key pairs in the files of an operator, and the keys that a peer of kvbus sets on its sockets."""
+"""CURVE keys for tests: key pairs in files, as an operator keeps them, and sockets of peers that use these keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from kvbus.transport.curve import Curve, certificate, generate
 
 
 class Pair:
-    """One CURVE key pair, in the two files that ``kvbus keygen`` writes."""
+    """One CURVE key pair, in the two files that ``kvbus keygen`` writes: one for the public and one for the secret
+    key.
+    """
 
     def __init__(self, directory: Path, name: str) -> None:
         self.public, self.secret = generate()
@@ -21,7 +23,7 @@ class Pair:
         self.secret_file.write_text(certificate(self.public, self.secret))
 
     def towards(self, server: Pair) -> Curve:
-        """Return the keys for a client of ``server``."""
+        """Return the CURVE keys of a client with this key pair that connects to ``server``."""
         return Curve(self.public, self.secret, server.public)
 
 
@@ -37,19 +39,19 @@ class Keyring:
         self.allow(self.router)
 
     def allow(self, *pairs: Pair) -> None:
-        """Replace the allow-list atomically by a list of these keys."""
+        """Replace the allow-list of routers atomically by a list of these public keys."""
         new = self.directory / "routers.keys.new"
         new.write_text("".join(f"{pair.public.decode()} router\n" for pair in pairs))
         new.rename(self.allowed)
 
     @property
     def output(self) -> dict[str, str]:
-        """The CURVE settings of an output."""
+        """The CURVE settings of an output: the file of kvbus's secret key, and the allow-list of routers."""
         return {"curve_secret_key_file": str(self.bus.secret_file), "curve_client_keys": str(self.allowed)}
 
     @property
     def source(self) -> dict[str, str]:
-        """The CURVE settings of a source to which kvbus connects."""
+        """The CURVE settings of a source: the files of kvbus's secret key and of the engine's public key."""
         return {
             "curve_secret_key_file": str(self.bus.secret_file),
             "curve_server_key_file": str(self.engine.public_file),

@@ -49,7 +49,7 @@ async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[
 
 
 class Router(RouterOnASet):
-    """A router with or without CURVE keys."""
+    """A router on real sockets, with or without CURVE keys."""
 
     def __init__(self, bus: Bus, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
         super().__init__(bus.out, bus.out_replay, context)
@@ -64,9 +64,10 @@ class Router(RouterOnASet):
 
 
 def subscribed(bus: Bus, *routers: Router) -> int:
-    """Return the number of subscriptions at the output.
+    """Return the number of routers that are subscribed to the output.
 
-    The function reads the routers' sockets, because after a reconnection libzmq sends a subscription again only if its
+    The function reads the routers' sockets first, because after a reconnection libzmq sends a subscription again only
+    if its
     socket is used.
     """
     for router in routers:
@@ -90,9 +91,9 @@ async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
 
 
 async def asks_in_vain(router: Router, bus: Bus, reason: Refused, *also: Reason) -> None:
-    """Check that a router and its replay request get nothing, and that kvbus counts the refusals of both endpoints.
+    """Check that kvbus refuses a router's subscription and its replay request, and counts both refusals with a reason.
 
-    If the two sides do not match, the side that checks first knows the reason. The other side only sees the connection
+    If the two sides do not match, only the side that checks first knows the reason. The other side sees its connection
     end.
     """
     dealer = router.context.socket(zmq.DEALER)
@@ -148,7 +149,10 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
 
 
 async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
-    """A key on the list of one output does not open the other output, though one handler authenticates for both."""
+    """A router whose key is on the list of one output cannot read the other output.
+
+    One handler authenticates the routers of both outputs.
+    """
     ports = free_ports(2)
     other = tmp_path / "others.keys"
     other.write_text(keys.stranger.public.decode())
@@ -209,7 +213,7 @@ async def test_the_client_library_with_keys(keys):
 
 
 async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
-    """No process restarts, and other routers are not disturbed."""
+    """A reload of the allow-list is enough: no process restarts, and other routers stay connected."""
     async with bus_and_engine(keys) as (bus, engine):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
         with (
@@ -326,7 +330,7 @@ async def test_an_engine_without_curve_is_not_believed(keys):
 
 
 async def test_an_engine_that_gets_its_keys_later_is_found(keys):
-    """After some refusals, libzmq never connects to an endpoint again. kvbus does."""
+    """After some refusals, libzmq never connects to an endpoint again. kvbus replaces its socket and connects again."""
     async with running_bus(source=keys.source) as bus:
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
             await eventually(lambda: bus.source.stats.refused[Refused.MECHANISM], "the mismatch")
@@ -351,7 +355,9 @@ async def test_an_engine_that_gets_its_keys_later_is_found(keys):
 
 @pytest.mark.parametrize("allowed", [True, False])
 async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
-    """kvbus is the CURVE server of the live stream, and the CURVE client of the replay."""
+    """The engine connects to kvbus: on the live stream kvbus is the CURVE server, and for replays it is the CURVE
+    client.
+    """
     engines = tmp_path / "engines.keys"
     engines.write_text((keys.engine if allowed else keys.stranger).public.decode())
     source = {**keys.source, "curve_client_keys": str(engines), "replay_endpoint": None}

@@ -1,6 +1,6 @@
-"""Tests for outputs with CURVE keys that use kvbus's own implementation of ZMTP.
+"""Tests for outputs with CURVE keys and kvbus's own implementation of ZMTP, which can send the state on subscription.
 
-They send the state. If a key is withdrawn, only the connection of that router ends.
+If a router's key is withdrawn, only the connection of that router ends.
 """
 
 from __future__ import annotations

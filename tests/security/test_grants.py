@@ -1,4 +1,7 @@
-"""Tests for the rights that may follow a key in an allow-list: every form, and that no other text grants anything."""
+"""Tests for the rights that may follow a router's key in an allow-list, such as ``sources=``.
+
+They cover every form of a right, and check that no other text gives a right.
+"""
 
 from __future__ import annotations
 
@@ -112,8 +115,9 @@ LINES = st.one_of(
 
 @given(LINES)
 def test_nothing_is_granted_that_is_not_there(text: str) -> None:
-    """Each word with a ``=`` outside quotes is one right, and each item of a right is in the line in the same
-    spelling.
+    """If a random line is accepted, each of its rights is a word with ``=`` outside quotes.
+
+    The items of a right have the same spelling as in the line.
     """
     try:
         client = parse(text)

@@ -1,4 +1,4 @@
-"""Tests that a bad HTTP client occupies few resources, and never blocks the probes."""
+"""Tests that a bad client of kvbus's HTTP server uses few of its resources, and never delays the health probes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.typed import there
 
 
 class Peer:
-    """A raw TCP connection to the HTTP server."""
+    """A client's raw TCP connection to kvbus's HTTP server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -34,7 +34,7 @@ class Peer:
             return int((await self.reader.readline()).split()[1])
 
     async def gone(self) -> bool:
-        """Wait until the server has closed the connection."""
+        """Wait until the server has closed the connection, and return True. Fail after 60 seconds."""
         async with asyncio.timeout(60):
             with contextlib.suppress(ConnectionError):
                 while await self.reader.read(65536):
@@ -104,7 +104,7 @@ async def test_a_client_that_dawdles_is_closed(impatient, said):
 
 
 async def test_one_byte_after_the_other_wins_no_time(impatient):
-    """The time limit is for the complete request, not for its next byte."""
+    """The server's time limit begins with the request, and does not begin again with each byte of it."""
     async with crowd() as them:
         peer = await them.connect()
         # The header never ends, so only the server's timeout does.
@@ -133,9 +133,9 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
 
 
 async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
-    """At the limit, the server closes a connection of the address that has the most.
+    """At its limit of connections, the server closes a connection of the client address that has the most of them.
 
-    It chooses one without a request yet.
+    It chooses a connection on which no request has arrived yet.
     """
     async with crowd() as them:
         (alone,) = [await them.connect(local_addr=("127.0.0.2", 0))]
@@ -147,7 +147,7 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
-    """The server aborts the dumps of these clients, so that other clients get theirs."""
+    """The server aborts the dumps of blocks for clients that do not read, so that other clients get their dumps."""
     monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all dumps begin before the server gives up the first one
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
@@ -222,7 +222,7 @@ async def test_by_default_it_is_on_loopback():
     ids=["head", "body", "chunks", "requests ahead"],
 )
 async def test_a_client_that_sends_more_than_it_may_is_closed(said):
-    """kvbus does not read the excess bytes into its memory; the kernel holds them."""
+    """kvbus does not read the bytes beyond the limit, so they never use its memory."""
     async with crowd() as them:
         peer = await them.connect()
         peer.say(said)
@@ -232,7 +232,10 @@ async def test_a_client_that_sends_more_than_it_may_is_closed(said):
 
 
 async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
-    """The server closes the newest waiting connections for the probe. The other clients get their answers."""
+    """The server closes the newest connection that waits for an answer, so that a health probe can connect.
+
+    The other clients get their answers.
+    """
     go_on = threading.Event()
     render = Exposition.render
     monkeypatch.setattr(Exposition, "render", lambda self, readings: go_on.wait(60) and render(self, readings))

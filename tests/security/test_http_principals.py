@@ -1,4 +1,6 @@
-"""Tests for who may read what over HTTP: every endpoint, kind of caller and method, over real connections."""
+"""Tests for the access rights of kvbus's HTTP server: which kind of caller may read which endpoint with which
+method.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from tests.typed import there
 
 TOKEN_ID, BLOCK = 71_234_567, 8_812_345_678
 REMOTE = "127.0.0.66"
-"""An address that these tests treat as the address of another machine."""
+"""A loopback address that the tests treat as the address of another machine."""
 
 RIGHT, STATUS, REVOKED, WRONG = (new_token() for _ in range(4))
 STATIC = ("/", "/page.css", "/page.js", "/livez", "/readyz")
@@ -43,7 +45,7 @@ def another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pki:
-    """kvbus's certificate, and a certificate that a client presents although the server does not request one."""
+    """Two certificates: kvbus's own, and one that a client presents although the server does not request it."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)
@@ -64,7 +66,7 @@ class Answer(NamedTuple):
 
 
 class Callers:
-    """A bus with one block, and raw HTTP requests to it."""
+    """A running bus with one block, to which a test sends raw HTTP requests as various callers."""
 
     def __init__(self, bus: Bus, pki: Pki | None) -> None:
         self.bus, self._pki = bus, pki
@@ -133,9 +135,9 @@ async def callers(tmp_path: Path, pki: Pki | None = None, **settings: Any) -> As
 
 
 class Who(NamedTuple):
-    """A kind of caller, and what it may read.
+    """A kind of HTTP caller, and what it may read.
 
-    It may read content (token ids), only the status without token ids, or nothing, or its connection is refused.
+    It may read everything including token ids, the status without token ids, or nothing, or its connection is refused.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Tests for tokens and certificates that change while the bus runs, and for secrets that never leave the bus."""
+"""Tests for HTTP tokens and certificates whose files change while the bus runs, and for secrets that never leave
+the bus.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ __all__ = ["another_machine", "pki"]
 
 
 def put(path: Path, data: bytes | str) -> None:
-    """Replace a file atomically."""
+    """Write a file atomically with mode 0600, over an existing file of this name."""
     new = path.with_name("new")
     new.write_bytes(data if isinstance(data, bytes) else data.encode())
     new.chmod(0o600)
@@ -76,7 +78,7 @@ async def following(here: Callers) -> AsyncIterator[socket.socket]:
 
 
 def ends(connection: socket.socket) -> bool:
-    """Return whether the server ends the connection."""
+    """Return whether the server closes the connection before a read times out."""
     try:
         while connection.recv(65536):
             pass
@@ -126,7 +128,7 @@ async def test_a_bad_file_of_tokens_opens_nothing_and_throws_nobody_out(tmp_path
 
 
 async def serial(here: Callers, authority: Authority) -> str:
-    """Return the serial number of the certificate that a new connection gets."""
+    """Return the serial number of the certificate that the server presents on a new connection."""
 
     def look() -> str:
         context = ssl.create_default_context(cafile=authority.certificate)

@@ -1,4 +1,4 @@
-"""Tests for key files: every valid form, and the permissions that let other users read them."""
+"""Tests for files with CURVE keys: every valid form is read, and a secret key that other users may read is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def private(path, text):
 
 
 def key_with(char: str) -> str:
-    """Return a public key that contains a character. About every third key does."""
+    """Return a random public key whose text contains a given character, as about every third key does."""
     return next(public for public in (generate()[0].decode() for _ in range(1000)) if char in public)
 
 
@@ -94,8 +94,9 @@ def test_an_allow_list_in_a_file_or_in_a_directory(tmp_path):
 
 
 def test_a_kubernetes_mount_is_links_to_links(tmp_path):
-    """A Secret with fsGroup and defaultMode 0440 is readable by the group, and its files are reached by two
-    symbolic links.
+    """kvbus reads a key from a Kubernetes Secret with fsGroup and defaultMode 0440.
+
+    The group may read such a file, and its path leads through two symbolic links.
     """
     data = tmp_path / "..2026_11_21"
     data.mkdir()

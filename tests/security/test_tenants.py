@@ -1,4 +1,4 @@
-"""Tests for tenants on one output, as attackers: each requests all data, and gets only what its key may read.
+"""Tests for tenants who share one output, as attackers: each requests all data, and gets only what its key may read.
 
 The peers use libzmq with CURVE. One engine serves both tenants, which are distinguished by cache salt. The tests keep
 every frame that a tenant receives. No frame may contain data of the other tenant: no token, no hash, and no number that
@@ -37,7 +37,7 @@ HASHES = {"a": range(10**9, 10**9 + 500), "b": range(2 * 10**9, 2 * 10**9 + 500)
 
 
 class Keys(Keyring):
-    """The keys of tenants a and b, and of a router that may read everything."""
+    """Key pairs of kvbus and its routers: tenants a and b, and a router that may read everything."""
 
     def __init__(self, directory: Any) -> None:
         super().__init__(directory)
@@ -58,7 +58,7 @@ def keys(tmp_path: Any) -> Keys:
 
 
 class Tenant(RouterOnASet):
-    """A router that keeps every frame it receives, and gets the state when it subscribes."""
+    """A router of a tenant. It keeps every frame that it receives, and gets the state when it subscribes."""
 
     rebuilds = False
 
@@ -86,7 +86,7 @@ class Tenant(RouterOnASet):
         return self._live is not None and self._live.poll(0) != 0
 
     def also(self, endpoint: str) -> None:
-        """Connect the live socket to a further endpoint."""
+        """Connect the router's live socket to one more endpoint."""
         assert self._live is not None
         self._live.connect(endpoint)
 
@@ -103,13 +103,13 @@ class Tenant(RouterOnASet):
 
 
 class Rebuilds(Tenant):
-    """A tenant that gets its blocks from replays, and no state on subscription."""
+    """A router of a tenant that gets its blocks only from replays, and no state on subscription."""
 
     rebuilds = True
 
 
 class Engine:
-    """An engine that stores chains of blocks of both tenants, with their cache salts in the form of vLLM."""
+    """An engine that publishes chains of blocks of both tenants. As in vLLM, the extra keys contain the cache salt."""
 
     def __init__(self, publisher: EnginePublisher) -> None:
         self.publisher = publisher
@@ -124,7 +124,7 @@ class Engine:
         self.live[name] += hashes
 
     def grow(self, name: str) -> None:
-        """Publish one more block after a tenant's newest block. The event itself does not say whose block it is."""
+        """Publish one more block after a tenant's newest block, in an event without the tenant's cache salt."""
         parent, block = self.live[name][-1], next(self.next[name])
         self.publish(store([block], parent))
         self.live[name].append(block)
@@ -145,8 +145,8 @@ class Engine:
 
 
 def others(name: str) -> list[bytes]:
-    """Return byte strings that would reveal the other tenant's data: its hashes, and the tokens of each of its
-    blocks.
+    """Return byte strings that a tenant must never receive: the other tenant's hashes, and the tokens of each of
+    its blocks.
     """
     (other,) = {"a", "b"} - {name}
     found = []
@@ -239,7 +239,7 @@ async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
 
 
 async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys) -> None:
-    """The router joins late and requests a replay from 0, of which the journal has only the newest batches."""
+    """A tenant's router joins late and requests a replay from 0, although the journal has only the newest batches."""
     async with tenants_bus(keys, output={"journal_batches": 2, "on_subscribe": "nothing"}) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -293,7 +293,7 @@ async def test_a_key_that_is_revoked_is_cut_at_once_and_alone(keys: Keys, caplog
 
 
 async def reloaded(daemon: Any) -> None:
-    """Reload the key files now."""
+    """Reload the files of keys and rights, and wait until kvbus has applied them."""
     before = daemon.process.config_reloads.total()
     reloader = Reloader(daemon, lambda: daemon.config)
     reloader.reload()
@@ -366,8 +366,9 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
 
 
 async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
-    """The engine has removed the beginning of a chain before kvbus restarts, so only kvbus's state knows whose blocks
-    the rest of the chain are.
+    """The engine has removed the first block of a chain before kvbus restarts.
+
+    Only this block named the tenant, so only kvbus's saved state knows to which tenant the other blocks belong.
     """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state")}
     async with running_bus(output=keys.output, key_reload_interval=0, **settings) as bus:
@@ -399,9 +400,9 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
 
 
 async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
-    """A pattern in the allow-list applies to the present sources. A new source that matches becomes readable.
+    """A pattern in the allow-list gives a right to all matching sources, also to a source that is added later.
 
-    A source that takes its slot later may not match.
+    Another source that later takes the same slot may not match the pattern.
     """
     keys.write(a="sources=mine-*", all="")
     fleet = Fleet(["mine-1", "other-1"], output=keys.output, key_reload_interval=0)
@@ -429,7 +430,9 @@ async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) 
 
 
 def ports_open_to(fleet: Fleet, name: str, keys: Keys) -> set[int]:
-    """Return the slots whose ports accept a key and of which the key's view has a stream."""
+    """Return the slots of sources that a router's key may read: their ports accept the key, and its view has their
+    streams.
+    """
     (driver,) = fleet.daemon.drivers
     policy = peer_policy_of(fleet.daemon.config, 0, fleet.daemon.keys, fleet.daemon.views)
     key = z85.decode(keys.pairs[name].public)
@@ -458,7 +461,9 @@ def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, An
 
 
 async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
-    """The rule holds on the port of every rank, after a reconnection, and if the key is also on another list."""
+    """This is so on the port of every rank, after a reconnection, and if the key is also on the list of another
+    worker.
+    """
     one, two, rank = (Pair(tmp_path, name) for name in ("one", "two", "rank"))
     first_port = ports_in_a_row(5)
     ports = range(first_port, first_port + 5)
@@ -490,9 +495,9 @@ async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys
 
 
 async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_in: bool) -> None:
-    """Connect as an engine would.
+    """Connect a publisher with a key to the port of a source, as an engine would.
 
-    If kvbus accepts the key, check that it gets a batch; otherwise, that it counts a refusal.
+    If kvbus should accept the key, check that it gets a batch; otherwise, that it counts a refusal.
     """
     (source,) = (source for source in bus.daemon.relay.sources if source.spec.label == label)
     before, refusals = source.stats.batches, source.stats.refused.total()
@@ -518,8 +523,9 @@ async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_
 async def test_rights_that_change_while_kvbus_is_down_begin_at_numbers_that_nobody_has_seen(
     keys: Keys, tmp_path: Any
 ) -> None:
-    """This also holds if both views exist before and after the change, because the seqs of the other view may be
-    lower.
+    """A router's seqs never go back when new rights give it another view.
+
+    This also holds if both views existed before the change, because the seqs of the other view may be lower.
     """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "key_reload_interval": 0}
     async with running_bus(output=keys.output, **settings) as bus:

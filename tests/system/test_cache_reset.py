@@ -1,5 +1,6 @@
-"""Tests that a cache reset ends the state `partial`, whoever requests it from the engine: kvbus then knows every
-block.
+"""Tests that after a cache reset at the engine kvbus knows every block again, so the source is no longer `partial`.
+
+It does not matter whether kvbus or another client requests the reset.
 """
 
 from __future__ import annotations

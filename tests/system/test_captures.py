@@ -27,7 +27,7 @@ MATRIX = [
     for column, case in enumerate(CASES)
     if LONG or (row - column) % len(CASES) < 2
 ]
-"""Each capture with each case if ``TEST_LONG=1``, otherwise each capture with two cases."""
+"""Pairs of a recorded stream and a case. If ``TEST_LONG=1``, each stream has every case, otherwise two of them."""
 
 
 @pytest.mark.parametrize(("name", "case"), MATRIX)

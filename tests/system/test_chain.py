@@ -18,7 +18,10 @@ NAME = "vllm033_map_int"
 
 
 async def the_chain(*, by_snapshot: bool) -> None:
-    """Start the second bus when the first one's journal has only its newest batches."""
+    """Relay a recorded stream through two kvbus, one behind the other, and check the blocks at the end.
+
+    The second kvbus starts when the journal of the first no longer has the oldest batches.
+    """
     messages = load(NAME)
     half = len(messages) // 2
     snapshots = f"tcp://127.0.0.1:{free_port()}"

@@ -115,10 +115,7 @@ def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
 
 @pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
 def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
-    """The test limits the size of files, which stands for a full disk.
-
-    In both cases a file can be created but not written.
-    """
+    """A limit on the size of files stands for a full disk: kvbus can create a file in it, but not write to it."""
     if made:
         (tmp_path / "state").mkdir()
     path = tmp_path / "kvbus.yaml"

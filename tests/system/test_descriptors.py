@@ -39,7 +39,7 @@ def descriptors() -> list[int]:
 
 @contextlib.contextmanager
 def no_descriptor(spare: int = 0) -> Iterator[None]:
-    """Leave this process only ``spare`` free file descriptors."""
+    """Use up the file descriptors of this process except ``spare``, until the ``with`` block ends."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(descriptors())
     taken: list[int] = []
@@ -84,7 +84,7 @@ async def lose_some() -> None:
         engine.publish(payload(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         quiet = len(descriptors())
-        # With four, kvbus could send the request, but the engine in this process could not accept the connection.
+        # With only four free descriptors, kvbus could send the request, but the engine in this process could not accept it.
         for spare in range(4):
             # libzmq closes the socket of a request with a delay, and would free descriptors in the middle of the next test.
             await eventually(lambda: len(descriptors()) <= quiet, "the sockets of earlier requests closed")
@@ -163,9 +163,8 @@ async def _connections(number: int) -> None:
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
 def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
-    """The test runs in a separate process.
-
-    In this process, a socket of an earlier test may close and free a descriptor.
+    """The test runs in a process of its own, because here a socket of an earlier test may close and free a
+    descriptor.
     """
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)
@@ -173,7 +172,7 @@ def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> 
 
 
 FEW = 64
-"""Limit of file descriptors of the process. Without a router the process uses about thirty."""
+"""Maximum number of file descriptors of the kvbus process. Without a router it uses about thirty."""
 
 
 async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_they_may(tmp_path):

@@ -25,7 +25,7 @@ from tests.system.test_check import kvbus
 
 
 def nowhere() -> list[str]:
-    """Return options with endpoints at which no process listens, and without HTTP."""
+    """Return command-line options with endpoints at which no process listens, and with the HTTP server turned off."""
     free = [free_port() for _ in range(4)]
     source, output = (f"{HOST}:{one},{HOST}:{other}" for one, other in (free[:2], free[2:]))
     return ["--source", source, "--output", output, "--set", "http=null"]
@@ -33,7 +33,7 @@ def nowhere() -> list[str]:
 
 @pytest.fixture
 def dropping():
-    """A port at which the kernel drops connection attempts, because the queue of connections is full."""
+    """The number of a port whose queue of connections is full, so that the kernel drops each attempt to connect."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -1,4 +1,7 @@
-"""Tests for facts that only an engine's HTTP API shows: kvbus clears the blocks of a vLLM in sleep mode."""
+"""Tests for what kvbus reads from an engine's HTTP API, because events do not show it.
+
+An example is vLLM's sleep mode: the engine's blocks are gone, so kvbus clears them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Metrics:
-    """vLLM's gauge with its labels, written by the Prometheus library that vLLM uses."""
+    """vLLM's gauge of the sleep state with its labels, written by the Prometheus library that vLLM uses."""
 
     def __init__(self, engines: int = 1) -> None:
         self.registry = CollectorRegistry()

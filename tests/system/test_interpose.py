@@ -18,7 +18,7 @@ from tests.typed import there
 
 @contextlib.asynccontextmanager
 async def engine_at(endpoint, replay=None, *, rank=0, **options):
-    """An engine that dials the port of kvbus."""
+    """Yield an engine that connects to the port of kvbus."""
     async with EnginePublisher(endpoint, replay, bind=False, **options) as publisher:
         engine = Engine(publisher, blocks=60, rank=rank, seed=1 + rank)
         await publisher.wait_for_subscriber(60)
@@ -27,7 +27,10 @@ async def engine_at(endpoint, replay=None, *, rank=0, **options):
 
 @contextlib.contextmanager
 def router_at(endpoint):
-    """A router that dials the port, applies every batch and requests no replay, as a worker of Dynamo does."""
+    """Yield a router that connects to the port of kvbus.
+
+    Like a worker of Dynamo, it applies every batch and requests no replay.
+    """
     router = Deaf(endpoint)
     try:
         yield router
@@ -68,7 +71,7 @@ async def test_an_engine_and_routers_meet_at_one_port():
 
 
 async def test_each_rank_has_its_port():
-    """The engine's rank r dials port + r, and so does a router of that rank."""
+    """Rank r of the engine connects to the first port + r. A router of this rank connects to the same port."""
     first, replay, out_replay = (ports_in_a_row(2) for _ in range(3))
     settings: dict[str, Any] = {
         "sources": [],
@@ -96,9 +99,9 @@ async def test_each_rank_has_its_port():
 
 
 async def test_kvbus_restarts_between_them(tmp_path):
-    """The engine and the routers dial again.
+    """The engine and the routers connect again to the new kvbus process.
 
-    The new process continues with the saved state: it counts no restart of the engine and no lost batch.
+    It continues with the saved state: it counts no restart of the engine and no lost batch.
     """
     ports: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +124,7 @@ async def test_kvbus_restarts_between_them(tmp_path):
 
 
 async def test_another_source_at_the_port():
-    """kvbus disconnects the engine, which dials again.
+    """A source replaces another source at the port: kvbus disconnects the engine, which then connects again.
 
     The routers stay connected and get the blocks of the new source.
     """
@@ -143,9 +146,9 @@ async def test_another_source_at_the_port():
 
 
 async def test_the_doctor_knows_both_roles():
-    """While a bus runs, the doctor dials the port as a router.
+    """The doctor reports no problem at the port that the engine and the routers share.
 
-    Without a bus, it listens at the port itself, where routers may also dial. Neither gives a problem.
+    While a kvbus runs, the doctor connects to the port as a router. Without a kvbus, it listens at the port itself.
     """
 
     async def problems():

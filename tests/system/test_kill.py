@@ -32,9 +32,9 @@ COMPARED_EVERY: Final = 5
 
 @pytest.mark.parametrize(("end", "keeps_state"), [("kill", True), ("kill", False), ("exhaust", True)])
 async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: bool) -> None:
-    """The test kills kvbus, or raises MemoryError in it.
+    """kvbus is killed again and again, or fails with MemoryError.
 
-    If kvbus keeps its state, the engine's replay buffer is small and no longer contains the first batches.
+    If kvbus keeps its state on disk, the engine's replay buffer is so small that it lacks the first batches.
     """
     rng = random.Random(0)
     buffer = 1000 if keeps_state else 10_000

@@ -1,6 +1,6 @@
-"""Tests for routers with one common address, as with NAT, a service mesh or `hostNetwork`.
+"""Tests for routers that share one IP address, as with NAT, a service mesh or `hostNetwork`.
 
-A request of one router has no effect on another router.
+A replay request of one router has no effect on another router.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ OTHERS: Final = [name for name in PROFILES if name != "llm-d"]
 
 
 def findings(source: Source) -> list[Finding]:
-    """Return the findings about a source, except the one about its clock, because the captures are old."""
+    """Return kvbus's findings about a source.
+
+    The one about the engine's clock is left out, because the captures are old.
+    """
     return [finding for finding in source_findings(source) if finding.id != "clock_off"]
 
 
 async def ask_for_everything(bus: Bus) -> PlainSetRouter:
-    """Request a replay from 0 with a DEALER that has no subscription and no routing id, and return the resulting
-    view.
+    """Request a replay from seq 0 with a DEALER socket without a routing id, and return the blocks that its answer
+    gives.
+
+    The client has no subscription.
     """
     router, view = SocketRouter(bus.out, bus.out_replay), PlainSetRouter()
     dealer = router.request(0, hwm=0)
@@ -59,7 +64,7 @@ async def ask_for_everything(bus: Bus) -> PlainSetRouter:
 
 
 async def rebuild(bus: Bus) -> set[Any]:
-    """Return the blocks that the client library has once it is synced."""
+    """Return the blocks that a subscriber of kvbus's client library has when it has got the complete state."""
     view = BlockView()
     async with Subscriber(bus.out, bus.out_replay) as subscriber:
         async for update in subscriber:
@@ -91,7 +96,7 @@ def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str
 @pytest.mark.parametrize("neighbours", [0, 1])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, neighbours: int) -> None:
-    """Only the router's subscription announces that it requests replays. Its request lacks kvbus's routing id."""
+    """The router's subscription says that the router requests replays. Its request does not have kvbus's routing id."""
 
     async def test() -> None:
         async with (
@@ -181,7 +186,10 @@ def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number
 
 
 def test_an_llm_d_that_asks_again_gets_every_number() -> None:
-    """The router has lost its blocks. The state that it got before answers only its first request, and not this one."""
+    """The router has lost its blocks and requests a second replay.
+
+    kvbus may shorten only the answer to its first request because of the state that it sent on subscription.
+    """
 
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None) as (router,):

@@ -41,7 +41,7 @@ def tcp(port: int) -> str:
 
 
 class Raw:
-    """A subscriber that keeps the received frames unchanged."""
+    """A SUB socket whose received frames the test reads unchanged."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -79,7 +79,7 @@ async def subscribed(bus: Bus, *endpoints: str, output: int = 0) -> AsyncIterato
 
 
 async def replay(endpoint: str, start: int = 0) -> list[list[bytes]]:
-    """Return the frames of a complete replay, including END, as a DEALER receives them."""
+    """Request a replay with a DEALER, and return the frames of each message of the answer, including END."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
@@ -97,7 +97,7 @@ async def replay(endpoint: str, start: int = 0) -> list[list[bytes]]:
 
 @contextlib.asynccontextmanager
 async def four_engines(**output: Any) -> AsyncIterator[tuple[Bus, list[EnginePublisher], int]]:
-    """A bus with two sources of two ranks each, and one output with a row of ports.
+    """A bus with two sources of two ranks each, their engines, and one output with a separate port for each rank.
 
     Live ports begin at `first`, and replay ports at `first + 4`.
     """
@@ -171,7 +171,7 @@ def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
 
 
 def test_topics() -> None:
-    """A template may name the worker and the model. With null, kvbus sends the engine's own topic."""
+    """An output's `topic` may contain the worker and the model. If it is null, kvbus sends the engine's own topic."""
 
     async def main() -> None:
         ports = free_ports(4)
@@ -200,9 +200,10 @@ def test_topics() -> None:
 
 
 def test_an_idle_output_beats() -> None:
-    """The output sends empty batches with seqs, before an engine exists and after its last batch.
+    """An idle output sends heartbeats: empty batches with seqs, before the first engine exists and after its last
+    batch.
 
-    Replays contain them, too.
+    Replays contain these batches, too.
     """
 
     async def main() -> None:

@@ -41,7 +41,7 @@ def reading(*routers: TopicRouter) -> Iterator[None]:
 
 
 class Workers:
-    """Engines by name, and the blocks that each holds."""
+    """Running engines by name, and the blocks that each engine holds."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -130,9 +130,11 @@ def _lose_the_state(directory: Path) -> None:
 
 
 async def test_beside_ports_that_follow_the_list() -> None:
-    """A source takes the slot of another one. The stream at the slot's port continues.
+    """Another source takes the slot of a removed source.
 
-    Of the topics, one stream ends and another begins.
+    At an output with ports, the stream of this slot's port continues.
+
+    At an output with topics, the stream of the removed source's topic ends, and a new one begins.
     """
     ports = ports_in_a_row(4)
     output = {"name": "routers", "endpoint": at(ports), **OUTPUT}
@@ -173,8 +175,9 @@ async def test_dialling_out() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
-    """Sources join, leave and change their order. kvbus restarts with and without its state, and routers disconnect.
-    kvbus keeps at most six sources.
+    """Sources join, leave and change their order in the configuration, where at most six are allowed.
+
+    kvbus restarts with and without its state, and routers disconnect.
     """
     rng = random.Random(seed)
     names = "abcdefghij"

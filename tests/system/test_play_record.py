@@ -62,7 +62,7 @@ class Command:
 
 
 def run(*args):
-    """Run a ``kvbus`` command to its end. Return its exit code and its messages."""
+    """Run a ``kvbus`` command to its end. Return its exit code and what it wrote to its standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "kvbus", *map(str, args)], capture_output=True, text=True, timeout=60, check=False
     )

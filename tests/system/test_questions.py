@@ -1,4 +1,4 @@
-"""Test that each request to an engine has its own socket, which is closed after the answer."""
+"""Test that kvbus opens a socket for each request to an engine, and closes it after the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.doubles.bus import eventually, running_bus
 
 ANSWERS = 40
 SLACK = 8
-"""File descriptors of one or two open requests, at both ends of each connection."""
+"""Number of file descriptors that one or two open requests need, counted at both ends of each connection."""
 
 
 def descriptors() -> int:

@@ -30,7 +30,7 @@ BUFFER: Final = 50
 
 @contextlib.asynccontextmanager
 async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, **options: Any) -> AsyncIterator[Any]:
-    """A number of strict routers whose subscriptions have arrived at kvbus."""
+    """Yield ``count`` strict routers, after their subscriptions have arrived at kvbus."""
     stats = bus.daemon.outputs.stats[0]
     before = stats.subscribers
     made = [StrictRouter(bus.out, replay or bus.out_replay, **options) for _ in range(count)]
@@ -47,7 +47,7 @@ async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, **opti
 async def circuit(
     *, batches: int = 0, blocks: int = 600, buffer: int = BUFFER, drop: float = 0.0, **output: Any
 ) -> AsyncIterator[tuple[Bus, Engine]]:
-    """A bus that runs from the start, and an engine that has published this number of batches."""
+    """Yield a running bus and an engine that has already published some batches."""
     output = {"journal_batches": JOURNAL, "profile": "llm-d", "topic": "kv@pod@model", **output}
     async with (
         running_bus(output=output) as bus,
@@ -81,7 +81,7 @@ def run(test: Awaitable[None]) -> None:
 
 @pytest.fixture
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seqs of the state snapshots that kvbus makes."""
+    """A list to which the fixture appends the seq of each state snapshot that kvbus makes."""
     made: list[int] = []
 
     class CountedCut(StateSnapshot):

@@ -36,7 +36,7 @@ log = logging.getLogger("tests.fleet")
 
 
 class Fleet:
-    """A bus in this process with engines that come and go. Each engine has its own stream for routers.
+    """A bus in this process, with engines that a test starts and stops. Each engine has its own stream for routers.
 
     Ports: engine n publishes at ``first + 2n`` and serves its replay at the next port. The outputs begin at ``first +
     20``.
@@ -76,7 +76,7 @@ class Fleet:
         return RouterOnASet(at(self.out + slot), at(self.out_replay + slot))
 
     async def reload(self, outcome: str = "applied") -> None:
-        """Reload the present sources and key files."""
+        """Apply the present lists of sources and key files to the running bus, and check the outcome of this reload."""
         found = "applied"
         try:
             await change_sources(self.daemon, self.load())
@@ -105,7 +105,7 @@ async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
 
 @contextlib.asynccontextmanager
 async def traffic(engine: EnginePublisher) -> AsyncIterator[EnginePublisher]:
-    """Let a running engine publish a block every few milliseconds until the with statement ends."""
+    """Let an engine publish a block every few milliseconds until the ``with`` block ends."""
 
     async def publish() -> None:
         while True:
@@ -141,7 +141,8 @@ async def test_routers_wait_for_the_start_and_for_no_engine() -> None:
 
 
 async def test_the_others_notice_nothing():
-    """While engines a and c publish, source b is removed, d is added, b is added in another slot, and b's engine
+    """Engines a and c publish while the sources change: b is removed, d is added, b returns in another slot, and
+    b's engine
     changes.
     """
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
@@ -226,16 +227,16 @@ async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monke
 
 
 def reloads(place: Place, outcome: str) -> float:
-    """Return how often kvbus has read its configuration again with this outcome."""
+    """Return how many reloads of the configuration had this outcome, as the metrics of kvbus show."""
     name = f'kvbus_config_reloads_total{{outcome="{outcome}"}} '
     (line,) = [line for line in place.get("/metrics")[1].splitlines() if line.startswith(name)]
     return float(line.removeprefix(name))
 
 
 def test_sighup(tmp_path: Path):
-    """A new log level applies at once. For another changed key, kvbus says what applies it.
+    """At SIGHUP a new log level applies immediately. For another changed key, kvbus logs how to apply it.
 
-    A broken file gives all its errors.
+    For a file with errors, it logs all errors.
     """
 
     async def main() -> None:
@@ -279,7 +280,9 @@ def test_sighup(tmp_path: Path):
 
 
 def test_a_config_map_that_changes(tmp_path: Path):
-    """kvbus notices the change without a signal. It applies the log level and names other keys once.
+    """kvbus notices a changed configuration file without a signal.
+
+    It applies the log level, and logs other changed keys once.
 
     After a thousand changes of the file, the last one applies.
     """

@@ -1,4 +1,7 @@
-"""Tests that follow docs/routers: the page's kvbus.yaml between a simulated engine and the page's two commands."""
+"""Tests that run the instructions of each page in docs/routers with a simulated engine.
+
+A test uses the kvbus.yaml on the page and the page's two commands.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ PAIRS: Final = [(router, "vllm") for router in ROUTERS] + [("llm-d", "sglang"), 
 
 
 def blocks(page: str, heading: str) -> list[str]:
-    """Return the code blocks of a section."""
+    """Return the texts of the code blocks below a heading of a page."""
     text = page.partition(f"\n{heading}\n")[2]
     return re.findall(
         r"^```\w*\n(.*?)^```$", re.split(r"^#{2,3} ", text, flags=re.MULTILINE)[0], re.MULTILINE | re.DOTALL

@@ -26,7 +26,10 @@ from tests.wire.captures import load, matches_truth
 # -- ends
 
 PATIENT = 200
-"""Seconds that routers get at the end. On a loaded machine, 30 MB pass small buffers in many slices."""
+"""Seconds that kvbus gives routers at its shutdown.
+
+On a busy machine, 30 MB take long to pass through small buffers.
+"""
 
 
 class Stalled:
@@ -53,7 +56,7 @@ class Stalled:
 
 @contextlib.asynccontextmanager
 async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Program, Stalled]]:
-    """A bus that has received all batches, and a router that has not yet received all of them."""
+    """Yield a kvbus that has received ``count`` batches, and a router that has not yet received all of them."""
     stalled = Stalled(place)
     try:
         with place.kvbus() as bus:
@@ -83,9 +86,9 @@ def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """The first SIGTERM starts a graceful shutdown, which waits for the router that never reads.
+    """The first SIGTERM begins a graceful shutdown, which waits for a router that never reads.
 
-    The second one does not wait.
+    At the second SIGTERM, kvbus ends immediately.
     """
 
     async def main() -> None:

@@ -1,6 +1,6 @@
-"""Tests for a second `kvbus run` that needs what another one uses: it is refused with an error.
+"""Tests that a second `kvbus run` ends with an error if the first one uses its port or directory.
 
-Nothing of the first process changes.
+The first process continues unchanged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def forgetful_engine(place: Place) -> AsyncIterator[Engine]:
 
 
 def refused(directory: Path, *args: str, name: str) -> str:
-    """Run a `kvbus run` that finds something in use, and return its messages."""
+    """Run a `kvbus run` whose port or directory is in use, check that it is refused, and return its messages."""
     with Program(directory, "run", *args, name=name) as second:
         assert second.ended() == 69, second.said
         assert "Traceback" not in second.said

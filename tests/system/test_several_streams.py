@@ -1,4 +1,4 @@
-"""Tests for two workers on one PUB socket, with common seqs and with separate seqs.
+"""Tests for an engine's PUB socket that carries the batches of two workers, with common seqs and with separate seqs.
 
 LMCache's coordinator is proposed to use common seqs (LMCache#4768).
 """

@@ -1,6 +1,6 @@
-"""Tests for a graceful shutdown.
+"""Tests for a graceful shutdown: kvbus finishes open replay answers within ``shutdown_timeout``.
 
-kvbus finishes open replay answers within ``shutdown_timeout``. It cuts off the rest with END, and counts and logs them.
+It ends the remaining answers with END, and counts and logs them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from tests.system.test_run import PATIENT
 from tests.transport.loops import END
 
 COUNT = 1500
-"""Number of batches of 20 kB, more than the buffers of two sockets hold."""
+"""Number of batches in the test.
+
+Each has 20 kB, so that together they are more than the buffers of two sockets hold.
+"""
 
 
 class Requester:
@@ -66,13 +69,13 @@ async def full_bus(place: Place, engine) -> None:
 
 
 def waiting(place: Place) -> str:
-    """Return the metric of replay answers that wait for a router to read."""
+    """Return the line of `/metrics` with the number of replay answers that wait because their router does not read."""
     return next(line for line in place.get("/metrics")[1].splitlines() if line.startswith("kvbus_replay_waiting{"))
 
 
 @asynccontextmanager
 async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Program, Requester]]:
-    """A process that was told to end during a long replay answer, and the router that requested it."""
+    """Yield a kvbus that got SIGTERM during a long replay answer, and the router that requested this answer."""
     with Requester(place.out_replay) as requester, place.kvbus() as bus:
         await place.ready(bus)
         async with engine_at(place) as engine:
@@ -108,7 +111,10 @@ def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> Non
 
 
 async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
-    """kvbus sends a router one answer at a time. The second request waits, and gets an END at the shutdown."""
+    """kvbus sends only one replay answer at a time to a router.
+
+    A second request of the router waits, so at the shutdown its answer is only END.
+    """
     async with running_bus() as bus:
         stats = bus.daemon.outputs.stats[0]
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:

@@ -38,7 +38,10 @@ async def answered(socket: zmq.Socket[bytes]) -> list[bytes]:
 
 
 async def state_by_replay(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> list[tuple[bytes, bytes]]:
-    """Return the seq frames and batches of the answer to the snapshot request of vllm#50134, without END."""
+    """Send the request `snapshot` of vllm#50134 to the replay endpoint.
+
+    Return the seq frames and batches of the answer, without END.
+    """
     socket = ask(context, zmq.DEALER, endpoint, b"", b"snapshot")
     found: list[tuple[bytes, bytes]] = []
     while not found or found[-1][0] != END_SEQ:
@@ -116,7 +119,9 @@ def test_a_snapshot_is_the_live_state(kind: int) -> None:
 
 
 def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
-    """Return the hashes of each rank that a router of a merged stream has after these chunks."""
+    """Return the hashes of the blocks, by rank, that a router of a merged stream holds after it applied these
+    batches.
+    """
     router = RankedRouter()
     for chunk in chunks:
         router.take(chunk)
@@ -124,7 +129,10 @@ def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
 
 
 async def merged() -> None:
-    """All sources are in one stream. They are announced together, and cleared separately."""
+    """Check the snapshot of an output with all sources in one stream: one announcement has the blocks of all of them.
+
+    The blocks of each source are cleared separately.
+    """
     port = ports_in_a_row(1)
     async with (
         four_engines(layout="merged", snapshot_endpoint=tcp(port), journal_batches=4) as (bus, engines, first),

@@ -25,7 +25,7 @@ from tests.doubles.payloads import store
 
 
 def own_mounts() -> bool:
-    """Return whether a process on this machine may mount its own files over those in /etc."""
+    """Return whether a process of this user may mount its own files over those in /etc, as the tests need."""
     if shutil.which("unshare") is None:
         return False
     try:
@@ -36,7 +36,7 @@ def own_mounts() -> bool:
 
 
 class InItsOwnEtc(Program):
-    """A ``kvbus`` process that sees another file in the place of a file in /etc."""
+    """A ``kvbus`` process for which a test's file replaces a file in /etc."""
 
     def __init__(self, directory: Path, file: str, instead: Path, *args: str) -> None:
         super().__init__(directory, *args)
@@ -80,7 +80,10 @@ def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
 
 @needs_mounts
 def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
-    """Each look-up takes two and a half minutes. Meanwhile kvbus relays an engine that is configured by its address."""
+    """Each look-up of an engine's name takes two and a half minutes.
+
+    During this time kvbus relays another engine, which is configured by its IP address.
+    """
 
     async def main() -> None:
         place = Place(tmp_path)
@@ -163,7 +166,10 @@ def test_only_names_are_looked_up_in_the_second_thread(endpoint: str, bind: bool
 
 
 def io_threads() -> set[int]:
-    """Return the I/O threads of this process's ZeroMQ contexts. A context starts its thread with its first socket."""
+    """Return the thread ids of the I/O threads of this process's ZeroMQ contexts.
+
+    A context starts its I/O thread with its first socket.
+    """
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread of an earlier test has just ended
@@ -176,9 +182,9 @@ def io_threads() -> set[int]:
 def test_threads_that_carry_bytes_do_not_interrupt_the_relay_where_linux_lets_them(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libzmq aborts the process if Linux refuses its scheduling policy.
+    """libzmq aborts the process if Linux refuses the scheduling policy of its I/O threads.
 
-    Therefore kvbus first checks whether Linux accepts it.
+    Therefore kvbus first checks whether Linux accepts this policy.
     """
     if refused:
 

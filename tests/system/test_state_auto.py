@@ -18,7 +18,10 @@ needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (ro
 
 
 def one_liner(place: Place) -> tuple[str, ...]:
-    """Return the arguments of a bus without a configuration file, and so with the default of every other setting."""
+    """Return the command-line arguments of a kvbus without a configuration file.
+
+    All settings except the endpoints have their defaults.
+    """
     source, output = f"{place.engine},{place.engine_replay}", f"{place.out},{place.out_replay}"
     return ("run", "--source", source, "--output", output, "--http", place.http, "--log-format", "text")
 
@@ -55,7 +58,7 @@ def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp
 
 
 class Elsewhere(Program):
-    """A ``kvbus`` process with its own mounts, made by the given shell commands."""
+    """A ``kvbus`` process that sees its own mounts, which the given shell commands make."""
 
     def __init__(self, directory: Path, mounts: str, *args: str) -> None:
         super().__init__(directory, *args)
@@ -73,7 +76,9 @@ class Elsewhere(Program):
 
 @needs_mounts
 def test_memory_that_is_too_small_is_left_alone(tmp_path: Path) -> None:
-    """kvbus does not keep its state in a small file system in memory, such as a container's /dev/shm of 64 MiB."""
+    """kvbus does not put its state into a file system in memory that is too small, such as a container's /dev/shm
+    of 64 MiB.
+    """
     place = Place(tmp_path)
     small = f"mount -t tmpfs -o size=64m none {tmp_path / 'runtime'}\nmount -t tmpfs -o size=64m none /dev/shm"
 

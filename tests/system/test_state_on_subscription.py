@@ -1,8 +1,9 @@
-"""Tests that routers which never request a replay have the exact blocks.
+"""Tests for routers that get the state on subscription and never request a replay: they hold exactly the engine's
+blocks.
 
 The routers join late, stall, lose their connection, or come by the hundred, and kvbus restarts. Some routers apply
-every batch, as real ones do. Others drop batches by their seq and request missing ones. The engine is simulated and
-knows its true blocks.
+every batch, as real ones do. Others drop repeated batches by their seq. The engine is simulated and knows its true
+blocks.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconn
             loop = asyncio.get_running_loop()
             since, busy = loop.time(), time.process_time()
             await exact(engine, slow, healthy)
-            # CPU time and not elapsed time, because other processes may delay this one.
+            # The test measures CPU time instead of elapsed time, because other processes may delay this one.
             assert time.process_time() - busy < 5
             assert loop.time() - since < 30
             assert stats_of(bus).states_sent == {"subscribed": 2, "lost": 1}

@@ -1,4 +1,4 @@
-"""Tests for an output without token ids, on real sockets: all its messages, and the view of the client library."""
+"""Tests that an output without token ids sends none in any message, and that the client library can read it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def batch(block: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def relayed(token_ids: str) -> AsyncIterator[tuple[Bus, str]]:
-    """A bus that has relayed 40 batches, and its snapshot endpoint."""
+    """Yield a bus that has relayed 40 batches, and the address of its snapshot endpoint."""
     snapshots = f"tcp://127.0.0.1:{free_port()}"
     output = {"token_ids": token_ids, "snapshot_endpoint": snapshots, "journal_batches": 10, "on_subscribe": "state"}
     async with running_bus(output=output) as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
@@ -51,8 +51,9 @@ async def relayed(token_ids: str) -> AsyncIterator[tuple[Bus, str]]:
 
 
 async def read(bus: Bus, snapshots: str) -> bytes:
-    """Return the bytes that raw sockets receive: the state on subscription, live batches, a complete replay and a
-    snapshot.
+    """Return all bytes that routers can receive from the output.
+
+    They are the state on subscription, live batches, a complete replay and a snapshot.
     """
     found: list[bytes] = []
     with zmq.Context() as context:

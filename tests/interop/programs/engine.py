@@ -1,4 +1,4 @@
-"""Run the publisher of a released engine: ``engine.py DIRECTORY RANK ENDPOINT REPLAY_ENDPOINT``.
+"""Run the event publisher of a released engine: ``engine.py DIRECTORY RANK ENDPOINT REPLAY_ENDPOINT``.
 
 ``.ci/engines.sh`` makes the directory. Each line of the standard input is a batch in base64, which the program decodes
 and publishes. The program ends with its standard input.

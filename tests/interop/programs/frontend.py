@@ -87,7 +87,7 @@ class Frontend:
         return {"worker": self._endpoint.connection_id()}
 
     async def agent(self, sources: list[list[str]]) -> dict[str, Any]:
-        """Run a state agent with one slot for each rank. Each slot reads the rank's endpoint and topic."""
+        """Run Dynamo's state agent with one slot for each rank. A slot reads the endpoint and the topic of its rank."""
         from dynamo.llm import KvStateAgentHost, KvStateAttachmentOwner  # noqa: PLC0415 - not in every release
 
         self._host = KvStateAgentHost(self._runtime.endpoint("dynamo.kv_state_agent.control"), 8)
@@ -128,7 +128,9 @@ class Frontend:
         return _blocks(await self._router.dump_events())
 
     async def ask(self, tokens: list[int], **options: Any) -> list[Any]:
-        """Return each rank that holds a part of a prompt, with its numbers of blocks on the device and in host RAM."""
+        """Return each rank that holds a part of a prompt, with its number of blocks on the device and in host
+        memory.
+        """
         assert self._router is not None
         scores = await self._router.get_overlap_scores(tokens, **options)
         return sorted(

@@ -1,7 +1,8 @@
 """Run Dynamo's KvRouter and its KvEventPublisher in one process, with a discovery in files.
 
-The publisher reads a ZeroMQ stream. The program runs in Dynamo's own environment (`.ci/dynamo.lock`), without etcd and
-NATS. It reads lines of JSON as all router programs of these tests do. Each stream is one rank of the same worker.
+The publisher reads a ZeroMQ stream and passes its events on to the router. The program runs in Dynamo's own environment
+(`.ci/dynamo.lock`), without etcd and NATS. It reads lines of JSON as all router programs of these tests do. Each stream
+is one rank of the same worker.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ MODEL = {
     "config.json": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 2, "eos_token_id": 1},
     "tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}},
 }
-"""A model card without a running model. A router accepts events only from workers with a model card."""
+"""The model card that the program publishes without a model, because a router accepts events only from workers with
+one.
+"""
 
 
 async def _generate(_request: Any, _context: Any = None) -> Any:
@@ -65,7 +68,7 @@ async def main(model: Path) -> None:
         ignore_weights=True,
         skip_model_assets=True,
     )
-    # Nothing is sent twice, so the reader of the events must run before the publisher.
+    # Dynamo sends no event again, so the reader of the events must run before the publisher starts.
     router = KvRouter(endpoint, first["block_size"], KvRouterConfig())
     publishers = [
         KvEventPublisher(

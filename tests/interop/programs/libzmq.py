@@ -1,4 +1,4 @@
-"""A SUB of libzmq that prints the messages it gets, as the programs on other libraries do (``jeromq/Peer.java``)."""
+"""A SUB of libzmq that prints the messages it receives as JSON, as the test programs on other ZeroMQ libraries do."""
 
 from __future__ import annotations
 

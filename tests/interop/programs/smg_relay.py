@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 MASK = 2**64 - 1
-"""Mask to an unsigned 64-bit hash. The relay sends the hashes of blocks as signed integers."""
+"""Mask that makes a hash an unsigned 64-bit number. The relay sends the hashes of blocks as signed integers."""
 
 MAX_COPIES = 8
-"""Maximum number of copies of a block that the gateway counts."""
+"""Maximum number of copies that the gateway counts of one block."""
 
 RESUBSCRIBE = 0.5
-"""Seconds between the end of a stream and the next subscription."""
+"""Seconds that the gateway waits after a stream has ended before it subscribes again."""
 
 
 class StreamBrokenError(Exception):
-    """The relay has ended the call, so the blocks that it sent are void."""
+    """An error: the relay has ended a subscription, so the gateway must drop the blocks that it got from it."""
 
 
 class Call:
-    """The part of a gRPC call that the Python relay uses."""
+    """A stand-in for a gRPC call, with only the methods that the Python relay uses."""
 
     def cancelled(self) -> bool:
         return False
@@ -60,7 +60,7 @@ class Call:
 
 
 class Gateway:
-    """A gateway with the blocks of one worker."""
+    """A minimal gateway that reads the relay and keeps the blocks of one worker."""
 
     def __init__(self, subscribe: Callable[[], AsyncIterator[Any]]) -> None:
         self.blocks: collections.Counter[int] = collections.Counter()
