@@ -74,7 +74,7 @@ class StreamState:
 
     @property
     def output(self) -> Output:
-        """The output at this object's position in the relay's list of outputs.
+        """The output at position ``number`` of the relay's outputs, for which this object was created.
 
         It changes when the output is replaced.
         """
@@ -82,7 +82,10 @@ class StreamState:
 
     @property
     def stream(self) -> OutputStream:
-        """The stream in this object's slot of the output. It changes when the output is replaced."""
+        """The output's stream in slot ``at``, for which this object was created.
+
+        It changes when the output is replaced.
+        """
         return self.output.streams[self._at]
 
     @property
@@ -113,7 +116,7 @@ class StreamState:
     def newest(self) -> StateSnapshot:
         """Return the state as of the stream's newest batch.
 
-        Its requesters share one snapshot until the live blocks change.
+        All routers that request the state share one snapshot until the live blocks change.
         """
         snapshot = self._known()
         if snapshot is None or snapshot.seq < self.stream.changed_seq:

@@ -103,7 +103,10 @@ class Source:
         """Names of events and fields from the engine that this version of kvbus does not know, up to a maximum
         number."""
         self.reasons = 0
-        """Number of different reasons with a count at the last check. If there are more now, an example is missing."""
+        """Number of different refusal reasons that were counted up to the last check.
+
+        A further reason needs an example.
+        """
         self.place = Place()
         self.unreachable: Finding | None = None
         """The finding that explains why kvbus has no connection to the engine; None if there is no explanation."""

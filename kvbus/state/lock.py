@@ -131,15 +131,18 @@ class DirectoryLock:
 
     @property
     def is_new(self) -> bool:
-        """Whether no mark was ever written to the lock file."""
+        """Whether no mark of the database's progress was ever written to the lock file."""
         return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
     def read_mark(self) -> Mark | None:
-        """Return the mark in the lock file; None if it is missing or damaged."""
+        """Return the mark in the lock file, which shows the progress of the database.
+
+        None: it is missing or damaged.
+        """
         return _read_mark(self._opened)
 
     def write_mark(self, mark: Mark) -> None:
-        """Overwrite the mark in the lock file."""
+        """Overwrite the mark in the lock file, which shows the progress of the database."""
         content = _MARK.pack(_MAGIC, *mark)
         content += _CRC.pack(crc32(content))
         if os.pwrite(self._opened, content, 0) < len(content):
@@ -178,9 +181,9 @@ def unused(directory: Path, what: str) -> Iterator[None]:
 
 
 def mark_in(directory: Path) -> Mark | None:
-    """Return the mark in the lock file of a directory, even if another process uses the directory.
+    """Return the mark (progress of the database) in the lock file of a directory; None if it is missing or damaged.
 
-    Return None if the mark is missing or damaged.
+    Another process may use the directory.
     """
     try:
         fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)

@@ -193,7 +193,7 @@ class _Window:
             self._ends[chunk.hashes[0]] = chain
 
     def overdue(self) -> Iterator[list[Run]]:
-        """Remove the oldest lists and yield them, until at most :data:`WINDOW` blocks wait in the window."""
+        """Remove the oldest lists of runs and yield them, until at most :data:`WINDOW` blocks wait in the window."""
         while self._blocks > WINDOW:
             oldest = self.waits.popleft()
             self._ends.pop(oldest[-1][1].hashes[-1], None)
@@ -201,7 +201,7 @@ class _Window:
             yield oldest
 
     def flush(self) -> Iterator[list[Run]]:
-        """Yield all lists of the window, and empty the window."""
+        """Yield all lists of runs that wait in the window, and empty the window."""
         yield from self.waits
         self.waits.clear()
         self._ends.clear()
@@ -217,7 +217,7 @@ def _joins(chunk: Chunk) -> bool:
 def _alike(one: Chunk, other: Chunk) -> bool:
     """Return whether two single blocks may share an event.
 
-    They may if their metas are equal, and their keys and tokens have the same form.
+    They may if the fields in their metas are equal, and their keys and tokens have the same form.
     """
     return (
         (one.meta is other.meta or one.meta == other.meta)

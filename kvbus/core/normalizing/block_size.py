@@ -181,13 +181,11 @@ class BlockSizeDetector(msgspec.Struct):
         return size == own == (self.pinned or own)
 
     def treatment(self, size: int, blocks: int = 1, *, fine: bool = True) -> Treatment:
-        """Return the treatment of a store of ``blocks`` blocks of ``size`` tokens.
+        """Return how kvbus treats a store of ``blocks`` blocks of ``size`` tokens: sent, cut, left out or refused.
 
-        Call :meth:`observe` for the store first.
-
-        ``fine`` says whether the medium of the store also has blocks of the group's own size. If it has none, for
-        example a memory tier with larger chunks, a larger block repeats no other block. kvbus then cuts it into blocks
-        of the output's size.
+        Call :meth:`observe` for the store first. ``fine`` says whether the medium of the store also has blocks of the
+        group's own size. If it has none, for example a memory tier with larger chunks, a larger block repeats no other
+        block. kvbus then cuts it into blocks of the output's size.
         """
         own = self.size
         pinned = self.pinned or own
@@ -281,9 +279,9 @@ class BlockSizes:
             self.relearned |= table is not None and len(table.refs) > 0
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
-        """Return the treatment of a chunk's blocks.
+        """Return how kvbus treats a chunk's blocks: whether it sends, cuts, leaves out or refuses them.
 
-        Blocks without tokens are never cut: derived hashes need the tokens.
+        Blocks without tokens are never cut, because the derived hashes of sub-blocks are computed from tokens.
         """
         sizes = self.groups[key[0]]
         found = sizes.detector.treatment(chunk.block_size, len(chunk.hashes), fine=key[1] in sizes.fine)

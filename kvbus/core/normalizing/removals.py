@@ -171,7 +171,10 @@ class Removals:
                 table.sub_blocks += 1
 
     def _end_run(self, sub_blocks: dict[TableKey, SubBlocks]) -> None:
-        """Append the removals of the current run and of ``sub_blocks`` to the outgoing events, table by table."""
+        """Append the removals since the last store (the current run) to the outgoing events, table by table.
+
+        Also append removals of ``sub_blocks``.
+        """
         gone, events, as_they_came = self._gone, self._events, self._as_they_came
         self._gone, self._events, self._as_they_came = {}, [], True
         orders: dict[TableKey, list[Hash]] = {}

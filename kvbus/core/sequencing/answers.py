@@ -348,7 +348,7 @@ class Requests:
         return None
 
     def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Return the input that a batch of an answer causes, or None if the batch may be delivered or held.
+        """Return the sequencer's next input after a batch of an answer. None: kvbus may deliver or hold the batch.
 
         If the batch shows that the answer is a state, mark the answer. A state has the seqs of delivered batches, with
         other content. This does not prove another epoch: the publisher has only dropped the requested batches. There
@@ -402,7 +402,7 @@ class Requests:
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
-        """Handle the end of an answer, and return the input that it causes.
+        """Handle the end of a publisher's answer, and return the sequencer's next input (None: nothing changes).
 
         ``answered`` is False if the answer is incomplete or missing.
         """

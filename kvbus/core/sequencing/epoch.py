@@ -486,14 +486,14 @@ class Epoch:
         tracker.fingerprints.load(data["delivered"])
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
+        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
         tracker = self.tracker
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has recorded."""
+        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log records a snapshot up to it."""
         self.tracker.synced = True
         self.cover(seq)
 
@@ -520,7 +520,7 @@ class Conflict:
 
     def __init__(self) -> None:
         self.until = inf
-        """The time until which kvbus ignores all batches of the source; infinity if it does not ignore them."""
+        """The time at which kvbus stops ignoring the source's batches; infinity while it does not ignore them."""
         self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = -inf

@@ -41,7 +41,7 @@ class ReorderBuffer:
         self.clear()
 
     def clear(self) -> None:
-        """Drop all batches."""
+        """Drop all batches of the buffer."""
         self.bytes = 0
         self._payloads: dict[int, bytes] = {}
         self._order: list[int] = []
@@ -244,7 +244,7 @@ class GapTracker:
         self._actions.append(Deliver(seq, payload, fingerprint))
 
     def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
-        """Hold a batch until all earlier batches are delivered. ``found`` says that it has come by replay.
+        """Hold a batch until all earlier batches are delivered. ``found`` says that the batch has come by replay.
 
         If the buffer is full, drop the held batches with the highest seqs. They are missing again, and kvbus requests
         them.
@@ -372,7 +372,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
+        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

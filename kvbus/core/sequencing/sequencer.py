@@ -579,19 +579,22 @@ class Sequencer:
         self._epoch_state.load(data)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Restore the position after batch ``seq``, because the write-ahead log says that it was delivered."""
+        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log says that it was delivered."""
         self._epoch_state.restore_batch(seq, payload)
 
     def restore_loss(self, count: int) -> None:
-        """Restore the loss of ``count`` batches, which the write-ahead log has recorded."""
+        """Continue after ``count`` lost batches when kvbus restarts, because the write-ahead log records the loss."""
         self.history.missing_before(self.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Restore the position after a snapshot as of batch ``seq``, which the write-ahead log has recorded."""
+        """Continue after batch ``seq`` when kvbus restarts, because the write-ahead log records a snapshot up to it."""
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:
-        """Restore the beginning of a new epoch, which the write-ahead log has recorded."""
+        """Begin a new epoch when kvbus restarts, because the write-ahead log has recorded its beginning.
+
+        ``partial`` says that the publisher's cache may hold blocks that kvbus cannot learn.
+        """
         self._forget()
         if partial:
             self.history.missing_before(NOTHING, pending=True)

@@ -82,9 +82,9 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def by_event(self) -> bool:
-        """Whether this wire needs each event translated before the batch is encoded.
+        """Whether events have to be translated one by one before a batch is encoded for this family.
 
-        If not, the batch is encoded as it is.
+        If not, kvbus encodes the batch without changing its events.
         """
         return bool(
             self.fold_hashes
