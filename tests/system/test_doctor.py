@@ -155,6 +155,20 @@ def test_without_a_configuration_it_asks_the_bus_on_this_machine():
     assert done.stdout.startswith("no bus answers at http://127.0.0.1:9477 (")
 
 
+async def test_beside_a_running_bus_that_listens_for_the_engine_its_sources_are_named(tmp_path):
+    http = free_port()
+    async with running_bus(one_port=True, http=f"127.0.0.1:{http}") as bus:
+        config = tmp_path / "kvbus.yaml"
+        config.write_text(
+            f"http: 127.0.0.1:{http}\n"
+            f"sources: [{{endpoint: '{bus.engine}', replay_endpoint: '{bus.engine_replay}', bind: true}}]\n"
+            f"outputs: [{{endpoint: '{bus.out}', replay_endpoint: '{bus.out_replay}', interpose: true}}]\n"
+        )
+        done = await doctor(str(config))
+        seen = f"{bus.engine}; the running bus listens here, so only its /sources shows the engine"
+        assert seen in done.stdout, done.stdout + done.stderr
+
+
 async def test_beside_a_running_bus_nothing_is_wrong_and_nobody_is_disturbed(tmp_path):
     http = free_port()
     async with (

@@ -223,6 +223,8 @@ class SourceJudge:
 
     def _seen(self, looked: Looked) -> str:
         heard, outcome = looked.heard, looked.live
+        if looked.taken == "bus":
+            return f"{looked.stream.endpoint}; the running bus listens here, so only its /sources shows the engine"
         parts: list[str] = [looked.stream.endpoint]
         if outcome is not None and outcome.stop is Stop.OPEN:
             major, minor = outcome.version
