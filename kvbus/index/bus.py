@@ -1,4 +1,4 @@
-"""A bus from which the index reads over HTTP which streams one of its outputs has, and the states of its sources."""
+"""A bus as the index reads it over HTTP: the streams of one of its outputs, and the states of its sources."""
 
 from __future__ import annotations
 

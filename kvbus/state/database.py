@@ -91,7 +91,7 @@ FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that a method of the database can raise if the database is damaged, or the disk is full or missing."""
+"""The exceptions that methods of the database can raise if the file is damaged, or the disk is full or missing."""
 
 _READING: Final = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
 _READ_ONLY: Final = "it cannot be written: it is read-only, or it belongs to another user"
@@ -309,9 +309,7 @@ class Database:
         self.newest_slice = number
 
     def delete_some(self, table: str, last: int) -> bool:
-        """Delete up to :data:`_ROWS_AT_A_TIME` rows of a table.
-
-        Delete only rows with the number ``last`` or a lower one.
+        """Delete up to :data:`_ROWS_AT_A_TIME` rows of a table whose number is ``last`` or lower.
 
         Return whether any row was deleted. The caller can do other work between two calls.
         """

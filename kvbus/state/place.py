@@ -177,8 +177,8 @@ def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], 
     """Return the directories that ``state_dir: auto`` may use.
 
     Returns:
-        Three lists: the directories that exist, the directories that do not exist but can be created, and the reasons
-            why no directory can be created in the other base directories.
+        The directories that exist; the directories that do not exist but can be created; and the reasons why no
+        directory can be created in the other base directories.
     """
     problems: list[str] = []
     there: list[Path] = []

@@ -63,7 +63,8 @@ class SeqReservations:
     def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
         """Remove the streams of an output that has no subscribers any more, but keep their reservations.
 
-        A reservation becomes the stream's number in ``next_seqs``, because no further seq can be in use.
+        The reservation of a stream becomes its number in ``next_seqs``, so that the numbering continues exactly there
+        later.
         """
         keys = [key for key in self._names if key[0] == output]
         for key in keys:

@@ -77,7 +77,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def extras(self) -> dict[str, bytes] | None:
-        """The fields of the store that the struct BlockStored does not define, as raw msgpack; None without any."""
+        """Fields of the store that the struct BlockStored does not define, as raw msgpack; None if there are none."""
         return None if self.rest is None else self.rest.extras
 
     @property

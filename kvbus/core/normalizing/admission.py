@@ -132,7 +132,8 @@ class Admission:
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
         """Count events that could not be decoded.
 
-        Such an event may have been a store, unless it is of an unknown type. Then the source becomes partial.
+        Such an event may have been a store, so the source becomes partial. Only an event of an unknown type was no
+        store.
         """
         for reason in rejects:
             if reason is Reason.UNKNOWN_EVENT:
@@ -170,7 +171,7 @@ class Admission:
     def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
         """Count a store and learn its block size.
 
-        Return the store in parts, or an empty list if it may not be applied.
+        Return the store in one or several parts, or an empty list if it may not be applied.
         """
         cache = self._cache
         if lacks_field(event):

@@ -35,15 +35,16 @@ class Removals:
 
         # The removals since the last store that was sent to routers (the current run).
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
-        """The blocks that the current run has removed from the index, by table, in the order of their removal.
+        """The blocks that the current run (the removals since the last store) has removed from the index, by table.
 
-        The tables have the order in which the removals named them.
+        The tables have the order in which the removals named them, and the blocks of a table the order of their
+        removal.
         """
         self._events: list[BlockRemoved] = []
         self._as_they_came = True
-        """Whether the engine's removals of the current run may be sent unchanged.
+        """Whether the engine's removals since the last store (the current run) may be sent unchanged.
 
-        They must be sent differently in any case if one of them has a parent before its child.
+        Even then, kvbus sends them differently if one of them has a parent before its child.
         """
 
         # What the removals of the current batch have named.

@@ -30,7 +30,7 @@ MAX_BACKOFF: Final = 8
 LONGEST_RETRY: Final = 120.0
 """Maximum time in seconds between two attempts of TCP to send the same data (Linux).
 
-Data that TCP retransmits may arrive so much later after the network works again.
+When the network works again after a failure, data may still arrive this much later.
 """
 
 MAX_STALE: Final = 1024
@@ -51,9 +51,8 @@ MIN_CONSECUTIVE: Final = 3
 MAX_EPOCHS: Final = 4
 """Maximum number of epochs on one connection within :data:`WINDOW` seconds.
 
-More epochs mean that several publishers send.
-
-Up to this number, the cause may be an engine behind a proxy that restarts.
+More epochs mean that several publishers send to the endpoint. Fewer epochs may also be restarts of an engine behind a
+proxy.
 """
 
 WINDOW: Final = 10.0
@@ -199,10 +198,7 @@ class PublisherBuffer:
             self.keeps = False
 
     def disconnected(self) -> None:
-        """Forget empty replay answers, because the connection has ended.
-
-        On the next one, they may have another reason.
-        """
+        """Forget that a replay answer was unexpectedly empty, because the connection of that time has ended."""
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:

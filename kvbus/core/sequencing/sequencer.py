@@ -296,7 +296,7 @@ class Sequencer:
         self._take(Input.UP, now)
 
     def down(self, now: float) -> None:
-        """Handle the loss of the connection. Held batches stay, because they may be delivered after a reconnection."""
+        """Handle the loss of the connection. Keep the held batches if they can be delivered after a reconnection."""
         epoch = self._epoch_state
         self._conflict.reconnected()
         epoch.unverified.disconnected()
