@@ -274,4 +274,5 @@ def test_the_command_for_real_engines_is_a_good_one(where: str, tmp_path: Path) 
     assert source.discover is not None
     settings = source.discover["kubernetes"]
     assert (settings["selector"], settings["port"], settings["replay_port"]) == ("app=ENGINE", "5557", "5558")
+    assert release.notes.startswith("kvbus relays the streams of the engines that it discovers.")
     assert [each["rules"][0]["verbs"] for each in release.all("Role")] == [["list", "watch"]]
