@@ -41,7 +41,7 @@ COPIES: Final = {
     },
 }
 RENDERED: Final = {
-    "simulation.yaml": ("demo", {}, "A simulated engine with kvbus: no GPU, no model."),
+    "simulation.yaml": ("demo", {}, "A simulated engine with kvbus, which needs no GPU and no model."),
     "aggregator.yaml": (
         "bus",
         {
@@ -53,9 +53,9 @@ RENDERED: Final = {
             },
         },
         (
-            "kvbus alone, in front of engines elsewhere that bind: their pods, with the ports kv-events and "
-            "kv-replay.\n"
-            "# Its rights are bound to its account in the namespace `default`. Into another one:\n"
+            "A kvbus in its own pod, which finds engines in other pods by their label. The engines bind the ports "
+            "kv-events\n# and kv-replay of their pods.\n"
+            "# The RoleBinding names kvbus's account in the namespace `default`. To install it into another namespace:\n"
             "#\n"
             "#   sed 's|namespace: default|namespace: NAMESPACE|' aggregator.yaml | kubectl apply -n NAMESPACE -f -\n"
             "#"
