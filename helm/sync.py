@@ -55,7 +55,7 @@ RENDERED: Final = {
         (
             "A kvbus in its own pod, which finds engines in other pods by their label. The engines bind the ports "
             "kv-events\n# and kv-replay of their pods.\n"
-            "# The RoleBinding names kvbus's account in the namespace `default`. To install it into another namespace:\n"
+            "# The RoleBinding names kvbus's account in the namespace `default`. To use another namespace:\n"
             "#\n"
             "#   sed 's|namespace: default|namespace: NAMESPACE|' aggregator.yaml | kubectl apply -n NAMESPACE -f -\n"
             "#"
