@@ -36,7 +36,7 @@ _SIMULATED: Final = """\
 Without a GPU, `kvbus sim --endpoint 'tcp://*:{}' --replay-endpoint 'tcp://*:{}'` replaces the engine."""
 
 _NAMES: Final = """\
-`POD` is the address of engine and kvbus, `MODEL` is the model's name. First
+On this page, `POD` is the address of engine and kvbus, and `MODEL` is the model's name. First
 [install kvbus](../OPERATIONS.md#install)."""
 
 _SEEN: Final = """\
@@ -50,8 +50,8 @@ requirements of the router's decoder with the batches that kvbus sends. The rout
 as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
-Each router has a page: ports, engine, `kvbus.yaml`, the router's own settings, Kubernetes, and what does not work
-with it. `kvbus init` writes the same into a commented configuration.
+Each router's page has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in Kubernetes,
+and what does not work. `kvbus init` writes a `kvbus.yaml` with these steps as comments.
 """
 
 _KUBERNETES: Final = """\
@@ -77,7 +77,7 @@ kubectl exec POD -c kvbus -- kvbus dump --replay-endpoint tcp://127.0.0.1:REPLAY
 
 _COMPOSE: Final = """\
 [compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Replace
-`deploy/kvbus.yaml` by this `kvbus.yaml`, and set `KVBUS_SOURCES__0__ENDPOINT` and
+`deploy/kvbus.yaml` by the `kvbus.yaml` above, and set `KVBUS_SOURCES__0__ENDPOINT` and
 `KVBUS_SOURCES__0__REPLAY_ENDPOINT` to your engine's endpoints.
 
 ```
@@ -103,8 +103,8 @@ def picture(router: dict[str, Any]) -> str:
         f"```text\nengine {live}  ── events ─▶  kvbus {ours}  ── events ─▶  {router['name']}\n"
         f"engine {replay}  ◀─ replay ──  kvbus {ours_replay}  ◀─ replay ──  {router['name']}\n"
         f"                            kvbus 9477  ── page, /metrics\n```\n\n"
-        f"A router that requests no replay needs only the port of the events. In a pod, engine and kvbus use ports "
-        f"15557 and 15657 on loopback. Nothing outside the pod can connect to them, and port {ours} is free for kvbus."
+        f"A router that requests no replay needs only kvbus's port {ours}. If kvbus is a sidecar, the engine uses "
+        f"ports 15557 and 15657 on loopback. No other pod can connect to these ports, and kvbus can use port {ours}."
     )
 
 
