@@ -40,14 +40,13 @@ On this page, `POD` is the address of engine and kvbus, and `MODEL` is the model
 [install kvbus](../OPERATIONS.md#install)."""
 
 _SEEN: Final = """\
-The first command probes every endpoint and prints the problems, or `nothing is wrong`. The second command rebuilds the
-live blocks as a router does, and prints their number."""
+`doctor` probes every endpoint, and prints the problems or `nothing is wrong`. `dump` rebuilds the live blocks as a
+router does, and prints their number."""
 
 _LIVE: Final = """\
-`live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops events that
-its decoder does not accept, and kvbus cannot notice this. `kvbus doctor kvbus.yaml --router PROFILE` compares the
-requirements of the router's decoder with the batches that kvbus sends. The router understands the stream if it counts
-as many blocks as `kvbus dump` prints."""
+`live` in `kvbus top` means only that the router reads every batch. kvbus cannot notice that a router's decoder drops
+events. `kvbus doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the decoder's requirements.
+The router understands the stream if it counts as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
 Each router's page has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in Kubernetes,
@@ -55,9 +54,8 @@ and what does not work. `kvbus init` writes a `kvbus.yaml` with these steps as c
 """
 
 _KUBERNETES: Final = """\
-Add kvbus to the engine's pod as a sidecar, in [one of three ways](../KUBERNETES.md#which-way). Each way needs
-[the image](../KUBERNETES.md#the-image), and you run its commands in a checkout of kvbus. The engine publishes to kvbus
-on loopback:
+Add kvbus to the engine's pod as a sidecar, in [one of three ways](../KUBERNETES.md#which-way). You need
+[the image](../KUBERNETES.md#the-image) and a checkout of kvbus. The engine publishes to kvbus on loopback:
 
 ```
 --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",
