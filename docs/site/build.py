@@ -45,8 +45,8 @@ router does, and prints their number."""
 
 _LIVE: Final = """\
 `live` in `kvbus top` means only that the router reads every batch. kvbus cannot notice that a router's decoder drops
-events. `kvbus doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the decoder's requirements.
-The router understands the stream if it counts as many blocks as `kvbus dump` prints."""
+events. `kvbus doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the requirements of the
+decoder. The router understands the stream if it counts as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
 Each router's page has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in Kubernetes,
