@@ -106,10 +106,7 @@ class Sequencer:
 
     @property
     def unverified(self) -> ReorderBuffer:
-        """The stale batches: live batches with old seqs whose fingerprints are not known any more.
-
-        They wait until an answer of the publisher shows which epoch they belong to.
-        """
+        """Live batches with old seqs, which wait until an answer of the publisher shows their epoch."""
         return self._epoch_state.unverified.stale
 
     @property
@@ -181,10 +178,7 @@ class Sequencer:
                 return spec.snapshot and (not spec.replay or self._epoch_state.gap_attempts >= spec.attempts)
 
     def _settle(self, now: float) -> None:
-        """Begin to wait for live batches, because no request to the publisher is open.
-
-        If a batch is missing, request it.
-        """
+        """Begin to wait for live batches, because no request is open. If a batch is missing, request it."""
         epoch = self._epoch_state
         if not epoch.tracker.synced:
             epoch.open()
@@ -571,10 +565,7 @@ class Sequencer:
         return {"epoch": self.epoch, **self._epoch_state.dump()}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump` from the previous process.
-
-        The sequencer is disconnected until :meth:`up`.
-        """
+        """Restore the result of :meth:`dump` from the previous process. There is no connection until :meth:`up`."""
         self.epoch = data["epoch"]
         self._epoch_state.load(data)
 
@@ -600,9 +591,6 @@ class Sequencer:
             self.history.missing_before(NOTHING, pending=True)
 
     def recovery_finished(self) -> None:
-        """Finish the recovery from the saved state.
-
-        Drop the actions, because the previous process has carried them out.
-        """
+        """Finish the recovery from the saved state: drop the actions, which the previous process has carried out."""
         self.actions.clear()
         self._epoch_state.recovery_finished()
