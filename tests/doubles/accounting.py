@@ -1,4 +1,6 @@
-"""Checks of a source's invariants: kvbus accounts for each missing batch and for each block in its index."""
+"""Checks of a source's invariants for tests: kvbus counts each missing batch, and its index has the size that it
+reports.
+"""
 
 from __future__ import annotations
 

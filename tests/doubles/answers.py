@@ -1,5 +1,6 @@
-"""Readers that read kvbus's replay answers and state transfers message by message, from a relay or from a single
-stream.
+"""Readers that read kvbus's replay answers and states on subscription message by message.
+
+The messages come from a relay or from a single stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvbus.core.wire.frames import ReplayRequest
 
 
 class StateReader:
-    """A reader of one state transfer, at the position that one router has reached."""
+    """A router's reader of one state on subscription, and how far it has read."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -46,7 +47,7 @@ def joined(pieces: Iterable[list[bytes]]) -> list[bytes]:
 
 
 class AnswerReader:
-    """A reader of one replay answer, at the position that one router has reached.
+    """A router's reader of one replay answer, and how far it has read.
 
     Args:
         answer: the answer to read.

@@ -44,7 +44,7 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 
 class Bus:
-    """A running daemon on free loopback ports, with one output and, by default, one engine rank as its source."""
+    """A running kvbus daemon on free loopback ports, with one output and, by default, one engine rank as its source."""
 
     def __init__(self, daemon: Daemon, ports: list[int]) -> None:
         self.daemon = daemon

@@ -137,7 +137,7 @@ class Child:
     # -- values from /proc -------------------------------------------------------------------------------------------
 
     def state(self) -> str:
-        """Return the one-letter state of the process, as ``ps`` shows it. ``T`` means stopped."""
+        """Return the state of the process as the letter that ``ps`` shows. ``T`` means stopped."""
         text = Path(f"/proc/{self.pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0]
 

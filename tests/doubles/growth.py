@@ -23,7 +23,7 @@ SLACK: Final = {
     "log, lines a minute": (10.0, 0.5),
     "CPU, ms a batch": (1.0, 0.5),
 }
-"""Permitted growth of each value after the warm-up, as an amount in the value's unit and as a share of its first value.
+"""How much each value may grow after the warm-up, as an amount in the value's unit and as a share of its first value.
 
 The larger of these two limits applies. Two limits have special reasons: the first router that leaves for a reason adds
 a metric series, and kvbus writes its state again when the write-ahead log has grown to `CHECKPOINT_AFTER` bytes.

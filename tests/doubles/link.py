@@ -17,9 +17,11 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 @dataclass
 class WireFaults:
-    """Numbers of ZMQ messages that the proxy is still to drop, double or swap, and records of the messages that it did.
+    """Faults that the proxy will apply to the next ZMQ messages, and records of the messages that had a fault.
 
-    `drop`, `double` and `swap` count down. The proxy applies a fault to the next messages of the watched direction.
+    `drop`, `double` and `swap` are the remaining numbers of messages to drop, to send twice, and to swap. The proxy
+    applies
+    a fault to the next messages of the watched direction.
     """
 
     drop: int = 0
@@ -31,7 +33,7 @@ class WireFaults:
 
 
 class Connection:
-    """A client's connection to the proxy, and the proxy's own connection to the server."""
+    """One connection through the proxy: from a client to the proxy, and from the proxy to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -77,20 +79,20 @@ class Link:
         self._allowance: int | None = None
         self.wire = WireFaults()
         self.cut_at = 0
-        """Number of the chunk that the proxy discards to end its connection.
+        """Number of the piece of data that the proxy discards, to end its connection there.
 
-        Chunks of both directions count; 0 means no chunk.
+        Pieces of both directions count from 1; 0 means no piece.
         """
         self.cut_answer = False
-        """Whether the proxy discards the server's next chunk and ends its connection."""
+        """Whether the proxy will discard the next data from the server and end its connection."""
         self.chunks = self.cuts = 0
-        """`chunks` is the number of chunks in both directions.
+        """`chunks` counts the pieces of data that passed in both directions.
 
-        `cuts` is the number of chunks that ended their connections.
+        `cuts` counts the pieces at which the proxy ended a connection.
         """
         self.accepted = 0
         self.delayed = 0
-        """Number of chunks that the proxy has delayed."""
+        """Number of pieces of data that the proxy has delayed."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=_CHUNK)
@@ -153,7 +155,7 @@ class Link:
         self._delay = 0.0
 
     def slow(self, seconds: float) -> None:
-        """Delay every chunk by this many seconds."""
+        """Delay all data by this many seconds."""
         self._delay = seconds
 
     def half_open(self) -> int:

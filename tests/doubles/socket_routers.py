@@ -425,9 +425,7 @@ class NeverAsks:
 
 
 class ClearsByPod(NeverAsks):
-    """A router with one set of blocks for all ranks of all streams, so that a clear of one rank empties the
-    complete set.
-    """
+    """A router that ignores ranks: it has one set of blocks for all streams, which a clear of one rank empties."""
 
     def _view(self, stream: int, rank: int) -> PlainSetRouter:
         return self._views.setdefault((0, 0), PlainSetRouter())
@@ -452,7 +450,7 @@ class TopicRouter:
         self.next: dict[bytes, int] = {}
         self.violations: list[str] = []
         self.states: dict[bytes, int] = {}
-        """Number of AllBlocksCleared events for each topic. Each begins a state."""
+        """Number of AllBlocksCleared events that the router got under each topic. Each begins a state."""
         self._endpoint = endpoint
         self._topics: Final = topics or (b"",)
         self._bind = bind

@@ -27,7 +27,7 @@ from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 
 Place = tuple[int, int]
-"""Index of an output, and index of one of its streams."""
+"""A stream of the relay: the index of its output, and the index of the stream within the output."""
 
 
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
@@ -241,12 +241,12 @@ class Stage:
                 self.handle(Subscribed(*at, waiting))
 
     def lose(self, connection: Connection) -> None:
-        """Drop the live batches that a router has not read. The router gets the state again."""
+        """Drop the live batches that a router has not read, so that the router gets the state again."""
         connection.live.clear()
         connection.waiting, connection.reader = True, None
 
     def replay(self, place: Place, start: int) -> list[tuple[int, bytes]]:
-        """Request a replay from a stream, and return the batches of the answer."""
+        """Request a replay of a stream from the seq ``start``, and return the batches of the answer."""
         frames = [b"id", b"", start.to_bytes(8, "big")]
         (answer,) = self.handle(ReplayAsked(*place, frames, has_state=self.has_state))
         found = []

@@ -59,7 +59,7 @@ log.cleaner.dedupe.buffer.size=2097152
 
 
 def java(*words: str) -> tuple[str, ...]:
-    """Return the command of one of Kafka's programs."""
+    """Return the command line of one of Kafka's Java programs, with small memory limits."""
     small = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
     return ("java", *small, "-cp", f"{os.environ[HOME_ENV]}/jars/*", *words)
 

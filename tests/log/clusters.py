@@ -1,4 +1,5 @@
-"""Clusters as in real installations: three servers of Kafka or NATS, or a Redis with a replica and Sentinels.
+"""Clusters of log servers as in real installations: three servers of Kafka or NATS, or a Redis with a replica and
+Sentinels.
 
 Each cluster is started once and shared by its tests. Tests kill single members, and start them again at the same
 addresses with their data.
@@ -19,7 +20,7 @@ from tests.ports import free_ports
 MEMBERS: Final = 3
 SEATS: Final = (HERE,) * MEMBERS
 PRIMARY: Final = "kvbus"
-"""The Sentinels' name for the primary."""
+"""The name under which the Sentinels know the Redis primary."""
 
 KAFKA = """
 process.roles=broker,controller
@@ -68,7 +69,7 @@ sentinel failover-timeout {name} 5000
 
 
 class Cluster:
-    """Servers that form one log. Clients get the addresses of all servers."""
+    """Servers that serve one log together. Clients get the addresses of all servers."""
 
     def __init__(self, members: Sequence[Server]) -> None:
         self.members = members

@@ -1,4 +1,7 @@
-"""Logs at servers with authentication, and functions that change the rights of kvbus's user for a test."""
+"""Logs at servers with authentication, for tests of the rights of kvbus's user.
+
+The functions change these rights, the password, or the certificates of a server.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ class Door(abc.ABC):
 
     name: ClassVar[str]
     reads_its_pointers: ClassVar = True
-    """Whether a user who may write a stream may also read its pointer."""
+    """Whether a server lets a user who may write a stream also read its pointer."""
 
     def __init__(self, kind: Any, authority: Authority, user: str, address: str, plain: str, directory: Path) -> None:
         self.kind, self.authority, self.user, self.address, self.plain = kind, authority, user, address, plain
@@ -71,18 +74,18 @@ class Door(abc.ABC):
         self.password.chmod(0o600)
 
     def place(self, server: str | None = None, **keys: Any) -> Any:
-        """Return the log's address and keys for the user with a password."""
+        """Return the log's address and configuration keys, for a user who logs in with a password."""
         said = {"tls_ca_file": self.authority.certificate, "username": self.user, "password_file": self.password}
         place: AnyPlace = self.kind.place(server or self.address, **{**said, **keys})
         return place
 
     def with_certificate(self, issued: Issued) -> AnyPlace:
-        """Return the log's address and keys for a user with a client certificate."""
+        """Return the log's address and configuration keys, for a user who logs in with a client certificate."""
         files: Any = {"tls_certificate_file": issued.certificate, "tls_key_file": issued.key}
         return self.place(username=None, password_file=None, **files)
 
     async def looked(self, place: AnyPlace) -> tuple[list[Finding], str]:
-        """Return the findings of `kvbus doctor` about the log."""
+        """Run the checks of `kvbus doctor` for the log, and return its findings and its text."""
         keys = place.keys.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         output = {"type": self.name, "endpoint": f"tcp://{place.servers}", self.name: keys}
         config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
@@ -105,29 +108,32 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def wants_certificates(self) -> AnyPlace:
-        """Require client certificates at the server.
+        """Let the server require client certificates.
 
-        Return the log's address and keys for a client without a certificate.
+        Return the log's address and configuration keys for a client that has no certificate.
         """
 
     @abc.abstractmethod
     async def expire(self) -> AnyPlace:
-        """Let the server use an expired certificate. Return the log's address and keys for a client of this server."""
+        """Let the server use an expired certificate. Return the log's address and configuration keys at this server."""
 
     @abc.abstractmethod
     def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
-        """Yield further wrong addresses and keys, each with the possible reasons for the refusal."""
+        """Yield other wrong addresses and keys, each with the reasons for which kvbus may report a refusal."""
 
     @abc.abstractmethod
     def documented(self, role: str) -> list[Any]:
-        """Return the rights that docs/LOG.md gives to a role. The role needs each of them."""
+        """Return the rights that docs/LOG.md gives to a role such as a writer.
+
+        Without any of them the role does not work.
+        """
 
     @abc.abstractmethod
     async def grant(self, role: str, given: Iterable[Any]) -> None:
-        """Give the user exactly these rights of a role."""
+        """Give kvbus's user exactly these rights, which belong to a role."""
 
     def missing(self, _right: Any) -> str:
-        """Return the reason with which a user without this right is refused."""
+        """Return the reason that kvbus reports if the server refuses a user without this right."""
         return "denied"
 
     @abc.abstractmethod
@@ -184,7 +190,7 @@ class KafkaDoor(Door):
         yield self.kind.place(self.plain, topic="not-there"), {"topic_missing"}
 
     def documented(self, role: str) -> list[Acl]:
-        """Return the ACLs of the documented commands for a role, with this test's topic."""
+        """Return the ACLs that the commands in docs/LOG.md add for a role, with the topic of this test."""
         command, found = f"kafka-acls.sh --add --allow-principal User:{role} ", []
         for line in _ONE_LINE.splitlines():
             if line.startswith(command):
@@ -234,7 +240,7 @@ class LockedNats(NatsServer):
 
 
 class NatsForRoot(Nats):
-    """The log with the rights of an administrator."""
+    """The log at a NATS server with passwords, for a client with the rights of an administrator."""
 
     def __init__(self, server: LockedNats, directory: Path) -> None:
         super().__init__(server)
@@ -267,7 +273,10 @@ class NatsDoor(Door):
         return NatsLog(place)
 
     def with_certificate(self, issued: Issued) -> AnyPlace:
-        """Return the log's address and keys with a certificate and a password. The server requires both."""
+        """Return the log's address and keys for a user with a client certificate.
+
+        The server requires a password in addition.
+        """
         return self.place(tls_certificate_file=issued.certificate, tls_key_file=issued.key)
 
     async def open(self) -> None:
@@ -295,7 +304,7 @@ class NatsDoor(Door):
         yield self.place(stream="not-there"), {"stream_missing"}
 
     def _permissions(self, role: str) -> dict[str, list[str]]:
-        """Return the subjects that docs/LOG.md lets a role publish and subscribe to."""
+        """Return the NATS subjects to which docs/LOG.md lets a role publish and subscribe."""
         (found,) = re.findall(rf"user: {role}, password: PASSWORD, permissions: (\{{.*?\n\}})", DOCUMENTED, re.DOTALL)
         lists = re.findall(r"(\w+): \[(.*?)\]", found, re.DOTALL)
         return {name: re.findall(r'"([^"]+)"', said) for name, said in lists}

@@ -1,4 +1,4 @@
-"""Simulate several engines in one process. Each has a full cache and its own endpoints.
+"""Simulate several engines in one process, for tests with logs. Each has a full cache and its own endpoints.
 
 The process reads commands as lines of JSON from stdin. ``{"do": "run", "rate": 2}`` lets each engine publish two
 batches a second, at random times. ``{"do": "pause", "truth": PATH}`` stops them, and writes the blocks that each engine
@@ -40,7 +40,7 @@ class Spec(msgspec.Struct):
 
 
 class EnginesProcess:
-    """The parent's side of the process. When it has been created, the caches are full."""
+    """A handle of the process with the simulated engines. When it has been created, their caches are full."""
 
     def __init__(self, spec: Spec, log: Path) -> None:
         command = [sys.executable, "-m", "tests.log.engines", msgspec.json.encode(spec).decode()]
@@ -95,13 +95,13 @@ class Engines:
             publisher.start()
 
     def fill(self) -> None:
-        """Publish until every cache has been full for a while. kvbus gets these batches by a replay."""
+        """Publish until every cache has been full for some time. kvbus reads these batches by a replay, not live."""
         for number, engine in enumerate(self._engines):
             for _ in range(engine.options.blocks // 6):
                 self._step(number, engine)
 
     def run(self, rate: float) -> None:
-        """Publish ``rate`` batches a second from each engine from now on; 0 stops publishing."""
+        """Let each engine publish ``rate`` batches a second from now on. If it is 0, they stop publishing."""
         self._rate = rate
         now = time.monotonic()
         self._due = [(now + self._random.expovariate(rate), n) for n in range(len(self._engines))] if rate else []
@@ -116,7 +116,9 @@ class Engines:
         return max(0.0, self._due[0][0] - time.monotonic()) if self._due else 1.0
 
     def pause(self, truth: Path) -> None:
-        """Publish the rest of each step, and write the blocks that each engine then holds."""
+        """Publish the remaining batches of each engine's last step, and write the blocks that each engine then
+        holds.
+        """
         self.run(0)
         for number, engine in enumerate(self._engines):
             for payload in engine.flush(time.time()):
@@ -132,9 +134,9 @@ class Engines:
 
 
 def main() -> None:
-    """Run the commands of stdin until it ends.
+    """Execute the commands on stdin until stdin ends.
 
-    The parent waits for each answer, so at most one line is in the buffer.
+    The parent process waits for each answer, so at most one line is in the buffer.
     """
     engines = Engines(msgspec.json.decode(sys.argv[1], type=Spec))
     engines.fill()

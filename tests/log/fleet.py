@@ -1,4 +1,7 @@
-"""A relay with a log output, and readers that read only the log. Each reader should hold the engine's blocks."""
+"""kvbus relays that write to a log (leaves), and readers that read only the log, in the process of the test.
+
+A test checks that each reader holds the engine's blocks.
+"""
 
 import asyncio
 import contextlib
@@ -28,7 +31,7 @@ KEY = stream_of("eu", TOPIC, 0).key
 
 
 async def taken(reader, count):
-    """Read ``count`` entries of a log, without waiting for further entries."""
+    """Return the next ``count`` entries that a reader gets from a log. Fail after 50 seconds."""
     found: list[Entry] = []
     async with asyncio.timeout(50):
         while len(found) < count:
@@ -37,7 +40,7 @@ async def taken(reader, count):
 
 
 class Leaf:
-    """A relay with one engine, and the log output that appends the engine's stream."""
+    """A relay that reads one simulated engine and appends its stream to a log."""
 
     def __init__(self, place, *, topic=TOPIC, profile=PROFILES["vllm"], **keys):
         self.relay = Relay(
@@ -65,7 +68,7 @@ class Leaf:
         self.driver.flush()
 
     def store(self, count, *, gone=0):
-        """Let the engine store ``count`` new blocks and evict ``gone`` old blocks in one batch."""
+        """Let the engine publish one batch that stores ``count`` new blocks and evicts ``gone`` old blocks."""
         new = [next(self._hashes) for _ in range(count)]
         out = sorted(self.blocks)[:gone]
         self.blocks = (self.blocks | set(new)) - set(out)
@@ -83,7 +86,7 @@ class Leaf:
 
 
 class Reading:
-    """A reader that builds its view from the log only."""
+    """A log reader for tests that builds its set of blocks only from the log."""
 
     def __init__(self, reader):
         self._reader = reader
@@ -142,7 +145,7 @@ class Fleet:
         return leaf
 
     async def followed_leaf(self, **keys):
-        """Return a leaf with ten blocks, and a reader that holds them."""
+        """Return a leaf whose engine has ten blocks, and a log reader that already holds these blocks."""
         leaf = self.leaf(**keys)
         leaf.store(10)
         await leaf.written()
@@ -151,7 +154,7 @@ class Fleet:
         return leaf, reading
 
     async def reading(self, start=None, key=KEY):
-        """Return a reader that begins at a position, or at the position of the stream's pointer."""
+        """Return a reader that begins at the position ``start``, by default at the position of the stream's pointer."""
         log = self.kind.open()
         if start is None:
             start = (await insist(log.pointers))[key].position

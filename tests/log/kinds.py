@@ -1,4 +1,4 @@
-"""The kinds of logs on which the tests of the log contract run: how each is created, trimmed and stopped."""
+"""The kinds of logs on which tests run: how a test creates each, deletes its old records, and stops its server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
-    """Call a function again and again until the log can be reached, and return its result."""
+    """Call a function again until it no longer reports that the log is unavailable, and return its result."""
     async with asyncio.timeout(PATIENCE):
         while True:
             with contextlib.suppress(UnavailableError):
@@ -43,13 +43,13 @@ async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
 
 
 def more(address: str) -> dict[str, Any]:
-    """Return the configuration keys for all servers of an address list except the first server."""
+    """Return the configuration key `more_servers` for an address list: all of its servers except the first."""
     _, *others = address.split(",")
     return {"more_servers": [f"tcp://{other}" for other in others]} if others else {}
 
 
 def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a log, and the keys with which ``discover`` reads it."""
+    """Return the type of discovery that reads a log, and the configuration keys for it."""
     if isinstance(kind, Memory):  # kvbus has no discovery for a log in memory, so it replaces Kafka's
         monkeypatch.setattr("kvbus.parts.discovery.kafka.KafkaLog", lambda _: kind.open())
         return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
@@ -65,10 +65,12 @@ class Kind(Protocol):
         """Return a client of the log, as one process uses it."""
 
     async def overtake(self, key: str, position: int) -> None:
-        """Delete the records before a position, as retention does."""
+        """Delete the records of a stream before a position, as the log's retention does."""
 
     async def squeeze(self, key: str, records: int) -> None:
-        """Set the log's own limit so that it keeps about ``records`` of the newest records of its only stream."""
+        """Set the log's own size limit so that it keeps only about ``records`` records of its only stream, the
+        newest ones.
+        """
 
     async def restart(self) -> None:
         """Kill the log's server, and start it again."""
@@ -245,7 +247,7 @@ class Nats:
         await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)
 
     async def squeeze(self, key: str, records: int) -> None:
-        """Set the limit for a moment. The records that the server deletes meanwhile stay deleted."""
+        """Set a limit for a moment, so that the server deletes old records, and remove the limit again."""
         for most in (records, -1):
             await self.api(
                 f"STREAM.UPDATE.{self.stream}", name=self.stream, subjects=[f"{self.stream}.>"], max_msgs=most

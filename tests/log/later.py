@@ -1,4 +1,5 @@
-"""Run kvbus as another version might write to a log: ``python -m tests.log.later additive run -c kvbus.yaml``.
+"""Run kvbus so that it writes to a log as another version would: ``python -m tests.log.later additive run -c
+kvbus.yaml``.
 
 - ``former``: records have the former schema, in which epochs were counted from 1.
 - ``additive``: records and pointers have additional fields.
@@ -22,12 +23,15 @@ NEXT: Final = record.SCHEMA + 1
 
 
 def with_more_fields(written: record.Record) -> bytes:
-    """Encode a record of the present schema with fields that this version does not read."""
+    """Encode a record of the present schema with additional fields, as a later version might.
+
+    This version ignores them.
+    """
     return checked(*msgspec.msgpack.decode(_write(written))[:-1], "later", {"more": [1]})
 
 
 def pointer_with_more_fields(pointer: contract.Pointer) -> bytes:
-    """Encode a pointer with a field that this version does not read."""
+    """Encode a pointer with an additional field, as a later version might. This version ignores it."""
     return msgspec.msgpack.encode([*msgspec.structs.astuple(pointer), "later"])
 
 
@@ -42,7 +46,7 @@ def next_in_count(last: int) -> int:
 
 
 def of_the_next_schema(written: record.Record) -> bytes:
-    """Encode a record with fields that this version does not know."""
+    """Encode a record in an invented next schema, which this version cannot read."""
     _, kind, epoch, seq, *others, _ = msgspec.msgpack.decode(_write(written))
     return checked(NEXT, {"kind": kind, "number": [epoch, seq]}, others)
 
@@ -57,7 +61,10 @@ def of_either_schema(data: bytes) -> record.Record:
 
 
 def main() -> None:
-    """Replace the functions of the chosen version before the modules that use them are imported; then run kvbus."""
+    """Run kvbus with the functions of the chosen version.
+
+    The functions are replaced before the modules that use them are imported.
+    """
     kind = sys.argv.pop(1)
     replaced: dict[str, dict[str, Any]] = {
         "former": {"write": of_the_former_schema, "next_epoch": next_in_count},

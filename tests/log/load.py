@@ -1,4 +1,7 @@
-"""A writer under load, with a reader of its log and an aggregator. Every batch is counted."""
+"""A set-up for tests of a log under load: an engine's stream, its writer, a reader of the log, and an aggregator.
+
+Every batch is counted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from tests.log.fleet import Fleet
 from tests.log.test_aggregator import TOPIC, Aggregator, Moving
 
 MORE: Final = 20
-"""Number of further batches that show that a writer continues."""
+"""Number of new batches that a test waits for, to see that a writer continues."""
 
 PATIENCE: Final = 200.0
 """Maximum time in which the servers of a cluster find each other on a busy machine, in seconds.
@@ -29,7 +32,7 @@ An idle machine needs five to ten seconds.
 async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
     """Call a function until its result is true, and return the result.
 
-    Servers that are starting raise various errors.
+    Exceptions are ignored in this time, because servers that are starting raise various errors.
     """
     until, said = time.monotonic() + PATIENCE, None
     while time.monotonic() < until:
@@ -44,7 +47,7 @@ async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
 
 
 class Observed(contextlib.AsyncExitStack):
-    """A leaf, a reader of its stream, and an aggregator with a router."""
+    """A leaf that writes a stream, a reader of the stream, and an aggregator with a router."""
 
     def __init__(self, kind: Any, log: Fleet, directory: Any, monkeypatch: Any) -> None:
         super().__init__()
@@ -64,12 +67,12 @@ class Observed(contextlib.AsyncExitStack):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the newest record that was read, without its random bits."""
+        """The epoch of the newest record that the reader has read, without the random bits of its number."""
         return int(self.reading.follower.epoch) >> RANDOM_BITS
 
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[None]:
-        """Let the engine store and evict blocks in a hundred batches a second."""
+        """Let the engine store and evict blocks in a hundred batches a second until the ``with`` block ends."""
         over = asyncio.Event()
 
         async def run() -> None:
@@ -86,7 +89,9 @@ class Observed(contextlib.AsyncExitStack):
             await task
 
     async def goes_on(self) -> float:
-        """Wait until new batches are appended and read, and return the seconds that it took."""
+        """Wait until the writer has appended new batches and the reader has read them; return the seconds that this
+        took.
+        """
         begun, batches, follower = time.monotonic(), self.leaf.stats.batches + MORE, self.reading.follower
         await eventually(lambda: self.leaf.stats.batches >= batches, "appends", PATIENCE)
         epoch, seq = follower.epoch, follower.seq + MORE

@@ -1,4 +1,4 @@
-"""A log in memory, which fulfils the contract of a log without a server."""
+"""A log in the memory of the test's process: it fulfils the contract of a log without a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvbus.parts.log.contract import (
 )
 
 LOOK_AGAIN: Final = 0.02
-"""Seconds between two checks for new records."""
+"""Seconds that a reader waits before it looks for new records again."""
 
 MOST: Final = 500
 """Maximum number of records that one check reads from a stream."""

@@ -29,7 +29,7 @@ def command() -> str | None:
 
 
 class NatsServer(Server):
-    """A NATS server whose messages survive a SIGKILL. Without further settings every client may do everything."""
+    """A NATS server whose messages survive a SIGKILL. By default every client has all rights."""
 
     def __init__(self, directory: Path) -> None:
         found = command()
@@ -41,7 +41,7 @@ class NatsServer(Server):
         self.configure()
 
     def configure(self, more: str = "") -> None:
-        """Write the settings with further lines. If the server runs, it reloads them."""
+        """Write the server's settings with additional lines. A running server reloads them."""
         self._settings.write_text(SETTINGS.format(port=self.port, directory=self.directory) + more)
         if self._process is not None:
             before = self._said.read_text().count(TAKEN_OVER)

@@ -1,8 +1,8 @@
-"""Cut a running member of a cluster off from the network: ``unshare --net python -m tests.log.partition nats``.
+"""Cut a running member of a log's cluster off from the network: ``unshare --net python -m tests.log.partition nats``.
 
 Each member has its own network namespace. The clients are in this process's namespace, which routes between the
-members.
-The cut drops packets silently, so the kernel reports nothing. Afterwards the readers must hold the engine's blocks.
+members. The cut drops packets silently, so the kernel reports nothing. Afterwards the readers must hold the engine's
+blocks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sentinels(Redis):
         self.cluster = cluster
 
     async def _asked(self, server: Server, *words: Any) -> Any:
-        """Run a command at a Sentinel or a server, and return the answer."""
+        """Run a command at a Sentinel or a Redis server, and return its answer."""
         async with Client(host=server.host, port=server.port, protocol=2, decode_responses=True) as client:
             return await client.execute_command(*words)
 
@@ -132,7 +132,9 @@ MAKE: Final[dict[str, Any]] = {
 
 
 async def main(name: str, cuts: Sequence[str]) -> None:
-    """Start the cluster, and test one cut after the other: cut, heal and compare."""
+    """Start the cluster, and test each kind of cut: make it, end it, and compare the readers' blocks with the
+    engine's.
+    """
     with tempfile.TemporaryDirectory() as made:
         root = Path(made)
         (root / "members").mkdir()
@@ -146,7 +148,9 @@ async def main(name: str, cuts: Sequence[str]) -> None:
 
 
 async def watch(kind: Any, wires: Wires, root: Path, cuts: Sequence[str]) -> None:
-    """Apply each cut under load, and check that everything is exact afterwards."""
+    """Make each cut while the engine publishes, and check afterwards that the readers hold exactly the engine's
+    blocks.
+    """
     async with fleet(kind) as log, Observed(kind, log, root / "aggregator", None) as seen:
         for what in cuts:
             await asked(kind.whole, "all replicas")

@@ -1,4 +1,4 @@
-"""Unreadable data that a client with access to its own names can write into a log."""
+"""Unreadable data that a client might write into a log, if it may write under keys of its own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NUMBERS: Final = (
     b"%d" % 2**62,
     b"%d" % 2**70,
 )
-"""Values for a field in which a reader expects a number."""
+"""Values that a test writes into a record's field in which a reader expects a number."""
 
 LATE: Final = (2**TURN_BITS - 1) << RANDOM_BITS
-"""The highest epoch: no other epoch can follow it."""
+"""The highest epoch number, after which no other epoch can begin."""
 
 POINTERS_LIKE: Final[tuple[Any, ...]] = (
     b"\xc1",
@@ -87,7 +87,7 @@ RECORDS: Final = (
 
 
 async def poisons(kind: Any, key: str) -> AsyncIterator[str]:
-    """Write one unreadable value after the other, and yield a name for each."""
+    """Write one unreadable value after the other into a log, and yield a name for each after it was written."""
     of: dict[type, Any] = {Memory: _memory, Kafka: _kafka, Nats: _nats, Redis: _redis}
     async for name in of[type(kind)](kind, key):
         yield name
@@ -129,7 +129,7 @@ async def _redis(kind: Redis, key: str) -> AsyncIterator[str]:
 
 async def _nats(kind: Nats, key: str) -> AsyncIterator[str]:
     async def publish(subject: bytes, payload: bytes, header: bytes = b"") -> str:
-        """Publish without a client library, because libraries refuse some of these messages."""
+        """Send a message to NATS without a client library, because libraries refuse some of these messages."""
         reader, writer = await asyncio.open_connection(*kind.server.address.split(":"))
         try:
             await reader.readline()

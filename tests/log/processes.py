@@ -14,7 +14,7 @@ NOW: Final = "kvbus"
 ADDITIVE: Final = "tests.log.later additive"
 BREAKING: Final = "tests.log.later breaking"
 FORMER: Final = "tests.log.later former"
-"""A version of kvbus: the module that `python -m` runs."""
+"""Arguments of `python -m` that run kvbus as a former version, which writes records of the former schema."""
 
 
 class Process(KvbusProcess):
@@ -30,7 +30,7 @@ class Process(KvbusProcess):
         assert self.terminate() == 0, self.said
 
     def counts(self, metric: str, label: str = "reason") -> dict[str, int]:
-        """Return the counters of a metric that are above zero, by the value of a label."""
+        """Return the values of a metric's counters that are above zero, by the value of one of its labels."""
         found: dict[str, int] = {}
         for line in self.get("/metrics").decode().splitlines():
             name, _, value = line.rpartition(" ")
@@ -41,7 +41,7 @@ class Process(KvbusProcess):
 
 
 class Aggregator(Process):
-    """A kvbus process that reads a log for routers."""
+    """A kvbus process that reads the streams of a log and serves routers."""
 
     def __init__(self, kind: Any, directory: Path, name: str) -> None:
         self.endpoint = f"ipc://{directory / name}.ipc"
@@ -52,9 +52,9 @@ class Aggregator(Process):
 
 
 class Noting(Moving):
-    """A router that records the events of each seq, together with other routers.
+    """A router that records the events of each seq in a record that it shares with other routers.
 
-    Each seq must always have the same events.
+    A seq must have the same events at all these routers, whichever aggregator they read.
     """
 
     def __init__(self, endpoint: str, said: dict[tuple[bytes, int], set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""A log reader for tests: a follower, and the blocks that its steps give."""
+"""A log reader for tests: kvbus's follower of a stream, and the blocks that result from its steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.doubles.router import PlainSetRouter
 
 
 class Reading:
-    """A follower, the blocks after its steps, and the epochs and seqs of its records."""
+    """kvbus's follower of one stream, the blocks that result from its steps, and the epochs and seqs of its records."""
 
     def __init__(self) -> None:
         self.follower = Follower()
@@ -31,7 +31,7 @@ class Reading:
         return self.blocks
 
     def wait(self, now: float) -> None:
-        """Let the time pass to ``now`` without a record."""
+        """Tell the follower that no record has come until the time ``now``."""
         self.follower.expire(now)
         self._clear_if_void()
 

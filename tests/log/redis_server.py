@@ -34,7 +34,7 @@ repl-diskless-sync-delay 0
 
 
 def command() -> tuple[str, dict[str, str]] | None:
-    """Return the server's path and the environment that it needs; None if it is not installed."""
+    """Return the path of the Redis or Valkey server and the environment that it needs; None if neither is installed."""
     for name in ("redis-server", "valkey-server"):
         if (found := shutil.which(name)) is not None:
             return found, {}
@@ -46,7 +46,7 @@ def command() -> tuple[str, dict[str, str]] | None:
 
 
 class RedisServer(Server):
-    """A Redis server whose records survive a SIGKILL. A client without a user name may do everything."""
+    """A Redis server whose records survive a SIGKILL. A client without a user name has all rights."""
 
     def __init__(self, directory: Path, seat: Seat = HERE) -> None:
         found = command()
@@ -61,7 +61,7 @@ class RedisServer(Server):
         super().__init__(directory, port, (found[0], str(self._settings)), found[1], seat=seat)
 
     def follow(self, primary: RedisServer) -> None:
-        """Start the server as a replica of ``primary``."""
+        """Configure the server as a replica of ``primary``, before it starts."""
         with self._settings.open("a") as settings:
             settings.write(f"replicaof {primary.host} {primary.port}\n")
 

@@ -1,4 +1,4 @@
-"""Set users and ACLs of a Kafka broker as its administrator."""
+"""Create users and ACLs at a Kafka broker, with the rights of its administrator."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Operation(IntEnum):
 
 
 class Acl(NamedTuple):
-    """An ACL as one line of ``kafka-acls.sh --add`` adds it."""
+    """A right of a Kafka user, as one call of ``kafka-acls.sh --add`` gives it."""
 
     operation: Operation
     resource: Resource
@@ -93,7 +93,7 @@ class _Scram(Request[_ScramStruct]):  # type: ignore[misc]
 
 
 class Rights:
-    """The rights of the principals at one broker."""
+    """An administrator's client that changes the users and ACLs of one Kafka broker."""
 
     def __init__(self, client: AIOKafkaClient) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""A region whose parts are replaced one after the other while its engines publish.
+"""A region (engines, leaves, a log and aggregators) whose parts are replaced one after the other under traffic.
 
 The engines, one leaf for each engine, the log's server and two aggregators are processes. When an aggregator ends, one
 of its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start
@@ -21,11 +21,11 @@ from tests.ports import free_ports
 
 ENGINES: Final = 2
 RATE: Final = 30.0
-"""Batches that each engine publishes in a second."""
+"""Number of batches that each engine publishes in a second."""
 
 BLOCKS: Final = 600
 DECODE: Final = 8
-"""Tokens that a running request of a simulated engine generates in a step."""
+"""Number of tokens that a running request of a simulated engine generates in a step."""
 
 
 RECORDS: Final = "kvbus_discovery_records_total"
@@ -67,7 +67,7 @@ class Region:
         ]
         self.aggregators = [Aggregator(kind, directory, name) for name in ("one", "other")]
         self.dropped: Counter[str] = Counter()
-        """Batches that stopped leaves had dropped, by reason."""
+        """Number of batches that stopped leaves had dropped, by reason."""
         self._said: dict[tuple[bytes, int], set[str]] = {}
         self.routers: list[Noting] = []
         self._truths = 0
@@ -106,13 +106,15 @@ class Region:
         self._engines.run(RATE)
 
     def pause(self) -> dict[bytes, set[int]]:
-        """Stop the engines, and return the blocks that each holds, by topic."""
+        """Let the engines stop publishing, and return the blocks that each of them holds, by its topic."""
         self._truths += 1
         truth = self._engines.pause(self._directory / f"truth-{self._truths}")
         return dict(zip(self.topics, truth, strict=True))
 
     async def quiet(self, unread: bytes = b"", *at: Aggregator) -> None:
-        """Stop the engines, and check that each router, and a new router at each aggregator, holds their blocks.
+        """Let the engines stop publishing, and check that every router holds their blocks.
+
+        A new router at each aggregator must hold them, too.
 
         Args:
             unread: topic of an engine whose blocks the routers of some aggregators lack.

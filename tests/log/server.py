@@ -1,4 +1,4 @@
-"""A server that the tests start, kill and start again, in its own directory."""
+"""A log server such as Kafka, NATS or Redis that tests start, kill and start again, in its own directory."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ A complete test run takes longer than half an hour if other machines use the cor
 
 
 def under_timeout(process: subprocess.Popen[bytes]) -> int:
-    """Return the process id of the child of `timeout`."""
+    """Return the process id of the server that runs as the child of a `timeout` process."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
 class Seat(NamedTuple):
-    """The address of a server, and the command that runs a program there."""
+    """The place where a server runs: its address, and the command prefix that runs a program there."""
 
     host: str = "127.0.0.1"
     inside: Callable[[list[str]], list[str]] = list
@@ -113,9 +113,9 @@ class Server:
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Stop every thread of the server with SIGSTOP, so that it answers nothing.
+        """Stop the server with SIGSTOP until the ``with`` block ends, so that it answers nothing.
 
-        On a busy machine this takes a moment.
+        On a busy machine it takes a moment until all threads have stopped.
         """
         assert self._process is not None
         group = self._process.pid
@@ -153,7 +153,7 @@ def _states(group: int) -> Iterator[str]:
 
 
 def sockets() -> set[str]:
-    """Return the sockets that this process has open."""
+    """Return the sockets that the test's process has open, to see whether a client closes all of its sockets."""
     found = set()
     for each in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):

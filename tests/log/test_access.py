@@ -1,6 +1,6 @@
-"""Tests for users with passwords and certificates at each log.
+"""Tests that kvbus reads and writes each kind of log with a password or a client certificate.
 
-Wrong users are refused, and the error has the reason.
+A user without rights is refused, and the error has the reason.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ async def door(request, tmp_path):
 
 
 async def refused(door, place):
-    """Return the reason with which the server refuses to let kvbus write, read, or list the streams.
+    """Check that the server refuses kvbus, and return the reason that kvbus reports.
 
-    Check that `kvbus doctor` reports the same reason, and that no error contains the password.
+    kvbus tries to write, to read and to list the streams. `kvbus doctor` must report the same reason, and no error may
+    contain the password.
     """
     log = door.log(place)
     reasons = set()
@@ -160,7 +161,7 @@ async def read(log):
 
 
 async def acts(door, role):
-    """Do everything that a role needs to do."""
+    """Do everything that a role (reader, worker or leaf) needs its rights for."""
     log = door.log(door.place())
     if role == "reader":
         await read(log)
@@ -171,9 +172,9 @@ async def acts(door, role):
 
 
 async def comes_to(wanted, attempt):
-    """Repeat an attempt until it succeeds or is refused for the wanted reason.
+    """Repeat a call until it succeeds (``wanted`` is None) or is refused for the reason ``wanted``.
 
-    A server learns new rights with a delay.
+    A server applies new rights with a delay.
     """
     reason: str | None = "not tried"
     with contextlib.suppress(TimeoutError):

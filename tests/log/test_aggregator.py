@@ -30,7 +30,7 @@ from tests.log.kinds import Kafka, Memory, found_by
 from tests.log.memory import MemoryLog
 
 LEVEL = 2.0
-"""Seconds to wait: longer than the time between two checks for the end of the log."""
+"""Seconds that a test waits so that the aggregator has checked again whether it has read the complete log."""
 
 MANY = 16
 
@@ -42,11 +42,11 @@ class Served(Protocol):
 
 
 class Moving(TopicRouter):
-    """A router that keeps its seqs when it goes to another aggregator, and drops batches that it already has."""
+    """A router that keeps its next seq when it goes to another aggregator, and drops batches that it already has."""
 
     @property
     def at(self) -> str:
-        """The endpoint of the router's aggregator."""
+        """The endpoint of the aggregator that the router reads."""
         return self._endpoint
 
     def go_to(self, aggregator: Served) -> None:
@@ -82,7 +82,7 @@ class Aggregator:
 
     @property
     def held(self):
-        """The number of blocks of each source."""
+        """The number of blocks that the aggregator has of each source."""
         return {each.name: each.index_entries for _, each in read_sources(self.daemon.relay)}
 
     @property
@@ -121,7 +121,7 @@ class Sipping:
 
 
 class HeldBack:
-    """A reader of a log that returns no entries while an event is set."""
+    """A reader of a log that returns no entries while a test sets an event."""
 
     def __init__(self, reader, held):
         self._reader, self._held = reader, held
@@ -168,7 +168,7 @@ class Two(contextlib.AsyncExitStack):
         return aggregator
 
     async def level(self, leaf):
-        """Wait until the router, and a new router at each aggregator, hold the engine's blocks."""
+        """Wait until the moving router, and a new router at each aggregator, hold the engine's blocks."""
         await leaf.written()
         await eventually(lambda: self.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
         for each in (self.one, self.other):
@@ -206,7 +206,9 @@ async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_
 
 
 async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, monkeypatch):
-    """A stream may be refused because a key file is unreadable, for example."""
+    """An aggregator is not ready while it cannot use the discovered streams, for example because of an unreadable
+    key file.
+    """
 
     def refused(*_):
         raise KvbusError("refused")
@@ -232,7 +234,7 @@ async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, mon
 
 
 async def cannot_be_reached(_):
-    """Replace a discovery by one whose log cannot be reached."""
+    """Discover nothing and raise an error, as if the log could not be reached."""
     raise DiscoveryError("away")
     yield
 
@@ -358,7 +360,7 @@ DEAD = b"kv@pod.c.engine.0@m"
 
 
 class Late:
-    """A stopped leaf, a running leaf, and an aggregator that starts after the first leaf has stopped."""
+    """A set-up in which an aggregator starts after one of two leaves has stopped."""
 
     def __init__(self, kind, log, directory, monkeypatch):
         self._kind, self._log, self._directory, self._monkeypatch = kind, log, directory, monkeypatch

@@ -1,6 +1,6 @@
-"""Tests for a cluster of three servers under load.
+"""Tests for writing to and reading from a log at a cluster of three servers under load.
 
-One or two servers are killed and come back, or the leader changes.
+One or two servers are killed and started again, or the leader changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Brokers(Kafka):
         return parts
 
     async def leader(self, topic: str = "") -> Server:
-        """Return the leader of the stream's partition, or of the only partition of ``topic``."""
+        """Return the broker that leads the partition of the tested stream, or the only partition of ``topic``."""
         (part,) = (each for each in await self._parts(topic or self.topic) if topic or each["partition"] == MINE)
         return self.cluster.members[range(1, 4).index(part["leader"])]
 
@@ -53,7 +53,10 @@ class Brokers(Kafka):
         await asyncio.to_thread((await asked(self.leader, "a leader")).kill, signal.SIGTERM)
 
     async def victims(self) -> list[Server]:
-        """Return the leader of the stream's partition, and the coordinator of the transactions."""
+        """Return the brokers whose death is worst for a writer.
+
+        They are the leader of its partition, and the coordinator of its transactions.
+        """
         return [await asked(self.leader, "a leader"), await asked(self._coordinator, "a coordinator")]
 
     async def _coordinator(self) -> Server:
@@ -66,7 +69,7 @@ class NatsServers(Nats):
         self.cluster = cluster
 
     async def leader(self) -> Server:
-        """Return the leader of the stream of records."""
+        """Return the server that leads the NATS stream with the records."""
         return self.named((await self.api(f"STREAM.INFO.{self.stream}"))["cluster"]["leader"])
 
     def named(self, name: str) -> Server:
@@ -77,7 +80,7 @@ class NatsServers(Nats):
         return all(each["leader"] and all(one["current"] for one in each["replicas"]) for each in found)
 
     async def move(self) -> None:
-        """Let the leader hand over to another server."""
+        """Let the leader of the NATS stream hand over to another server."""
         await self.api(f"STREAM.LEADER.STEPDOWN.{self.stream}")
 
     async def victims(self) -> list[Server]:

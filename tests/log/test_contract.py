@@ -1,6 +1,6 @@
-"""Tests for the contract of a log, with real servers: see :mod:`kvbus.parts.log.contract`.
+"""Tests that every kind of log fulfils :mod:`kvbus.parts.log.contract`, with real servers.
 
-These tests run on every log. How a log is created, trimmed and stopped is written in ``kinds.py``.
+How a log is created, trimmed and stopped is written in ``kinds.py``.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def session(kind):
 
 
 async def taken(reader, count):
-    """Read ``count`` entries, without waiting for further entries."""
+    """Return the next ``count`` entries of a reader, even if the server is unavailable for some time."""
     found: list[Entry] = []
     async with asyncio.timeout(50):
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""An aggregator that stops although its search for streams ignores the cancellation.
+"""Test that an aggregator ends although its search for streams ignores the cancellation of its task.
 
 nats-py's clients sometimes lose a cancellation.
 """

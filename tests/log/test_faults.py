@@ -1,6 +1,6 @@
-"""Tests for faults of NATS and Redis: a full server, a slow server, a server without its data.
+"""Tests for faults of NATS and Redis servers: a full server, a slow server, and a server that lost its data.
 
-Each is counted and repaired.
+kvbus must count each fault, and the readers must become exact again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class FillingNats(Nats):
     opened, full = NatsLog, "stream_full"
 
     async def room(self, *, left: bool) -> None:
-        """Remove the stream's limit if ``left``.
+        """Remove the stream's size limit if ``left``.
 
         Otherwise limit it to 2,000 bytes, beyond which NATS refuses messages.
         """

@@ -1,4 +1,7 @@
-"""Tests for a follower of a log with random histories: repeated records, fenced writers, gaps, and refreshed states."""
+"""Tests for the follower of a log's stream with random histories.
+
+They contain repeated records, fenced writers, gaps, and repeated states.
+"""
 
 import itertools
 from typing import NamedTuple
@@ -79,7 +82,10 @@ class Written(NamedTuple):
 
 @st.composite
 def histories(draw):
-    """Draw a log whose writers are fenced at any record, refresh or break off a state, and append twice."""
+    """Draw the records of a log.
+
+    Its writers append records twice, repeat or break off a state, and are fenced at any time.
+    """
     log: list[Written] = []
     blocks = set(draw(st.sets(st.integers(1, 9), max_size=5)))
     names = itertools.count(10)
@@ -105,7 +111,7 @@ def histories(draw):
 
 
 def _state(draw, turn, epoch, blocks, *, known):
-    """Append a state, or the first part of a state; return whether it is complete."""
+    """Append a state, or only the first part of it, to a history. Return whether the state is complete."""
     pieces = [sorted(blocks)[at : at + 2] for at in range(0, len(blocks), 2)] or [[]]
     count = draw(st.integers(1, len(pieces)))
     for at, piece in enumerate(pieces[:count]):

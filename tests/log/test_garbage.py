@@ -1,6 +1,6 @@
-"""Tests for garbage that one client wrote into a log: it is refused, counted and logged.
+"""Tests for unreadable data that one client wrote into a log: kvbus refuses, counts and logs it.
 
-Other streams stay readable.
+The other streams of the log stay readable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A writer that was stopped by another writer, by foreign data in its keys, or by a defect, continues without help."""
+"""Tests that a log writer continues by itself after it had to stop.
+
+Another writer, foreign data under its keys, or a defect stopped it.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ async def test_a_writer_whose_redis_keys_held_something_else_goes_on_when_they_a
 
 
 class Odd:
-    """A log whose server gives one answer that no client expects."""
+    """A log whose server gives one unexpected answer."""
 
     def __init__(self, log):
         self._log, self.left = log, 1

@@ -1,4 +1,7 @@
-"""No connection to a Kafka broker stays open, whether the task that made it succeeds, fails or is cancelled."""
+"""Tests that no connection to a Kafka broker stays open after the task that made it.
+
+The task may succeed, fail or be cancelled.
+"""
 
 import asyncio
 
@@ -16,9 +19,9 @@ from tests.log.kinds import Kafka, insist
 
 
 class Held:
-    """All connections to the broker.
+    """The connections to the broker, which delay each request of one type for a moment.
 
-    Each delays one type of request for a moment; the default type asks about topics.
+    By default these are requests for information about topics.
     """
 
     def __init__(self, monkeypatch, question=MetadataRequest, seconds=0.1):

@@ -1,4 +1,7 @@
-"""Tests for a stream that ends and begins again: its source is removed only while no router holds a block of it."""
+"""Tests for a stream of a log that ends and begins again.
+
+Its source at the aggregator is removed only when no router holds a block of it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from tests.log.records import batch, clear, gone
 
 
 async def begin(kind):
-    """Start an epoch with a state of one block, and return its writer."""
+    """Write the beginning of an epoch, a state of one block, and return the epoch's writer."""
     writer = await kind.open().claim(KEY)
     await writer.point(Pointer(writer.epoch, 0, await writer.append([clear(writer.epoch, 0, 1)])))
     return writer

@@ -1,4 +1,7 @@
-"""A log loses its data together with the writer: readers notice the new stream, and no epoch is used twice."""
+"""Tests for a log that loses all its data while its writer restarts.
+
+Readers must notice that a new stream has begun, and no epoch number may be used twice.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
 
 @pytest.fixture(params=KINDS)
 def lost(request):
-    """Each log whose server can lose its data: the test runs once for each."""
+    """A log whose server can lose its data. The test runs once for each such kind."""
     return KINDS[request.param](request.getfixturevalue(request.param))
 
 
@@ -71,7 +74,7 @@ def test_the_next_epoch_is_above_the_last_one_and_is_one_that_readers_take(last,
 
 
 def test_two_lives_that_begin_at_one_time_have_two_epochs(monkeypatch):
-    """The clock may have been set back to the moment at which the first stream began."""
+    """Two streams that begin at the same time, because the clock was set back, have different epoch numbers."""
     now = now_as_turn()
     monkeypatch.setattr(contract, "now_as_turn", lambda: now)
     assert len({next_turn(None).epoch for _ in range(20)}) > 15

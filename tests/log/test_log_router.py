@@ -1,4 +1,4 @@
-"""Tests for the Python client of a log: it holds the engines' blocks without a kvbus between it and the log."""
+"""Tests for the Python client that reads a log directly, without an aggregator: it holds the engines' blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKER = Worker("pod.a.engine.3", 0)
 
 @pytest.fixture
 def router(kind, monkeypatch):
-    """A function that creates a router of this log, not yet open."""
+    """A function that creates a client of this log, which the test opens."""
 
     def make(**more):
         name, keys = found_by(kind, monkeypatch)
@@ -35,7 +35,7 @@ def router(kind, monkeypatch):
 
 
 def known(router):
-    """Return the engine's blocks whose prompts the router finds at the worker."""
+    """Return the numbers of the engine's blocks that the client finds at the worker when it looks up their prompts."""
     return {block for block in range(1, 200) if WORKER in router.longest_prefix([block] * 16)}
 
 
@@ -47,7 +47,7 @@ async def holds(router, leaf):
 
 @contextlib.asynccontextmanager
 async def following(kind, router):
-    """Yield a fleet with one engine of ten blocks, and a router that has read them."""
+    """Yield an engine's leaf with ten blocks, and a client that has read these blocks from the log."""
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)

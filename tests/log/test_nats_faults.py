@@ -1,6 +1,6 @@
-"""Tests for faults that only NATS has: streams that are missing or begin again, and large appends.
+"""Tests for faults that only NATS has: a missing stream, a stream that begins again, and large appends.
 
-See ``test_faults.py``.
+``test_faults.py`` tests the faults that NATS and Redis have in common.
 """
 
 import asyncio
@@ -110,9 +110,9 @@ def moved(message, by):
 
 
 class Diverged:
-    """The messages of a server whose copy of a stream lacks one message or has it twice.
+    """Messages as a NATS server sends them if its copy of a stream lacks one message or has it twice.
 
-    Later messages therefore have other sequences than at its peers.
+    Later messages therefore have other sequence numbers than at the other servers.
     """
 
     def __init__(self, inbox, at, by):
@@ -155,7 +155,10 @@ def diverge(monkeypatch, at, by, consumers):
 @pytest.mark.parametrize("by", [-1, 1], ids=["one is not there", "one is there twice"])
 @pytest.mark.parametrize("consumers", [1, 2])
 async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, monkeypatch, by, consumers):
-    """A server that was cut off may have other messages without a gap in their sequences. It does not report it."""
+    """A NATS server that was cut off may have other messages than its peers, without a gap in its sequence numbers.
+
+    The server does not report this, so the reader must notice it.
+    """
     monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
     await kind.make()
     written = await interleaved(kind)
@@ -240,7 +243,10 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
 
 
 async def test_nothing_of_a_connection_is_open_when_it_is_closed(nats, tmp_path):
-    """The socket below TLS must be closed too. TLS first sends its own close, and waits for the server's."""
+    """After a connection with TLS is closed, the socket below TLS is closed too.
+
+    TLS first sends its own close, and waits for the server's.
+    """
     async with contextlib.aclosing(NatsDoor(nats, tmp_path)) as door:
         before = sockets()
         link = Link(door.place())

@@ -1,7 +1,7 @@
-"""Two aggregators of one log in a random world: a router of either holds the engine's blocks, with the same seqs.
+"""Tests that two aggregators of one log send the same seqs: a router may change between them, and stays exact.
 
-The world follows the semantics of a log. A writer has epochs, states, leases and silences. Retention and damage happen.
-Readers lag, begin again, and find that an epoch has ended. Routers change the aggregator at any message.
+The log is simulated and random. A writer has epochs, states, leases and silences. Retention and damage happen. Readers
+lag, begin again, and find that an epoch has ended. Routers change the aggregator at any message.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TURN = 1 << RANDOM_BITS
 
 
 class Writer:
-    """The leaf, with its true blocks and its appended records.
+    """A simulated writer of the log, with its true blocks and the records that it has appended.
 
-    Positions are indexes, and retention empties the oldest ones.
+    A position is an index of a record, and retention empties the oldest records.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Writer:
         self.pointer = Pointer(self.epoch, begin, position)
 
     def lose(self) -> None:
-        """Change the blocks without a record, as if the queue was full, and then append a state."""
+        """Change the blocks without a record, as if the writer's queue had been full, and then append a state."""
         self.blocks = set(sorted(self.blocks)[1:]) | {self._next}
         self._next += 1
         self.state(resync=True)
@@ -96,7 +96,10 @@ class Writer:
         self.blocks, self.over = set(), True
 
     def damage(self, back: int) -> None:
-        """Flip a bit of an old record. The writer cannot learn of it; only its next regular state repairs it."""
+        """Flip a bit of an old record.
+
+        The writer does not notice it, so only its next regular state repairs the damage.
+        """
         data = self.log[-back] if back <= len(self.log) else None
         if data is not None:
             self.log[-back] = data[:-1] + bytes([data[-1] ^ 1])
@@ -153,7 +156,7 @@ class Aggregator:
                         each.waiting = False
 
     def compare(self) -> None:
-        """Check that each seq has the same events as at the other aggregator."""
+        """Check that each seq has the same events as at the other aggregator of the log."""
         for seq, batch in self._kept():
             said = frozenset(map(repr, events_of(batch)))
             if said:
@@ -307,7 +310,10 @@ def test_the_numbers_are_the_records_own_and_the_end_of_an_epoch_is_above_them()
 
 
 def published(relay: Relay, event: Any) -> list[tuple[int, int, list[str]]]:
-    """Return the batches that a router with a complete view gets: seq, number of events, and types of the events."""
+    """Return the batches that a router gets for one event of the relay.
+
+    Each entry has the seq, the number of events, and the types of the events.
+    """
     commands = [each for each in relay.handle(event, 0.0) if isinstance(each, Publish)]
     return [(each.seq, each.events, [found["type"] for found in events_of(each.payload)]) for each in commands]
 
@@ -337,7 +343,11 @@ def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_ba
 
 
 def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
-    """Otherwise two aggregators would publish different batches with the same seq."""
+    """An aggregator publishes batches only for records of the log.
+
+    Otherwise two aggregators would publish different batches
+    with the same seq.
+    """
     relay = relay_of(heartbeat=1.0, journal_bytes=1, max_batch_blocks=1)
     spec = relay.sources[0].spec
     state = payload({"type": "AllBlocksCleared"}, *(store([block]) for block in range(1, 5)))
@@ -386,7 +396,10 @@ def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> 
 
 
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
-    """The key of a stream may name another rank, because the engine names its rank only later."""
+    """All batches of an aggregator have the rank that the newest records name.
+
+    The key of a stream may name another rank, because the engine names its rank only later.
+    """
     relay = relay_of()
     spec = relay.sources[0].spec
 

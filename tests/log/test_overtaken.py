@@ -1,4 +1,4 @@
-"""Retention overtakes an aggregator while it reads.
+"""Tests for an aggregator that reads so slowly that retention deletes records before it has read them.
 
 The lost records are counted, and the routers become exact again.
 """
@@ -8,7 +8,7 @@ from tests.log.fleet import fleet
 from tests.log.test_aggregator import TOPIC, Two, hold_back
 
 BEHIND = 150
-"""Number of appends: more than a client prefetches before the aggregator reads them."""
+"""Number of batches that are appended while the aggregator does not read: more than a client prefetches."""
 
 
 def lost(aggregator):

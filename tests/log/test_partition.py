@@ -1,4 +1,4 @@
-"""The network cuts a leading member off from the other members while it runs: see :mod:`tests.log.partition`."""
+"""Tests that cut the leading member of a cluster off from the network while it runs: see :mod:`tests.log.partition`."""
 
 from __future__ import annotations
 

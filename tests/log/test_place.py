@@ -1,4 +1,4 @@
-"""Tests for reading the files for TLS and authentication, and for the errors about mistakes in them."""
+"""Tests that kvbus reads the files for TLS and authentication of a log, and reports mistakes in them."""
 
 import json
 import ssl
@@ -54,13 +54,17 @@ def test_addresses_are_those_of_all_servers():
 
 
 def written(kind, keys):
-    """Return a configuration that writes to a log, and the path of the log's keys in it."""
+    """Return a configuration with an output that writes to a log, and the path of the log's keys in the
+    configuration.
+    """
     output = {"type": kind, "endpoint": "tcp://k:1", kind: keys}
     return {"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}, f"outputs[0].{kind}"
 
 
 def discovered(kind, keys):
-    """Return a configuration that reads from a log, and the path of the log's keys in it."""
+    """Return a configuration that discovers the streams of a log, and the path of the log's keys in the
+    configuration.
+    """
     source = {"name": "fleet", "discover": {kind: {"endpoint": "tcp://k:1", **keys}}}
     output = {"endpoint": "tcp://*:5657", "layout": "per_topic", "topic": "kv@{source}"}
     return {"model": "m", "sources": [source], "outputs": [output]}, f"sources[0].discover.{kind}"

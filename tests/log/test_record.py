@@ -1,4 +1,7 @@
-"""Tests for records and keys: a written record is read again, keeps to its size limits, and is never read wrongly."""
+"""Tests for the encoding of a log's records and keys.
+
+What is written is read again, keeps to its size limits, and is never read wrongly.
+"""
 
 import zlib
 

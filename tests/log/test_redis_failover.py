@@ -1,4 +1,4 @@
-"""The primary of a Redis is killed under load.
+"""Tests for a Redis whose primary is killed under load.
 
 Its replica takes over with all records, or without the newest records.
 """
@@ -64,7 +64,7 @@ async def test_an_epoch_that_no_replica_has_is_nobodys(redises):
 
 
 class Moved(Redis):
-    """A Redis log whose address can later be another server's."""
+    """A Redis log whose address a test can change to another server's."""
 
     def __init__(self, server, address, prefix=None):
         super().__init__(server)

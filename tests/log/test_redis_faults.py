@@ -16,7 +16,7 @@ from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
 
 HOUR = 3600 * 10**6
-"""An hour in microseconds, the unit of positions."""
+"""An hour in microseconds, which are the unit of a Redis log's positions."""
 
 
 async def told(kind, *command):

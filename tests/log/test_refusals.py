@@ -1,4 +1,7 @@
-"""Tests for the reason of a refusal, which kvbus derives from a client's error, and for the time limit of requests."""
+"""Tests for how kvbus reports that a log's server refuses it.
+
+kvbus derives the reason from the error of the client library. The module also tests the time limit of requests.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""A log that accepts a writer but refuses its records, as a broker with a small ``max.message.bytes`` does."""
+"""Tests for a log that accepts a writer but refuses its records, as a broker with a small ``max.message.bytes``
+does.
+"""
 
 import asyncio
 import itertools

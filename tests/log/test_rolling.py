@@ -1,4 +1,4 @@
-"""Parts of a region are replaced, also by other versions, while engines publish.
+"""Tests that replace the processes around a log one after the other, also by other versions, while engines publish.
 
 Afterwards no router has a wrong block.
 """
@@ -33,7 +33,7 @@ async def region(kind, server, directory):
 
 
 async def fields_of_records(kind):
-    """Return the numbers of fields of each worker's records, from its newest state on."""
+    """Return the numbers of fields that the records of each worker's stream have, from its newest state on."""
     log = kind.open()
     pointers = await log.pointers()
     reader = await log.read({key: pointer.position for key, pointer in pointers.items()})

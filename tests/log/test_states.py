@@ -1,4 +1,7 @@
-"""Tests for states in a log: their cost for a writer, how little a new reader must read, and damaged states."""
+"""Tests for the states that a writer repeats in a log.
+
+They measure their cost for the writer and how little a new reader must read, and damage some of them.
+"""
 
 import asyncio
 from collections import Counter
@@ -23,7 +26,7 @@ SOON = 0.02
 
 
 class Churning:
-    """A simulated vLLM with an almost always full cache. Its conversations grow, share prefixes and are evicted."""
+    """A simulated vLLM whose cache is almost always full: its conversations grow, share prefixes and are evicted."""
 
     def __init__(self, leaf):
         self._engine = SimEngine(
@@ -52,7 +55,7 @@ async def everything(log, start):
 
 
 def states_of(records):
-    """Return the size of each state in bytes."""
+    """Return the size in bytes of each state among these records."""
     sizes: list[int] = []
     for record, size in records:
         if record.kind is Kind.CLEAR:
@@ -87,7 +90,7 @@ async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_w
         assert leaf.stats.state_bytes == first + sum(states)
         assert len(states) > 5
         assert batches + sum(states) <= 2 * batches + max(states)
-        # While a state is due, one append may already be on its way.
+        # When a new state becomes due, one append of batches may already be in progress.
         assert sum(size for _, size in behind) <= 2 * max(states) + LEAST + appending.MOST_BYTES
         assert sum(size for _, size in behind) < sum(size for _, size in whole) / 4
         late = await log.reading()
@@ -116,7 +119,7 @@ async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypa
 
 
 class Changing:
-    """A log that changes some of the records that a writer appends."""
+    """A log that changes some of the records that a writer appends, to damage them."""
 
     def __init__(self, log, change):
         self._log = log

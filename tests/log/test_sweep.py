@@ -1,4 +1,4 @@
-"""A connection ends in the middle of the traffic between a writer and its servers: every point of it is tested."""
+"""Tests that break the connection between a writer and its log's server at every possible point of their traffic."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KafkaCutting:
 
 @contextlib.contextmanager
 def here(cutting: Link | KafkaCutting) -> Iterator[None]:
-    """Cut the connections of the tasks that start in this block."""
+    """Apply the cuts of ``cutting`` to the connections that tasks make in this ``with`` block."""
     token = _cutting.set(cutting if isinstance(cutting, KafkaCutting) else None)
     try:
         yield
@@ -86,7 +86,7 @@ async def between(kind) -> AsyncIterator[tuple]:
 
 
 async def said(kind, key):
-    """Return all records of a stream in their order."""
+    """Return all records of a stream in the log, in their order."""
     reader = await insist(lambda: kind.open().read({key: START}))
     try:
         end, found = (await reader.ends())[key], []
@@ -98,11 +98,10 @@ async def said(kind, key):
 
 
 async def script(log, at):
-    """Write a turn with a state of several records, batches, and the end of the turn.
+    """Write a short stream to the log, and cut the connection at point ``at`` of the traffic.
 
-    Cut the connection at point ``at``.
-
-    Return whether the traffic reached this point, and was cut.
+    The stream has a state of several records, batches, and the record that ends it. Return whether the traffic reached
+    this point, and was cut.
     """
     async with between(log.kind) as (cutting, place):
         cutting.cut_at = at
@@ -133,7 +132,7 @@ async def script(log, at):
 
 
 async def tried(log, at):
-    """Test one point in its own context."""
+    """Run the script with a cut at point ``at``, in its own context. An error names this point."""
     try:
         async with asyncio.timeout(150):
             return await script(log, at)

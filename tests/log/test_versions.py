@@ -1,6 +1,6 @@
-"""Records of a later version: which of them this version reads, and how it handles unreadable ones.
+"""Tests for records of a later version of kvbus: which of them this version reads, and what it does about the others.
 
-`test_rolling` tests the replacement of a version.
+`test_rolling` tests the replacement of a running version.
 """
 
 import msgspec
@@ -22,10 +22,7 @@ LATER = checked(SCHEMA + 1, {"epoch": 2}, None)
 
 
 async def write_later(log):
-    """Take over the stream with a writer of a later version, whose state this version cannot read.
-
-    The pointer names this state.
-    """
+    """Take over the stream as a writer of a later version. Its pointer names a state that this version cannot read."""
     writer = await insist(lambda: log.kind.open().claim(KEY))
     at = await writer.append([LATER, LATER])
     await writer.point(Pointer(writer.epoch, 0, at))
@@ -69,7 +66,10 @@ async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is
 
 
 async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
-    """The pointer changes between the search that finds the source and the start of the source."""
+    """An aggregator removes a source if it cannot read any of the stream's records.
+
+    The stream's pointer changes between the search that finds the source and the start of the source.
+    """
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()

@@ -1,4 +1,7 @@
-"""Tests for the metrics of a leaf: which writer has its stream, and whether its state is overdue."""
+"""Tests for the metrics of a kvbus that writes to a log.
+
+They show which writer has its stream, and whether its next state is overdue.
+"""
 
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.outputs import appending

@@ -1,4 +1,7 @@
-"""A stream is erased and written again: each reader holds the new blocks without delay, wherever it was reading."""
+"""Tests for a stream that is erased from the log and written again.
+
+Each reader holds the new blocks without delay, wherever it was reading.
+"""
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -23,7 +26,7 @@ def kind(request):
 
 
 async def erase(kind):
-    """Delete the pointer and the records with the server's own tools, as docs/LOG.md says."""
+    """Delete a stream's pointer and records with the tools of the log's server, as docs/LOG.md says."""
     if isinstance(kind, Kafka):
         producer = AIOKafkaProducer(bootstrap_servers=kind.broker.address)
         await producer.start()
@@ -51,7 +54,10 @@ async def written(log, blocks):
 
 
 async def test_a_reader_follows_without_waiting_for_the_silence(kind):
-    """The reader's clock does not advance, so the old stream cannot expire."""
+    """A reader follows the new stream at once.
+
+    Its clock does not advance, so it cannot notice that the old stream expired.
+    """
     async with fleet(kind) as log:
         leaf, level = await log.followed_leaf()
         before = await log.reading()

@@ -1,6 +1,7 @@
-"""The vectors of docs/spec/log: ``python -m tests.log.vectors`` writes them.
+"""Write the test vectors of docs/spec/log: ``python -m tests.log.vectors``.
 
-The blocks that a reader holds after each record are stated here; they are not computed by a reader.
+A vector has the records of a stream, and the blocks that a reader holds after each record. The blocks are stated here;
+they are not computed by a reader.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ REFUSED: Final = frozenset({"damaged", "malformed", "other_schema"})
 
 
 class Step(NamedTuple):
-    """A record, and what a reader holds after it. If the record is None, no record came until ``at`` seconds."""
+    """A step of a vector: a record, and what a reader holds after it.
+
+    If the record is None, no record came until ``at`` seconds.
+    """
 
     record: bytes | None
     holds: str
@@ -39,12 +43,12 @@ class Step(NamedTuple):
 def step(
     data: bytes | None, holds: str, position: tuple[int, int], *view: int, at: float = 0.0, **counted: int
 ) -> Step:
-    """Return a step. ``position`` is the epoch and the next seq after it."""
+    """Return a step of a vector. ``position`` has the epoch and the next seq after the step."""
     return Step(data, holds, *position, view, at, counted)
 
 
 def fields_of(data: bytes) -> dict[str, Any]:
-    """Return the fields of a good record, decoded without kvbus.
+    """Return the fields of a valid record by name, decoded without kvbus's code.
 
     The payload is replaced by its unpacked size in bytes.
     """
@@ -92,7 +96,7 @@ def of_size(size: int) -> bytes:
 
 
 EVENTS: Final = payload(*(event for n in range(MAX_EVENTS // 2) for event in (removed([n + 1]), store([n + 2]))))
-"""A batch with the maximum number of events of a record. After it only the last block is live."""
+"""A batch with as many events as a record may have. After it only the block that it stores last is live."""
 
 GOOD: Final = [SCHEMA, Kind.BATCH, 1, 1, payload(store([2])), 0, 16, False, False, False]
 
@@ -110,7 +114,10 @@ def damaged(data: bytes) -> bytes:
 
 
 def refused(*wrong: bytes, **counted: int) -> list[Step]:
-    """Return steps with records that change nothing, and a last record that shows the gap in their place."""
+    """Return a vector's steps in which a reader refuses all records except the first and the last.
+
+    The refused records change nothing. At the last record the reader notices that records are missing.
+    """
     steps = [step(clear(1, 0, 1), "all", (1, 1), 1)]
     steps += [step(each, "all", (1, 1), 1, **(counted or {"malformed": 1})) for each in wrong]
     return [*steps, step(batch(1, 2, 3), "nothing", (1, 3), lost=1, unusable=1)]
@@ -378,7 +385,7 @@ KEYS: Final[dict[str, Stream | None]] = {
         )
     ),
 }
-"""Keys of streams, with the stream that each names; None if no stream has the key."""
+"""Keys of streams in a log, each with the stream that it names; None if it names no stream."""
 
 
 def files() -> dict[str, dict[str, Any]]:

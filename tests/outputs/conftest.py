@@ -17,7 +17,7 @@ TYPES = sorted({*parts.installed(parts.OUTPUTS), "lines"})
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The example output type, installed for this process."""
+    """The example of a separately distributed output type, installed for this process."""
     directory = tmp_path_factory.mktemp("site")
     install(directory)
     sys.path.insert(0, str(directory))
@@ -28,7 +28,7 @@ def example(tmp_path_factory):
 
 @pytest.fixture(params=TYPES)
 def output(request, example, tmp_path):
-    """A function that opens a driver. The test runs once for each output type."""
+    """A function that opens an output's driver. The test runs once for each output type."""
     if request.param in LOGS:
         LOGS[request.param].server = request.getfixturevalue(request.param)
     return functools.partial(driving, request.param, tmp_path)
@@ -36,11 +36,17 @@ def output(request, example, tmp_path):
 
 @pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].sends_state])
 def state_output(request, example, tmp_path):
-    """A function that opens a driver with a relay. The test runs once for each output type that sends the state."""
+    """A function that opens an output's driver with a relay.
+
+    The test runs once for each output type that sends the state.
+    """
     return functools.partial(relaying, request.param, tmp_path)
 
 
 @pytest.fixture(params=[name for name in TYPES if name not in KINDS or KINDS[name].asks])
 def asked_output(request, example, tmp_path):
-    """A function that opens a driver. The test runs once for each output type whose readers can request a replay."""
+    """A function that opens an output's driver.
+
+    The test runs once for each output type whose readers can request a replay.
+    """
     return functools.partial(driving, request.param, tmp_path)

@@ -44,7 +44,7 @@ def make_driver(
 
 
 class Driven:
-    """A driver that has opened nothing yet, and the two streams that it may serve."""
+    """An output driver that has not opened a stream yet, and the two streams that it may serve."""
 
     def __init__(self, name: str, directory: Path, sessions: int, **settings: Any) -> None:
         self.stats = OutputStats()
@@ -78,7 +78,7 @@ class Driven:
         await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
 
     def publish(self, count: int, stream: int = 0, *, size: int = 10, events: int = 1) -> None:
-        """Pass ``count`` batches to the driver. It need not send them before `flush`."""
+        """Publish ``count`` batches through the driver. It may send them only at `flush`."""
         for _ in range(count):
             payload = self.kind.payload(len(self.sent[stream]), size)
             seq = self._streams[stream].append(payload, 0.0)

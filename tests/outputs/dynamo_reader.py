@@ -1,4 +1,4 @@
-"""Readers of Dynamo's event plane: a SUB that converts the received messages back to batches."""
+"""A reader of Dynamo's event plane for tests: a SUB that converts the received messages back to batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers of a log (Kafka, NATS or Redis), each in its own thread with its own event loop."""
+"""Readers of a log (Kafka, NATS or Redis) for tests of output drivers, each in a thread with its own event loop."""
 
 from __future__ import annotations
 

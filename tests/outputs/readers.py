@@ -1,4 +1,4 @@
-"""Protocols for reading the output of any driver in tests. ``KINDS`` has one entry for each output type."""
+"""Interfaces through which tests read the output of any driver. ``KINDS`` has one entry for each output type."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Batch = tuple[bytes, int, bytes]
 
 
 class Reader(Protocol):
-    """A reader of one stream. It stalls while the test does not call :meth:`take`."""
+    """A reader of one stream of an output. It does not read while the test does not call :meth:`take`."""
 
     def take(self) -> list[Batch]:
         """Return the batches that have arrived since the last call, in order, without waiting."""
@@ -38,7 +38,7 @@ class Reader(Protocol):
 
 
 class Kind(Protocol):
-    """The properties of the readers of one output type.
+    """One output type as the tests read it.
 
     Attributes:
         asks: whether readers can request a replay.
@@ -59,7 +59,7 @@ class Kind(Protocol):
         """Return a reader of one stream. A slow reader has almost no buffer for batches that the test has not taken."""
 
     def joined(self, stats: OutputStats, readers: list[Any]) -> bool:
-        """Return whether all readers will get every batch that is published from now on."""
+        """Return whether each of the readers will get every batch that is published from now on."""
 
     def payload(self, number: int, size: int) -> bytes:
         """Return a batch of about this size, different for each number, which readers of this type return unchanged."""
@@ -68,7 +68,7 @@ class Kind(Protocol):
         """Return the names of all addresses or files that one stream opens, as error messages name them."""
 
     def occupied(self, place: str) -> AbstractContextManager[object]:
-        """Prevent the driver from opening an address or file."""
+        """Occupy an address or file while a ``with`` block runs, so that the driver cannot open it."""
 
 
 LOGS = {"kafka": LogKind(Kafka), "nats": LogKind(Nats), "redis": LogKind(Redis)}

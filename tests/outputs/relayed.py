@@ -25,7 +25,7 @@ from tests.transport.loops import turns, u64
 
 
 class StateReader:
-    """A reader that keeps a plain set of blocks. It applies batches in the order of arrival."""
+    """A reader of an output that keeps a plain set of blocks. It applies batches in the order of arrival."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -45,7 +45,7 @@ class StateReader:
         return [seq for seq in range(self.seqs[0], self.seqs[-1]) if seq not in got]
 
     def more(self) -> int:
-        """Apply the batches that have arrived. Return the number of all batches so far."""
+        """Apply the batches that have arrived. Return the number of all batches that the reader has got."""
         for _, seq, batch in self.reader.take():
             self.seqs.append(seq)
             self.events[seq] = unpack(batch)[1]
@@ -54,7 +54,7 @@ class StateReader:
 
 
 class Relayed:
-    """A driver with one stream, and the relay that publishes on it."""
+    """An output driver with one stream, and the relay that publishes on it."""
 
     def __init__(self, name: str, directory: Path, **settings: Any) -> None:
         engine = SourceSpec("engine", 0, replay=False)

@@ -1,4 +1,4 @@
-"""Tests of the contract of every output type, with its real readers: see :mod:`kvbus.parts.outputs.contract`.
+"""Tests that every output type fulfils :mod:`kvbus.parts.outputs.contract`, with its real readers.
 
 A new output type must pass this file unchanged. It needs only an entry in ``readers.py`` for its readers.
 """

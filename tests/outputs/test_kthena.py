@@ -1,4 +1,6 @@
-"""Tests for the blocks that kthena's sidecar stores of recorded engine streams, with ``profile: kthena``."""
+"""Tests with recorded engine streams for which blocks kthena's sidecar stores if it reads an output with ``profile:
+kthena``.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_it_decodes_every_batch_and_holds_what_the_engine_holds(name: str) -> No
     for _, payload in bus.subscribe((0, 0)):
         late.take(TOPIC, payload)
     if any(part in name for part in SEVERAL_MEDIA):
-        # the sidecar forgets a block at its first removal on any medium
+        # kthena's sidecar deletes a block at its first removal, on whatever medium.
         assert early.blocks.items() <= late.blocks.items()
         return
     assert early.blocks == late.blocks

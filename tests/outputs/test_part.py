@@ -30,7 +30,7 @@ def site(tmp_path):
 
 
 def blocks(path):
-    """Return the seqs and the stored blocks in an output file."""
+    """Return the seqs and the hashes of the stored blocks in a file that the example output has written."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     payloads = [msgspec.msgpack.decode(bytes.fromhex(line["payload"])) for line in lines]
     stored = [block for payload in payloads for event in payload[1] for block in event["block_hashes"]]
@@ -38,7 +38,7 @@ def blocks(path):
 
 
 def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
-    """One of the two outputs writes to ``/dev/full``.
+    """The installed output type writes an engine's blocks to a file. A second output writes to ``/dev/full``.
 
     It counts its lost batches under a reason that only this type has.
     """

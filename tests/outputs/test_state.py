@@ -1,4 +1,4 @@
-"""Tests for every output type that sends the state, with its real readers."""
+"""Tests for the state of every output type that sends it, with the type's real readers."""
 
 import asyncio
 

@@ -1,5 +1,6 @@
-"""Tests for when kvbus appends a new state to a log: after enough bytes of batches, or if retention deleted the
-last state.
+"""Tests for the time at which kvbus appends a new state to a log.
+
+It does so after enough bytes of batches, or if the log's retention has deleted the last state.
 """
 
 from hypothesis import given
@@ -48,7 +49,7 @@ def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_
             states += size
             largest, tail, newest = max(largest, size), 0, size
         assert batches + states <= 2 * batches + largest
-        # a reader reads at most this many bytes of batches after the newest state
+        # A new reader reads at most this many bytes of batches after the newest state.
         assert tail < max(newest, LEAST_TAIL)
 
 
@@ -91,8 +92,10 @@ SHORT = 60.0
     st.lists(st.tuples(st.integers(0, MIB), st.sampled_from([False, False, False, True])), min_size=50, max_size=200)
 )
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
-    """Each element of ``seconds`` is one second: the bytes of its batches, and whether retention deletes the newest
-    state.
+    """Run random seconds of a writer.
+
+    An element of ``seconds`` has the bytes of the batches in that second, and whether
+    retention deletes the newest state.
     """
     due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)

@@ -29,7 +29,7 @@ print(json.dumps([importlib.import_module(name).__file__ for name in names]))
 
 
 class Tree:
-    """A copy of the source tree, to which the example output type was added."""
+    """A copy of kvbus's source tree, to which the example output type was added."""
 
     def __init__(self, root):
         self.root = root
@@ -39,12 +39,12 @@ class Tree:
         install(root, "kvbus.parts.outputs.lines")
 
     def part(self, kind, name):
-        """Return the path of a part, which is a module or a folder."""
+        """Return the path of an optional part of kvbus, which is a module or a folder."""
         folder = self.root / "kvbus" / "parts" / kind / name
         return folder if folder.exists() else folder.with_suffix(".py")
 
     def take_out(self, kind, name):
-        """Remove a part. Return the paths of its modules."""
+        """Remove an optional part of kvbus from the copy. Return the paths of its modules."""
         part = self.part(kind, name)
         files = set(part.rglob("*.py")) if part.is_dir() else {part}
         shutil.rmtree(part) if part.is_dir() else part.unlink()

@@ -1,4 +1,7 @@
-"""Test that kvbus notices that a router does not read before the kernel has buffered megabytes for it."""
+"""Test that kvbus soon notices a router that does not read.
+
+It must not wait until the kernel has buffered megabytes for the router.
+"""
 
 from kvbus.transport.live.stream import UNSENT
 from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS

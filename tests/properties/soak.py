@@ -126,7 +126,7 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
 
 
 def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
-    """Return the steps that suffice for the same failure."""
+    """Return fewer of the steps, which still cause the same failure."""
 
     def fails(fewer: list[Step]) -> bool:
         _, again = run(setup, fewer)

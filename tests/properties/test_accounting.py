@@ -1,4 +1,4 @@
-"""Tests that the random worlds detect defects in the accounting of missing batches.
+"""Tests that the random worlds find defects in how kvbus counts missing batches.
 
 Each test adds one defect to kvbus.
 """
@@ -33,7 +33,7 @@ def _exposes_uncounted(self: GapTracker, end: int) -> None:
 
 
 def _ends_with_holes(self: GapTracker) -> None:
-    """Do nothing, instead of counting the pending batches of a finished epoch as lost."""
+    """Replace a method of kvbus by a defect: at the end of an epoch, pending batches are not counted as lost."""
 
 
 DEFECTS: dict[str, Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""Tests for the block size that the detector learns from stores in any order."""
+"""Tests that kvbus learns the right block size of an engine from stores in any order."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tests for several kvbus in a chain, as relays without sockets.
+"""Tests for several kvbus in a chain, each of which is a relay without sockets that reads the previous one.
 
 The last relay must end with the engine's blocks, even if batches were lost and requests got no answer.
 """
@@ -35,7 +35,7 @@ class Bus:
         self._profile, self._journal, self._heartbeat = profile, journal, heartbeat
         self.connected = True
         self.lose = 0
-        """Number of the next live batches for this relay that the network loses."""
+        """Number of live batches for this relay that the network will lose next."""
         self.silent = False
         """Whether the publisher answers none of this relay's replay requests."""
         self.breaks_after = -1

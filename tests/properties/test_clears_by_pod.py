@@ -1,4 +1,6 @@
-"""Tests for routers that apply AllBlocksCleared to a complete pod. Such a router must hold the blocks of all ranks.
+"""Tests for routers that clear all ranks of a pod when one rank is cleared.
+
+They must still hold the blocks of all ranks.
 
 Engines restart, lose batches, disconnect and come back. Routers join late, are disconnected and miss batches of a
 merged stream. The stream feeds models of all known readers of this kind: a count of stores and removals without ranks
@@ -82,15 +84,15 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """A router that applies every batch."""
+    """A router with all these views that applies every batch."""
 
 
 class Checks(OfAPod, Checking):
-    """A router that requests missing batches."""
+    """A router with all these views that requests missing batches."""
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """A router that requests a replay whenever it connects, the first time from 0."""
+    """A router with all these views that requests a replay whenever it connects, the first time from 0."""
 
 
 FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]
@@ -213,11 +215,11 @@ def types(payloads: list[bytes]) -> list[str]:
 
 
 class TestOneStreamARank:
-    """Tests of an output with one stream per rank.
+    """Tests of an output with one stream per rank, for routers that clear all ranks together.
 
-    The streams are separate connections, so their batches have no common order.
-
-    A clear on one stream may therefore arrive before or after a store on another stream.
+    The streams are separate connections, so their batches have no common order. A clear on one stream may therefore
+    arrive
+    before or after a store on another stream.
     """
 
     def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:

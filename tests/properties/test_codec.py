@@ -41,7 +41,7 @@ ARRAYS = st.tuples(*FIELDS.values()).flatmap(lambda items: st.integers(0, len(it
 
 @st.composite
 def mutated(draw):
-    """Return a captured payload with up to four random changes of its bytes."""
+    """Draw the payload of a captured batch with up to four random changes of its bytes."""
     body = bytearray(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, min(len(body), 400)))

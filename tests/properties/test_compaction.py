@@ -35,7 +35,7 @@ JOURNALS = st.sampled_from([1, 2, 5, 10_000])
 
 
 class Routers(Counting):
-    """A router that accepts only batches without a gap between them."""
+    """A router that applies batches, and fails at a gap between their seqs."""
 
     def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
@@ -77,7 +77,10 @@ class Stage(Modelled):
 
 
 class Reader:
-    """A replay client. It requests a replay from the next seq of ``router``, which keeps its earlier blocks."""
+    """A client that requests a replay from the next seq of ``router``.
+
+    The router keeps the blocks that it already has.
+    """
 
     def __init__(self, stage, router=None):
         self.stage = stage
@@ -122,7 +125,7 @@ class Reader:
 
 
 def stale(stage, upto):
-    """Return a router that disconnected before seq ``upto``. It may hold blocks that were removed later."""
+    """Return a router that got no batch from seq ``upto`` on. It may hold blocks that the engine has removed since."""
     router = Routers()
     for seq in range(min(upto, len(stage.batches))):
         router.take_next(seq, stage.batches[seq])
@@ -130,7 +133,7 @@ def stale(stage, upto):
 
 
 def with_junk(router, sources):
-    """Add a block for each source that no engine holds to a router's view, and return the router."""
+    """Add to a router's view one dead block for each source, and return the router."""
     for rank in range(sources):
         router.believe(rank, f"long gone {rank}")
     return router
@@ -235,9 +238,8 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("blocks", [1, 512])
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
-    """The answer is a state of many batches.
-
-    It breaks off inside the state, so the next request begins at a seq inside it.
+    """A replay answer breaks off inside a state of many batches, so the router's next request begins at a seq of
+    this state.
     """
     cut_states(monkeypatch, blocks)
     for start in range(12):
@@ -308,7 +310,7 @@ FIELDS = {
 
 
 class Heard(Routers):
-    """A router that also reads arrays."""
+    """A router that reads events as maps and as arrays of positional fields."""
 
     def take_next(self, seq, payload):
         ts, events, rank = unpack(payload)
@@ -333,7 +335,7 @@ def long_stage(profile, number):
 
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.late_replay])
 def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(profile):
-    """The answer is the state and then the journal. The number of messages does not grow with the seqs."""
+    """A new router gets the state and then the journal, in as many messages as with lower seqs."""
     sent = set()
     for number in (10**4, 10**6, 10**8):
         stage = long_stage(profile, number)
@@ -347,9 +349,9 @@ def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(
 
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
 def test_llm_d_is_sent_every_number(profile):
-    """llm-d refuses an answer that begins after the requested seq.
+    """llm-d gets a batch for every requested seq, because it refuses an answer that begins later.
 
-    If it got a state on subscription, it gets only END.
+    If it got a state on subscription, the answer is only END.
     """
     stage = long_stage(profile, 10**4)
     reader = Reader(stage, Heard())
@@ -368,9 +370,9 @@ def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, n
 
 
 def test_who_stands_before_a_late_answer_gets_the_journal():
-    """Only for the seqs inside a state is there no continuation.
+    """A router that lacks a few batches gets only these from the journal.
 
-    A router that lacks a few other batches gets only these.
+    Only a request for the seqs inside a state cannot be continued in this way.
     """
     stage = long_stage("vllm", 10**6)
     Reader(stage).finish()

@@ -17,12 +17,12 @@ from tests.properties.test_normalize import Naming, named, tokens
 
 WHERE = st.sampled_from([(0, "GPU"), (0, "GPU"), (0, "CPU"), (1, "GPU")])
 NODES = 5
-"""Number of blocks in the tree. It is small, so that most blocks have copies."""
+"""Number of blocks in the engine's tree. It is small, so that most blocks are stored more than once."""
 
 
 @st.composite
 def paths(draw):
-    """Return the indices of consecutive blocks of a chain."""
+    """Draw the indices of consecutive blocks of a chain."""
     first = draw(st.integers(0, NODES - 1))
     return list(range(first, draw(st.integers(first, NODES - 1)) + 1))
 
@@ -47,9 +47,9 @@ class Pool:
     def __init__(self, *, each: bool, says: bool = False) -> None:
         self.copies = Counter[Any]()
         self.each = each
-        """Whether the engine sends a removal for each copy of a block, not only for its last copy."""
+        """Whether the engine sends a removal for every copy of a block. Otherwise it sends one for the last copy."""
         self.says = says
-        """Whether a removal contains the number of remaining copies."""
+        """Whether the engine's removals contain the number of remaining copies."""
 
     @property
     def live(self):
@@ -92,7 +92,7 @@ class Pool:
 class Lru:
     """A model of vLLM's block pool.
 
-    It reuses the block that was free for the longest time, and evicts the block's hash.
+    It reuses the block that was free for the longest time, and evicts this block's hash.
 
     Requests that run at the same time do not share blocks. The last block of each request is not full and has no hash.
     """

@@ -1,4 +1,4 @@
-"""Tests that a router that checks only seqs becomes exact if a replay answer breaks off while the live stream
+"""Tests for a router that checks only seqs: it becomes exact even if a replay answer breaks off and the live stream
 continues.
 
 The router requests a replay when it sees a gap in the seqs, and does not look at the events. The connection of its
@@ -54,7 +54,10 @@ class Trusting(Applying):
 
 
 def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
-    """Run a router that reconnects several times, on a stream whose journal is trimmed early or never. Return both."""
+    """Run a router that reconnects several times, on a stream whose journal is trimmed early or never.
+
+    Return the router and the stream's relay with its engines.
+    """
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # a state has at least one batch for each source
     stage = stage_of(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)

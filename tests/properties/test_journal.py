@@ -1,4 +1,4 @@
-"""Tests that compare the journal with a plain list of every appended batch."""
+"""Tests that an output's journal returns the same batches as a plain list of every appended batch."""
 
 from itertools import pairwise
 

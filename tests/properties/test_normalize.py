@@ -47,7 +47,7 @@ class Naming:
 
 @st.composite
 def paths(draw, length=4):
-    """Return the nodes of a downward path that starts at any node of the tree."""
+    """Draw the nodes of a downward path of the tree, from any node on."""
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < length and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
         path.append(2 * path[-1] + draw(st.integers(1, 2)))
@@ -193,7 +193,7 @@ def counted(bench):
 
 
 def cache_of(bench):
-    """Return the content of the index: parent, tokens and metadata of each block."""
+    """Return the blocks in the normalizer's index: parent, tokens and metadata of each block."""
     return {
         (key, block): (chunk.parent_of(at), chunk.tokens_of(at, at + 1), chunk.meta)
         for key, table in bench.normalizer.index.tables.items()
@@ -204,7 +204,10 @@ def cache_of(bench):
 
 @given(HISTORIES, KINDS)
 def test_how_an_event_is_spelled_makes_no_difference(history, kind):
-    """One engine omits null fields and encodes token ids in more bytes than necessary. The output must be the same."""
+    """Of two engines, one omits null fields and encodes token ids in more bytes than necessary.
+
+    Both give the same output.
+    """
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         terse = [{k: wide(v) if k == "token_ids" else v for k, v in event.items() if v is not None} for event in events]
@@ -269,7 +272,7 @@ def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
 
 @given(HISTORIES, st.data())
 def test_coarse_duplicates_change_nothing(history, data):
-    """The engine also sends each pair of blocks as one coarse block with its own hash, as a hybrid model does."""
+    """The engine also sends each pair of blocks as one larger block with its own hash, as a hybrid model does."""
     bench, model, name = Bench(), Model(), Naming("signed")
     bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
     coarse = Counter[Any]()
@@ -343,9 +346,9 @@ PAGE = 4
 
 
 class Radix:
-    """A model of a radix tree of pages. It announces complete nodes.
+    """A model of an engine with a radix tree of pages, which announces complete nodes.
 
-    To split a node, it sends a removal and two stores.
+    To split a node, the engine sends a removal and two stores.
     """
 
     def __init__(self):
@@ -485,7 +488,7 @@ def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_
 
 @given(st.lists(st.lists(WILD, max_size=6), max_size=12))
 def test_every_event_is_accounted_for(batches):
-    """Check the counters of events, and that kvbus counts a rejection for each event without an effect."""
+    """Every event has an effect that kvbus counts, or is counted as rejected with a reason."""
     bench = Bench()
     stores = removals = clears = unknown = 0
     for events in batches:

@@ -1,4 +1,5 @@
-"""Tests that late routers get the complete state of a reblocked stream, in batches of a limited number of blocks.
+"""Tests for late routers of a stream whose blocks kvbus divides: they get the complete state in batches of limited
+size.
 
 One block of an engine may be many blocks of the router. The limit must count the router's blocks. The stage is that of
 ``test_compaction``. The tests compare the state with a router that was connected from the start, and with the model.
@@ -73,7 +74,10 @@ def blocks_of(events):
 
 
 def state_of(reader):
-    """Return the number of blocks in each batch of the state, that is, of each batch that was not also sent live."""
+    """Return the number of blocks in each batch of the state that a reader got.
+
+    A batch belongs to the state if it was not also sent live.
+    """
     stage = reader.stage
     sent = dict(enumerate(stage.batches, stage.first))
     return [blocks_of(unpack(body)[1]) for seq, body in reader.payloads.items() if sent.get(seq) != body]

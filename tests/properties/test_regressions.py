@@ -17,8 +17,9 @@ def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() ->
 
 
 def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -> None:
-    """With ``on_lost: keep``, kvbus got no answer and kept the old epoch, but the engine had begun a new, empty and
-    silent one.
+    """With ``on_lost: keep``, kvbus got no answer after a reconnection and continued the old epoch.
+
+    But the engine had begun a new epoch, in which it had no block and published nothing.
     """
     world = World(Setup(on_lost="keep"))
     world.publish(0, [("chain", 5, "GPU")], 4)
@@ -114,7 +115,10 @@ def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_kn
 
 
 def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
-    """The new epoch skipped seq 2. Batch 2 of the old epoch arrived late and was accepted in its place."""
+    """The new epoch of an engine skipped seq 2.
+
+    Batch 2 of the old epoch arrived late, and kvbus accepted it in its place.
+    """
     world = World(Setup(on_lost="keep"))
     world.connect(0)
     world.publish(0, [("chain", 6, "GPU"), ("store", 2, "CPU")], 4)
@@ -159,9 +163,9 @@ def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_rea
 
 
 def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
-    """The first event from a source without a replay was a clear of the CPU.
+    """The first event that kvbus got from an engine without a replay was a clear of the CPU.
 
-    The engine still had a block on the GPU.
+    The engine still had a block on the GPU, which kvbus did not know.
     """
     world = World(Setup(engines=("deaf",)))
     world.publish(0, [("store", 7, "GPU")], 1)
@@ -172,7 +176,11 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
 
 
 def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
-    """After the removal, a copy was stored and then a new block. The index was wrongly full for the new block."""
+    """One removal deleted a block with copies.
+
+    Then a copy and a new block were stored, and kvbus wrongly refused the new
+    block because of a full index.
+    """
     world = World(Setup(max_blocks=5, block_size=2, duplicates="ignore"))
     world.publish(0, [("chain", 2, "GPU"), ("remove", 2, "GPU"), ("chain", 3, "GPU"), ("tail", 2, "GPU")], 1)
     world.publish(0, [("store", 6, "GPU"), ("store", 6, "GPU"), ("store", 2, "CPU")], 3)

@@ -1,8 +1,8 @@
-"""Tests that every router gets the state when it subscribes and becomes exact, with or without checks of seqs and
-requests.
+"""Tests that every router gets the state when it subscribes and becomes exact.
 
-The relay is real. Connections, routers and replays advance step by step, in an order that Hypothesis chooses. A
-connection may break anywhere, also between two batches of a state.
+Some of the routers check seqs and request replays, and some do not. The relay is real. Connections, routers and replays
+advance step by step, in an order that Hypothesis chooses. A connection may break anywhere, also between two batches of
+a state.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ def test_a_connected_router_gets_empty_batches_while_another_gets_the_state() ->
 
 
 def test_the_first_transfer_does_not_begin_at_0() -> None:
-    """If batch 0 begins with AllBlocksCleared, its reader takes the engine for SGLang, whose clears apply to every
+    """A state on subscription never has seq 0.
+
+    If batch 0 begins with AllBlocksCleared, a reader concludes that the engine is SGLang, whose clears apply to every
     tier.
     """
     stage = stage_of(1, 100, filled=False)

@@ -1,5 +1,4 @@
-"""Tests with a model of vLLM's block pool with partial hits, which announces the last tokens of a prompt as a tail
-block.
+"""Tests with a model of vLLM's block pool with partial hits: it announces the last tokens of a prompt as a tail block.
 
 The tail block ends with the prompt and has its own hash. Hashes exist for every ``FINE`` tokens. The parent of a tail
 block is the hash ``FINE`` tokens before its end, even if the engine never announced that hash. When the block becomes
@@ -40,9 +39,9 @@ def name_of(prompt, end):
 
 
 class Pool:
-    """The pool's memory blocks.
+    """The model's memory blocks, and the events that it sends for them.
 
-    A block has the hash of a complete block, or the hashes of prefixes that end inside it.
+    A memory block has the hash of a complete block, or the hashes of prefixes that end inside it.
     """
 
     def __init__(self):
@@ -118,8 +117,9 @@ class Pool:
 
 @given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
 def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
-    """Unless the block size is pinned, check only after the first complete block: before it, kvbus may take a tail
-    for a block.
+    """Unless the block size is pinned, the test checks the routers only after the first complete block.
+
+    Before it, kvbus may announce a tail block as a block.
     """
     bench, pool = Bench(block_size=pinned), Pool()
     if proven:

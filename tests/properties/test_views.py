@@ -52,7 +52,7 @@ TOKENS = {token: tenant for tenant in TENANTS for n in range(NODES) for token in
 
 @st.composite
 def paths(draw: st.DrawFn) -> list[Node]:
-    """Return blocks of one tenant on a downward path that starts at any node."""
+    """Draw some blocks of one tenant, on a downward path of its tree."""
     tenant = draw(st.sampled_from(TENANTS))
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < 3 and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
@@ -111,7 +111,7 @@ def rights(dialect: str, tenant: str) -> Rights:
 
 
 class Shown:
-    """A model of a tenant's view, which is fed with the batches of the witness."""
+    """A model of the blocks in a tenant's view, computed from the batches of the witness."""
 
     def __init__(self, tenant: str, *, inherits: bool) -> None:
         self.tenant = tenant
@@ -205,15 +205,15 @@ class Tenant:
 
 
 class Takes(Tenant, Trusting):
-    """A router that applies every batch."""
+    """A router of a tenant that applies every batch."""
 
 
 class Checks(Tenant, Checking):
-    """A router that requests missing batches."""
+    """A router of a tenant that requests missing batches."""
 
 
 class AsksFromZero(Tenant, FromZero):
-    """A router that requests a replay whenever it connects, the first time from 0."""
+    """A router of a tenant that requests a replay whenever it connects, the first time from 0."""
 
 
 STEPS = st.lists(
@@ -259,7 +259,7 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
 
 
 def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
-    """Return a batch's changes without the changes of other tenants."""
+    """Return the changes of a batch that concern one tenant, without those of other tenants."""
     found: list[Any] = []
     for what, medium, detail in wanted:
         own = None if detail is None else [node for node in detail if node[0] == tenant]

@@ -36,7 +36,7 @@ PUBLISHER: Final = b"p" * 16
 
 
 def marked(value: Any) -> Any:
-    """Return a value with marked token ids and marked texts."""
+    """Return a value in which each token id and each text is replaced by a marked one."""
     if isinstance(value, list):
         return [marked(each) for each in value]
     if isinstance(value, dict):

@@ -224,8 +224,9 @@ class Engine:
             counts[medium, block] = counts[medium, block] + 1 if self.setup.duplicates == "count" else 1
 
     def _see(self, run: list[tuple[list[int], str]]) -> None:
-        """Add the blocks of consecutive stores to `visible`, if their parents are visible or in the same run of
-        stores.
+        """Add the blocks of consecutive stores to `visible`, the blocks that kvbus may announce.
+
+        A block is added if its parent is visible or in the same run of stores.
         """
         waiting, run[:] = list(run), []
         while waiting:
@@ -334,7 +335,7 @@ class Subscriber:
         self.state: StateReader | None = None
         """Reader of the rest of the state, or None if the router reads no state."""
         self.clears = True
-        """Whether the state must begin with AllBlocksCleared."""
+        """Whether the state that the router reads must begin with AllBlocksCleared."""
         self.waiting: list[tuple[int, bytes]] | None = None
         """Live batches that wait until the router has read its state or answer; None if it reads neither."""
 
@@ -374,7 +375,7 @@ class Subscriber:
 
 @dataclass
 class Line:
-    """The engine of a source, and the messages between the engine and kvbus that have not arrived."""
+    """The connection between one engine and kvbus, with the messages that have not arrived."""
 
     engine: Engine
     connected: bool = False
@@ -412,8 +413,9 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class World:
-    """A simulated world. A step may name a source, output or message by any number, which counts modulo their
-    number.
+    """A simulated world without I/O, whose methods are the steps of a script.
+
+    A step may name a source, output or message by any number, which counts modulo their number.
     """
 
     steps = 0
@@ -669,7 +671,7 @@ class World:
 
     @step
     def live_batch(self, source: int, at: int, how: str) -> None:
-        """Deliver a batch, lose it, or deliver it twice.
+        """Deliver a live batch of an engine to kvbus, lose it, or deliver it twice.
 
         ``at`` is its position among the sent batches; 0 is the oldest.
         """
@@ -830,9 +832,9 @@ class World:
 
     @step
     def subscriber_connects(self, place: int, batches: int) -> None:
-        """Connect a new or an existing router, and let it read some batches of the state.
+        """Connect a new or an existing router, and let it read the first batches of the state.
 
-        A router keeps its blocks until then.
+        The router keeps its earlier blocks until then.
         """
         at = self._place(place)
         if at not in self.subscribers:
@@ -980,8 +982,9 @@ class World:
         return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
 
     def _knows_its_engines(self, place: tuple[int, int], router: Router) -> None:
-        """Compare a router's blocks with the blocks of its stream's engines, for each rank unless the router
-        ignores ranks.
+        """Check that a router holds exactly the blocks of its stream's engines.
+
+        The check is for each rank, unless the router ignores ranks.
         """
         output = self.relay.outputs[place[0]]
         sources = list(range(len(self.lines))) if output.merged else [place[1]]
@@ -1029,9 +1032,7 @@ class World:
 
 
 def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[str, Any]:
-    """Return the part of a relay's state that the write-ahead log rebuilds.
-
-    It must be equal before and after a recovery.
+    """Return the part of a relay's state that must be equal before and after a recovery from the write-ahead log.
 
     ``kept`` has the first seq of each journal that contains only batches after the checkpoint.
     """

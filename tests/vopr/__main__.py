@@ -17,7 +17,7 @@ from tests.vopr import plan as plans
 from tests.vopr.world import World
 
 WORLDS = 1_000_000
-"""Number of world seeds that one ``--seed`` stands for."""
+"""Number of consecutive world seeds that belong to one value of ``--seed``."""
 
 
 def say(line: str) -> None:
@@ -27,15 +27,16 @@ def say(line: str) -> None:
 
 
 def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float) -> str:
-    """Return a failure as a script. Shorten its plan for at most ``seconds`` seconds."""
+    """Return a failed run as a script that repeats it. Its plan is shortened for at most ``seconds`` seconds."""
     short = plans.shrink(seed, plan, error, seconds) if seconds else plan
     _, again = plans.run(seed, short)
     return f"# {type(again).__name__}: {again}\n{plans.text(seed, short)}"
 
 
 class Longest:
-    """The longest times until every router was exact: after any faults, and after each kind of fault without other
-    faults.
+    """The longest times that routers needed to become exact again.
+
+    One is over all faults. The others are for each kind of fault, in worlds where no other kind happened before.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class Longest:
 
 
 def finding(defect: str, first: int, worlds: int) -> list[int]:
-    """Return the seeds of the worlds that fail with a defect and succeed without it."""
+    """Return the seeds of those worlds that fail with an old defect of kvbus and succeed without it."""
     module = importlib.import_module(f"tests.vopr.defects.{defect}")
     found = []
     for seed in range(first, first + worlds):

@@ -25,7 +25,7 @@ from tests.vopr.store import MemoryStore, Platter
 
 
 class SimEngineSockets(EngineSockets):
-    """The daemon's sockets to simulated engines. No simulated source has CURVE keys.
+    """The simulated sockets that connect the daemon to simulated engines. No source has CURVE keys.
 
     Args:
         directory: finds engines by their addresses.
@@ -57,7 +57,7 @@ def loop_time() -> float:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Disable logging. A simulated daemon runs so fast that it would log as much as many real daemons."""
+    """Disable logging until the ``with`` block ends, because a simulation would log as much as many real daemons."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -81,7 +81,7 @@ class Setup:
         self.block_size: int | None = chance.choice([None, None, 1])
         """Block size in tokens that kvbus announces. The engines have blocks of 2 tokens."""
         self.most = chance.choice([8, 64, 4095])
-        """Maximum number of blocks in a batch of a state."""
+        """Maximum number of blocks that kvbus sends in one batch of a state."""
         self.rotate = chance.choice([3_000, 30_000])
         self.ahead = chance.choice([8, 64, 64, 4096])
         self.buffer = chance.choice([5, 30, 300])
@@ -151,7 +151,7 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 class Bus:
-    """A machine on which the daemon can be started, stopped and killed.
+    """A simulated machine on which a kvbus daemon can be started, stopped and killed.
 
     Args:
         schedule: the schedule of the world.
@@ -180,7 +180,7 @@ class Bus:
         self.loop: SimLoop | None = None
         self.daemon: Daemon | None = None
         self.refused = 0
-        """Number of starts that the daemon has refused."""
+        """Number of times that a daemon refused to start."""
         self._changing: set[asyncio.Task[None]] = set()
         self.after_turn: Any = lambda: None
 
@@ -229,9 +229,8 @@ class Bus:
             self._changing.clear()
 
     def second(self, *, elsewhere: bool) -> bool:
-        """Start a second daemon process on the same state.
-
-        Return whether it starts although the first process uses the state.
+        """Start a second daemon process with the state directory of the first, and return whether it starts, which
+        is a defect.
 
         Args:
             elsewhere: whether the outputs of the second process have other addresses.

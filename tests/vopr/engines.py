@@ -44,9 +44,9 @@ class EngineNode:
         self.sent = 0
         """Number of payload bytes that the engine has published."""
         self.break_answer: int | None = None
-        """Number of messages after which the next replay answer breaks off, or None."""
+        """Number of messages after which the engine's next replay answer breaks off, or None."""
         self.drop_of_answer: int | None = None
-        """Index of the message that the next replay answer loses, or None."""
+        """Index of the message that is lost from the engine's next replay answer, or None."""
         self.answer_pace = 0.0005
         self.first = True
         schedule.after(self.chance.random(), self._step)
@@ -114,7 +114,9 @@ class EngineNode:
             request.broken()
 
     def stall(self, *, stalled: bool) -> None:
-        """Stop delivering messages on the link, or deliver the waiting messages and continue."""
+        """Stop delivering the engine's messages, or, if ``stalled`` is False, deliver the waiting messages and
+        continue.
+        """
         self.stalled = stalled
         if not stalled:
             for live in self.live:
@@ -188,7 +190,7 @@ class _Socket:
         return True
 
     def _arrive(self, most: int) -> None:
-        """Move up to ``most`` messages from the wire to the receive queue."""
+        """Move up to ``most`` messages that are in transit to the queue from which the process reads."""
         for _ in range(min(most, len(self.wire))):
             self.queue.append(self.wire.popleft())
         if self.queue:
@@ -278,7 +280,7 @@ class SimLive(_Socket):
         self.move()
 
     def move(self) -> None:
-        """Deliver the waiting messages after a delay, unless the link is stalled."""
+        """Deliver the waiting messages after a random delay, unless the engine's link is stalled."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
@@ -341,7 +343,7 @@ class SimRequest(_Socket):
         self.move()
 
     def move(self) -> None:
-        """Deliver the waiting messages after a delay, unless the link is stalled."""
+        """Deliver the waiting messages of the answer after a delay, unless the engine's link is stalled."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.node.answer_pace, self._come)
@@ -355,7 +357,7 @@ class SimRequest(_Socket):
             self.move()
 
     def broken(self) -> None:
-        """Break the connection. libzmq reconnects, but the engine has forgotten the request."""
+        """Break the connection of the request. libzmq connects again, but the engine has forgotten the request."""
         self._leave()
         self.wire.clear()
 

@@ -98,7 +98,7 @@ class Pipe:
 
 
 class SimSocket:
-    """kvbus's end of a connection."""
+    """kvbus's end of a simulated connection to a router."""
 
     family = socket.AF_INET
 
@@ -147,7 +147,7 @@ class SimSocket:
         return self.down.put(data)
 
     def notify(self) -> None:
-        """Inform the transport that it can read data or the end of the connection."""
+        """Tell the transport that data, or the end of the connection, can be read."""
         if self.transport is not None:
             self.transport.readable()
 
@@ -313,7 +313,7 @@ class SimTransport(asyncio.Transport):
 
 
 class End:
-    """The router's end of a connection.
+    """The router's end of a simulated connection to kvbus.
 
     Args:
         network: the simulated network.
@@ -366,7 +366,7 @@ class End:
                 pipe.move()
 
     def close(self, *, reset: bool = False) -> None:
-        """Close the connection as the router, with FIN or, with ``reset``, with RST."""
+        """Close the connection as the router does: with FIN, or, with ``reset``, with RST."""
         if self.gone or self.socket is None:
             return
         self.gone = True

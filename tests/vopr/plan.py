@@ -1,4 +1,7 @@
-"""Plans of faults: choose one by a seed, print or read it as a script, run it, and shorten it if it fails."""
+"""Plans of faults for a simulated world.
+
+A plan is chosen by a seed, printed or read as a script, run, and shortened if it fails.
+"""
 
 from __future__ import annotations
 
@@ -120,14 +123,17 @@ def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
 
 
 def what_failed(error: Exception) -> str:
-    """Identify a failure by the place that raised it and by its text without numbers, because one check has several
+    """Return a text by which two runs with the same failure can be recognized.
+
+    It consists of the place that raised the error and of the error's text without numbers, because one check has
+    several
     errors.
     """
     return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
-    """Return the entries of a plan that suffice for the same failure."""
+    """Return a shorter plan that still causes the same failure."""
 
     def fails(fewer: list[Entry]) -> bool:
         _, again = run(seed, fewer)

@@ -19,7 +19,7 @@ from tests.vopr.schedule import Schedule
 from tests.vopr.store import KilledError
 
 COST = 0.000_02
-"""Virtual seconds that a callback takes, and additional seconds for each time that it reads the clock."""
+"""Virtual seconds that a callback takes. Each reading of the clock takes the same time in addition."""
 
 
 DESCRIPTORS = 10**6

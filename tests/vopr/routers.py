@@ -29,7 +29,7 @@ Key = tuple[int, str, int]
 
 
 class WrongError(AssertionError):
-    """A router received a seq or an event that the protocol does not permit."""
+    """An error: a router received a seq or an event that the protocol does not permit."""
 
 
 def ready(kind: bytes, identity: bytes = b"") -> bytes:
@@ -90,7 +90,7 @@ class Zmtp:
 
 
 class View(RankedRouter):
-    """A router's blocks, as a plain set for each rank."""
+    """A simulated router's blocks, as a plain set for each rank."""
 
     @property
     def keys(self) -> set[Key]:

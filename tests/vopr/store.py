@@ -64,9 +64,9 @@ class Kept:
     def __init__(self) -> None:
         self.log: list[Frame] = []
         self.commits: list[Commit] = []
-        """A commit that survives a power cut, followed by the commits that a power cut can lose."""
+        """The commits of this directory. The first one survives a power cut, which may lose any of the later ones."""
         self.highest = 0
-        """Upper limit of the used seqs: kvbus has used only lower seqs."""
+        """A number that is higher than every seq that kvbus has used with this directory."""
         self.damage = ""
         self.holder: MemoryStore | None = None
 
@@ -85,16 +85,16 @@ class Platter:
         self.room: int | None = None
         """Number of bytes until the disk is full; None means no limit."""
         self.failing = 0
-        """Number of further calls that fail."""
+        """Number of the next calls of the store that fail."""
         self.cost = 0.0
-        """Seconds that each call takes."""
+        """Seconds that each call of the store takes."""
         self.kill_in: int | None = None
         """Number of commits until the process is killed during a commit, or None."""
         self.killed: Callable[[], None] = lambda: None
         self.spent: Callable[[float], None] = lambda _: None
 
     def power_cut(self) -> None:
-        """Lose any number of the newest commits that were not synced, and start another boot of the machine."""
+        """Lose some of the newest commits, which were not synced to the disk, and let the machine boot again."""
         self.boot += 1
         for kept in self.places.values():
             if kept.commits:
@@ -104,7 +104,7 @@ class Platter:
                 kept.holder = None
 
     def let_go(self) -> None:
-        """Release the directories of a process that has ended."""
+        """Release the locks that an ended process held on its directories."""
         for kept in self.places.values():
             kept.holder = None
 

@@ -26,7 +26,10 @@ FOUND_IN = {
     "uncounted_loss": (2, 3, 6),
     "used_before_reserved": (13, 25),
 }
-"""For each defect, seeds of worlds that find it. The defect `broken_answer` has a script instead of seeds."""
+"""For each old defect, the seeds of worlds in which the simulation finds it.
+
+The defect `broken_answer` has a script instead of seeds.
+"""
 
 SEEDS = range(1, 61 if LONG else 9)
 
@@ -58,7 +61,10 @@ def run_apart(hash_seed: int) -> str:
 
 
 def test_one_seed_is_one_run_byte_for_byte() -> None:
-    """The checksum covers every byte that routers received. The two Python processes have different hash seeds."""
+    """Two runs of a seed send the same bytes to routers, as a checksum shows.
+
+    They are two Python processes with different hash seeds.
+    """
     said = [run_apart(hash_seed) for hash_seed in (1, 2)]
     checksums = [text.partition("checksum ")[2] for text in said]
     assert checksums[0]
@@ -73,7 +79,7 @@ def test_a_plan_can_be_printed_and_read() -> None:
 
 
 def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test breaks the daemon, so that subscribing routers get no state, to prove that the simulation can fail."""
+    """The simulation finds a daemon that the test breaks so that subscribing routers get no state."""
     monkeypatch.setattr(LivePublisher, "send_state", lambda *_: None)
     plan = plans.draw(1)
     _, error = plans.run(1, plan)

@@ -1,4 +1,4 @@
-"""A simulated world: engines, one kvbus and routers. Each fault is a method with plain arguments.
+"""A simulated world: engines, one kvbus and routers. Each fault that a plan can cause is a method with plain arguments.
 
 A plan is a list of entries. An entry has a time, the name of such a method, and its arguments. Between two entries the
 world runs by itself. :meth:`World.settle` ends all faults and waits until every router holds exactly its engine's
@@ -43,7 +43,10 @@ NO_RESTART = frozenset(
 """Names of the faults after which kvbus must not count a restart of an engine that answers replays."""
 
 Entry = tuple[float, str, tuple[Any, ...]]
-"""Seconds since the start (without the time spent in `World.settle`), the name of a method, and its arguments."""
+"""One entry of a plan: a time in seconds, the name of a method of `World`, and its arguments.
+
+The time counts from the start of the world, without the time spent in `World.settle`.
+"""
 
 BLOCK = 64
 """Number of bytes that the memory check counts for each retained block."""
@@ -61,7 +64,7 @@ BOUND = 60.0
 
 
 class World:
-    """A simulated world.
+    """A simulated world in which a plan of faults runs.
 
     Args:
         seed: seed of the setup, and of all random numbers that are not part of the plan.
@@ -114,7 +117,7 @@ class World:
         self._errors.append(error or WrongError(message))
 
     def _look(self) -> None:
-        """Check the invariants after each iteration of kvbus's event loop."""
+        """Check what must always hold. This method is called after each iteration of kvbus's event loop."""
         if self._errors:
             raise self._errors[0]
         daemon = self.bus.daemon
@@ -276,7 +279,7 @@ class World:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def join(self, kind: str, stream: int, host: int) -> None:
-        """Add a router."""
+        """Add a router of some kind to one of the streams."""
         places = [(0, slot) for slot in range(len(self.engines))]
         if len(self.setup.outputs) > 1:
             places.append((1, 0))
@@ -370,7 +373,7 @@ class World:
             node.rate = 10.0
 
     def _nothing_restarted(self) -> None:
-        """Check that kvbus has counted no restart, if none of the plan's faults can look like a restart."""
+        """Check that kvbus has counted no restart of an engine, if no fault of the plan looks like a restart."""
         daemon = self.bus.daemon
         assert daemon is not None
         counted = [source.stats.restarts for source in daemon.relay.sources]
@@ -381,7 +384,7 @@ class World:
         self._settled, self._restarts = daemon, counted
 
     def _wrong(self) -> str:
-        """Return a description of the first thing that is not exact yet, or an empty string."""
+        """Return what is not exact yet, or an empty string if every router holds exactly its engine's blocks."""
         daemon = self.bus.daemon
         if not self.bus.running or daemon is None:
             return "the bus does not run"

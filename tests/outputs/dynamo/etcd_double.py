@@ -1,4 +1,4 @@
-"""A substitute for etcd's JSON gateway, with the parts that kvbus uses: keys, ranges, and leases.
+"""A substitute for the JSON interface of an etcd server, with the parts that kvbus uses: keys, ranges, and leases.
 
 A lease expires when the test says so.
 """

@@ -1,4 +1,4 @@
-"""Tests for announcing streams to Dynamo: kvbus announces a stream while the stream's worker has a model card.
+"""Tests that kvbus announces a stream in Dynamo's discovery while the stream's worker has a model card there.
 
 It never replaces the announcement of another publisher.
 """
@@ -53,7 +53,7 @@ class Plane:
         self.announcer.add(0, source)
 
     def announced(self):
-        """Worker, publisher and endpoint of each announced source."""
+        """The worker, publisher and endpoint of each event source that Dynamo's discovery contains."""
         channels = self.store.find(f"{CHANNELS}/{SCOPE.events}")
         found = []
         for path, body in self.store.find(f"{SOURCES}/{SCOPE.events}").items():

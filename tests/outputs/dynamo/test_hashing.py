@@ -1,6 +1,6 @@
-"""Tests that kvbus computes the hashes of `compute_block_hash_for_seq` in ai-dynamo-runtime 1.6.1.
+"""Tests that kvbus computes the same block hashes as `compute_block_hash_for_seq` in ai-dynamo-runtime 1.6.1.
 
-`tests/interop` compares hashes of random tokens.
+The tests in `interop` compare the hashes of random tokens with Dynamo itself.
 """
 
 from __future__ import annotations

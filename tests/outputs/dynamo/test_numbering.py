@@ -20,7 +20,7 @@ from tests.outputs.dynamo_reader import unwrapped
 
 
 def messages(data: bytes) -> list[list[bytes]]:
-    """Return the messages in the bytes of a connection."""
+    """Return the ZMTP messages that the bytes of a connection contain."""
     buffer = bytearray(data)
     found: list[list[bytes]] = [[]]
     while (frame := take_frame(buffer, 2**30)) is not None:
@@ -102,9 +102,9 @@ class Plane(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), lost=st.booleans())
     def state(self, which: int, lost: bool) -> None:
-        """Let a router connect or lose batches.
+        """Let a router connect or lose batches, so that kvbus sends it the state in two batches.
 
-        It gets the state in two batches, and the other router two empty batches.
+        The other router gets two empty batches.
         """
         if not lost or self.connections[which] is None:
             self.connections[which] = self.numbering.connection()
@@ -121,7 +121,7 @@ class Plane(RuleBasedStateMachine):
     @precondition(lambda self: self.connections[0] is not None)
     @rule(block=st.integers(1, 40))
     def lost_without_a_state(self, block: int) -> None:
-        """Lose a batch to the first router. At the next batch the router drops all its blocks."""
+        """Lose a batch for the first router, which drops all its blocks at the next batch."""
         before, known = self.routers[0].resets, self.routers[0].cursor is not None
         self.connections[1] = None
         self.message(store([block + 100]))

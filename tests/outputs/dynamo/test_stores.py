@@ -1,5 +1,6 @@
-"""Tests for Dynamo's discovery records in files and in etcd: kvbus and Dynamo can find a record, until its owner
-ends.
+"""Tests for Dynamo's discovery records in files and in etcd.
+
+kvbus and Dynamo find a record until the process that wrote it has ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A defect in answers that broke off inside a state: the next answer continued from the journal.
+"""A former defect after a replay answer that broke off inside a state: the next answer continued from the journal.
 
 So the router got only part of the state, without a gap in the seqs.
 """

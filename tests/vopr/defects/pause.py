@@ -1,5 +1,6 @@
-"""A defect after a pause of kvbus: it took an answer that began after the last delivered batch for an engine's
-restart.
+"""A former defect after a pause of kvbus: if a replay answer began after the last delivered batch, kvbus wrongly
+counted
+a restart of the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A defect in the order of writing and sending: kvbus sent batches before their records were on disk."""
+"""A former defect in the order of writing and sending: kvbus sent batches before their records were on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unittest import mock
 from kvbus.state.writer import StateWriter
 
 LATE = 0.3
-"""Seconds after which kvbus writes the records of a burst."""
+"""Seconds after which kvbus, with this defect, writes the records of the batches that it has sent."""
 
 _flush = StateWriter.flush
 

@@ -1,4 +1,4 @@
-"""A defect in the counters: batches that were missing at the end of an epoch were never counted as lost."""
+"""A former defect in the counters: batches that were missing at the end of an epoch were never counted as lost."""
 
 from __future__ import annotations
 

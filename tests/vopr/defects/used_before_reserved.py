@@ -1,4 +1,4 @@
-"""A defect in seq reservations: kvbus reserved further seqs only after it had used all reserved ones."""
+"""A former defect in seq reservations: kvbus reserved further seqs only after it had used all reserved ones."""
 
 from __future__ import annotations
 
