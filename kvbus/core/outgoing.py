@@ -293,8 +293,8 @@ class Outgoing:
             stats=output.stats,
         )
 
-    def _others(self, output: Output, i: int) -> list[Index]:
-        """Return the blocks of the other ranks in the pod of slot ``i``, one index for each rank, as routers know them.
+    def _others(self, output: Output, i: int) -> list[tuple[Index, int | None]]:
+        """Return the blocks of the other ranks in the pod of slot ``i``, as routers know them, and each first group.
 
         The list is empty if the output's routers apply AllBlocksCleared to a single rank.
         """
@@ -302,7 +302,7 @@ class Outgoing:
         if clears == "rank" or (clears == "connection" and not output.merged):
             return []
         return [
-            output.index_of(slot, other)
+            (output.index_of(slot, other), other.normalizer.first_group)
             for slot, other in enumerate(self._sources)
             if slot != i
             and slot not in output.hidden

@@ -340,6 +340,9 @@ class Index:
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
         """Return whether routers know a live block, or a sub-block of one, by this hash.
 
+        A block with unknown tokens does not count. The routers that this is for compute hashes from tokens, so they do
+        not get the block.
+
         Do not use this on a frozen copy with reblocked blocks, because a frozen copy does not have their derived
         hashes.
         """
@@ -347,7 +350,7 @@ class Index:
         if table is None:
             return False
         chunk = table.blocks.get(name)
-        return (chunk is not None and chunk.derived is None) or name in table.refs
+        return (chunk is not None and chunk.derived is None and not chunk.hash_only) or name in table.refs
 
     def names(self) -> Iterator[Hash]:
         """Yield the hashes by which routers know the live blocks.

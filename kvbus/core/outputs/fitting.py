@@ -29,6 +29,12 @@ Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
 The function builds removals of the cleared blocks, for routers that must not get the clear.
 """
 
+Others = Sequence[tuple[Index, int | None]]
+"""For each of some other ranks, the index of its blocks and its first group.
+
+A router that accepts one group gets the blocks of the first group of each rank, and these groups may differ.
+"""
+
 MAX_BATCH_EVENTS: Final = 1024
 """Maximum number of events in an outgoing batch. If there are more events, kvbus divides them into several batches.
 
@@ -40,7 +46,7 @@ def fit(
     profile: Profile,
     events: list[AnyEvent],
     cleared: Cleared,
-    others: Sequence[Index],
+    others: Others,
     *,
     merged: bool,
     group: int | None,
@@ -52,18 +58,18 @@ def fit(
         profile: the profile of the routers.
         events: the source's events, as routers of every profile would get them.
         cleared: one function for each AllBlocksCleared in ``events``. It builds the removals of the cleared blocks.
-        others: the blocks of other ranks that the routers do not distinguish from this rank, one index for each rank.
+        others: the blocks of other ranks that the routers do not distinguish from this rank.
         merged: whether all ranks share the stream.
         group: the only group whose events are sent, if the profile accepts one group.
         stats: the counters of the events that are left out.
     """
-    shared = profile.clears in {"pod", "connection"} and any(map(len, others))
+    shared = profile.clears in {"pod", "connection"} and any(len(index) for index, _ in others)
     if cleared and (shared or profile.clears == "pod or nothing"):
         events = _removals_for_clears(events, cleared)
     if profile.one_group:
         events = _of_group(events, group, stats)
     if profile.one_copy and merged and others:
-        events = [each for event in events for each in _first_or_last(event, others)]
+        events = [each for event in events for each in _first_or_last(event, others, profile)]
     return events
 
 
@@ -127,7 +133,7 @@ def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) 
     return kept
 
 
-def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
+def _first_or_last(event: AnyEvent, others: Others, profile: Profile) -> Iterator[AnyEvent]:
     """Yield an event without those of its blocks that another rank holds. Yield nothing if no block remains.
 
     So routers get a block's store from the first rank that holds the block, and its removal from the last rank.
@@ -137,7 +143,8 @@ def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEven
         return
     group, medium = value(event, "group_idx"), medium_key(value(event, "medium")) or ""
     hashes = hashes_of(event)
-    ours = [not any(other.announces(group, medium, block) for other in others) for block in hashes]
+    known = [(index, first if profile.one_group else group) for index, first in others]
+    ours = [not any(index.announces(sent, medium, block) for index, sent in known) for block in hashes]
     if all(ours):
         yield event
         return

@@ -110,6 +110,23 @@ def test_aibrix_gets_a_shared_block_once() -> None:
     assert [event["type"] for event in events_of(state[0])] == ["AllBlocksCleared"]
 
 
+@pytest.mark.parametrize("profile", [name for name, each in PROFILES.items() if each.one_copy])
+def test_a_block_without_tokens_of_another_rank_hides_no_block(profile: str) -> None:
+    bus = Bus(profile, 2)
+    bus.say(0, store([7], tokens=[], medium="CPU"))
+    assert blocks(bus.say(1, store([7], medium="CPU"))) == [("BlockStored", [7])]
+    assert blocks(bus.state()) == [("BlockStored", [7])]
+    assert blocks(bus.say(1, removed([7], medium="CPU"))) == [("BlockRemoved", [7])]
+
+
+def test_kthena_gets_the_first_group_of_each_rank_where_these_differ() -> None:
+    bus = Bus("kthena", 2)
+    bus.say(0, store([1], group=0), store([5], group=1))
+    assert blocks(bus.say(1, store([5], group=1), store([1], group=1))) == [("BlockStored", [5])]
+    assert bus.say(0, removed([1], group=0)) == []
+    assert blocks(bus.say(1, removed([1, 5], group=1))) == [("BlockRemoved", [1, 5])]
+
+
 def test_a_clear_of_the_only_rank_is_said_in_both_ways_that_aibrix_may_understand() -> None:
     """AIBrix 0.7.0 ignores AllBlocksCleared, so kvbus also sends removals."""
     bus = Bus("aibrix")
