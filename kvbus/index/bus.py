@@ -152,9 +152,9 @@ class Bus:
                 self._config, self.worker = overview.config, overview.config.worker
                 self.model = overview.config.model or ""
             sources = _decoded((await get(session, f"{self.url}/sources"))[0], list[Source])
-        output = readable_output(self._config.outputs, self._wanted, self.url, curve=self.curve)
-        self.sources = sources
-        self._take(output, self._config)
+            output = readable_output(self._config.outputs, self._wanted, self.url, curve=self.curve)
+            self.sources = sources
+            self._take(output, self._config)  # an endpoint or topic may have a form that this version cannot read
 
     def _take(self, output: Output, config: _Config) -> None:
         """Store the streams of the bus's output, and the source to which each worker of the index belongs."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import click
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from kvbus.cli.index import named_streams
+from kvbus.common.tasks import end_tasks
 from kvbus.config import load
-from kvbus.index.bus import Output, UnusableError, as_seen_from, readable_output
+from kvbus.index.bus import Bus, Output, Source, UnusableError, as_seen_from, readable_output
+from kvbus.tools.asking import Login
 
 URL = "http://bus:9477"
 
@@ -80,3 +86,33 @@ def test_a_wildcard_is_the_host_of_the_url(endpoint, url, seen):
 def test_a_source_without_a_scheme_is_told_the_two_forms(source: str) -> None:
     with pytest.raises(click.UsageError, match=r"neither the URL of a bus, such as http://.*such as tcp://"):
         named_streams([source])
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"endpoint": "vsock://3:5657"},
+        {"endpoint": "tcp://*:65535", "replay_endpoint": None, "layout": "per_source"},
+        {"topic": "kv@{zone}", "layout": "per_topic"},
+    ],
+    ids=["endpoint", "port", "topic"],
+)
+async def test_a_bus_of_a_form_that_is_not_known_counts_as_a_bus_without_an_answer(section):
+    """The index goes on with its other buses."""
+    (output,) = outputs(GOOD)
+    config = {"worker": "w", "model": None, "outputs": [msgspec.to_builtins(output) | section]}
+    bodies = {"/overview": {"config": config}, "/sources": [msgspec.to_builtins(Source("s", 1, 1, "live", False))]}
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(bodies[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path}", answer)
+    async with TestServer(app) as server:
+        bus = Bus(str(server.make_url("")).rstrip("/"), Login())
+        following = asyncio.create_task(bus.follow(lambda: None))
+        await asyncio.wait([following, waiting := asyncio.create_task(bus.asked.wait())], return_when="FIRST_COMPLETED")
+        ended = following.done()
+        await end_tasks([following, waiting])
+    assert not ended
+    assert not bus.answers
