@@ -1,4 +1,7 @@
-"""``make chaos``: a fault campaign on real sockets. The exit code is 0 if every check succeeded, else 1."""
+"""``make chaos``: make faults on real sockets and check kvbus after them.
+
+Exit code 0: every check succeeded; else 1.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def main(
     width: int,
     show: bool,
 ) -> None:
-    """Break connections, batches, processes and disks, and check after each burst that everything is exact."""
+    """Break connections, batches, processes and disks at random, and check after each burst that all routers are
+    exact.
+    """
     seed = random.SystemRandom().randrange(1 << 20) if seed is None else seed
     chosen = cells or tuple(range(len(SHAPES)))
     if show:

@@ -1,4 +1,4 @@
-"""Run `kvbus run` as a separate process, and read its metrics and log."""
+"""Run `kvbus run` as a process of a fault campaign, and read its metrics and log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEND_HWM: Final = 1000
 
 
 class PortTakenError(Exception):
-    """Another process has taken a port that was free a moment ago."""
+    """An error: another process has taken a port that was free a moment ago."""
 
 
 Metrics = dict[str, dict[tuple[str, ...], float]]
@@ -60,7 +60,7 @@ def unaccounted(metrics: Metrics) -> list[str]:
 
 
 class BusProcess:
-    """A kvbus that is killed and restarted with the same configuration and directory.
+    """A kvbus process that faults kill and restart, with the same configuration and directory.
 
     Args:
         directory: directory of all files that it writes.

@@ -1,4 +1,8 @@
-"""Run cells in parallel until enough faults have been made, show the progress, and print the summary."""
+"""Run a fault campaign.
+
+Several cells (an engine, kvbus and routers each) run in parallel until enough faults have been made. The module shows
+the progress and prints the summary.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from tests.chaos.plan import SHAPES
 from tests.chaos.tally import Tally
 
 ROUNDS: Final = 10
-"""Number of rounds in a generation. A cell whose kvbus is never killed has a single, endless generation."""
+"""Number of rounds after which a cell is built anew. A cell whose kvbus is never killed is built only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Wanted:
 
 
 class Campaign:
-    """A run of the cells with the given options. The results are counted in `tally`."""
+    """A campaign of faults in cells, with the given options. The results are counted in `tally`."""
 
     def __init__(self, wanted: Wanted, console: Console) -> None:
         self.wanted = wanted
@@ -105,7 +109,10 @@ class Campaign:
                 return
 
     async def _generation(self, number: int, generation: int, *, namespaces: bool) -> None:
-        """Play a generation of a cell until its end or its first failure. A failed generation's directory is kept."""
+        """Play the rounds of one generation of a cell until its end or its first failure.
+
+        The directory of a failed generation is kept.
+        """
         wanted = self.wanted
         last = wanted.rounds or (ROUNDS if SHAPES[number].kills_bus else sys.maxsize)
         directory = Path(tempfile.mkdtemp(prefix=f"kvbus-chaos-{number}-"))

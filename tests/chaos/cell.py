@@ -1,4 +1,7 @@
-"""A cell: an engine, kvbus, its routers and the links between them, with rounds of faults and a check after each."""
+"""A cell of the fault campaign: an engine, kvbus, its routers and the links between them.
+
+It plays rounds of faults, and checks after each round.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ HOST: Final = "127.0.0.1"
 
 
 class Cell:
-    """A generation of a cell, from its construction to its end.
+    """A cell of the campaign in one generation, that is, from its construction to its end.
 
     Args:
         seed: seed of the plan.
@@ -55,9 +58,9 @@ class Cell:
         self.engine: Engine
         self.bus: BusProcess
         self.tried: Router
-        """The router that the faults stop, kill and cut off."""
+        """The router that faults stop, kill and disconnect."""
         self.bystander: Router
-        """The router that the faults of `tried` must never affect."""
+        """The other router, which faults of the router `tried` must never affect."""
         self.lag = 0.0
         """Maximum delay of this process in the round, in seconds.
 
@@ -95,7 +98,7 @@ class Cell:
         for link in self._all_links():
             await link.start()
 
-        # if the engine dials in, the proxy is between it and kvbus's port; else between kvbus and the engine's port
+        # If the engine connects to kvbus, the proxy is before kvbus's port; otherwise it is before the engine's port.
         engine_live = via if shape.dials_in else live
         self.engine = ENGINES[shape.engine](
             shape,
@@ -284,7 +287,7 @@ class Cell:
             marks.kinds.add(fault.kind)
 
     async def _watch(self) -> None:
-        """Check the accounting at each scrape during the round, and measure `lag`."""
+        """Check the counters of missing batches at each scrape during the round, and measure `lag`."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _SCRAPE_S
@@ -297,7 +300,7 @@ class Cell:
             self._checks.scrape(metrics)
 
     def sample(self) -> None:
-        """Record memory and descriptors of the processes that live as long as the cell."""
+        """Record memory and file descriptors of the processes that run until the end of the cell."""
         if not self.shape.kills_bus:
             for child in (self.bus.child, self.bystander.child):
                 taken = {"memory, MiB": child.rss() / 2**20, "descriptors": child.descriptors()}

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from tests.chaos.routers import Router
 
 PATIENCE: Final = 120.0
-"""Seconds within which a router must have received every batch."""
+"""Maximum seconds until a router has received every batch."""
 
 SETTLE: Final = 15.0
-"""Seconds within which a router's view must be exact after every batch has arrived."""
+"""Maximum seconds until a router's view is exact, after every batch has arrived at the router."""
 
 LATE: Final = 1.0
 """Maximum seconds from the engine to a healthy router while another router has faults.
 
-A busy machine is allowed more.
+On a busy machine the check permits more.
 """
 
 _ROUTER_KINDS: Final = frozenset(
@@ -48,7 +48,7 @@ _UNANSWERED_KINDS: Final = frozenset(
         *("partition", "packet loss", "link down", "tcp reset"),
     }
 )
-"""Faults that make kvbus, or a network path to it, unavailable for a while."""
+"""Kinds of faults that make kvbus, or the network to it, unavailable for a while, so that requests get no answer."""
 
 
 BUSY: Final = 0.5
@@ -57,7 +57,7 @@ BUSY: Final = 0.5
 
 @dataclass
 class Marks:
-    """The counters at the start of a round, and the kinds of faults since."""
+    """kvbus's counters at the start of a round, and the kinds of faults since then."""
 
     metrics: Metrics
     starts: int
@@ -72,7 +72,7 @@ class Marks:
 
 
 class Checks:
-    """The checks of a cell, at each scrape and after each round."""
+    """The checks of one cell of the campaign: at each scrape of kvbus's metrics, and after each round."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -173,7 +173,7 @@ class Checks:
             await asyncio.sleep(0.03)
 
     async def _exact(self, router: Router, report: dict[str, Any], truths: list[Truth], kinds: set[str]) -> None:
-        """Check that each view equals the engine's cache: its keys and its tokens."""
+        """Check that each view of a router has the same blocks and tokens as the engine's cache."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE
         while True:
@@ -207,7 +207,7 @@ class Checks:
             self._check("no batch lost to a router", stream["lost"] == excused, lost)
 
     async def _drained(self) -> None:
-        """Wait until every router's queue is empty.
+        """Wait until kvbus has no queued batch for any router.
 
         After lost packets, a connection can take longer than a router's replay.
         """
@@ -228,7 +228,10 @@ class Checks:
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
 
     def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:
-        """Check the raw live streams: seqs never go back, and seqs are missing only if kvbus was restarted."""
+        """Check the live streams as a plain SUB received them.
+
+        Seqs never go back, and seqs are missing only if kvbus was restarted.
+        """
         restarted = self._cell.bus_starts != marks.starts_before
         for name, stream in report.items():
             raw = stream["raw"]
@@ -248,7 +251,7 @@ class Checks:
         self._check("a stalled router delays no other", late < (LATE + busy) * crowded, what)
 
     def _deltas(self, plan: Round, marks: Marks, metrics: Metrics) -> None:
-        """Check the counters of a kvbus process that was not restarted in this round."""
+        """Check how much the counters of kvbus have grown in this round, if its process was not restarted in it."""
 
         def more(name: str) -> float:
             return total(metrics, name) - total(marks.metrics, name)
@@ -287,7 +290,7 @@ def _in_stream(name: str, labels: tuple[str, ...]) -> bool:
 
 
 def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
-    """Return the ranks in a stream, each with the true content of its cache."""
+    """Return the ranks whose blocks a stream contains, each with the true blocks of this rank."""
     if name == "merged":
         return list(enumerate(truths))
     rank = int(name.partition("/")[2])
@@ -295,9 +298,9 @@ def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
 
 
 def _same(views: dict[str, Any], truth: Truth, rank: int | None) -> bool:
-    """Return whether a view equals the true content.
+    """Return whether a router's view has exactly the true blocks.
 
-    ``rank`` selects the view of a merged stream; other streams have one.
+    ``rank`` selects the view of a merged stream; other streams have only one view.
     """
     if rank is None:
         assert len(views) <= 1, f"{sorted(views)} are in the stream of one rank"

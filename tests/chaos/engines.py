@@ -25,7 +25,7 @@ from tests.chaos.router import Key, digest, key_of, tokens_digest
 from tests.doubles.child import Child, python
 
 RATE: Final = 90.0
-"""Batches per second of each rank."""
+"""Number of batches that each rank publishes in a second."""
 
 BLOCKS: Final = 600
 _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "vllm-0.10.2", "dynamo-mocker")
@@ -33,7 +33,7 @@ _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "
 
 @dataclass(slots=True)
 class Truth:
-    """The true content of a rank's cache."""
+    """The true content of a rank's cache: its blocks and their tokens."""
 
     keys: set[Key]
     tokens: str
@@ -44,7 +44,7 @@ class Truth:
 
 
 class Engine:
-    """Base class of the two kinds of engines.
+    """Base class of the two kinds of engine processes in a fault campaign.
 
     Args:
         shape: the cell's shape.
@@ -83,11 +83,11 @@ class Engine:
         return self.place.inside(command) if self.place else command
 
     async def begin(self, seed: int) -> None:
-        """Start a round's traffic."""
+        """Begin to publish the batches of a round."""
         raise NotImplementedError
 
     async def revive(self) -> None:
-        """Restart after a SIGKILL with a new epoch, and continue the traffic."""
+        """Start the engine again after a SIGKILL, in a new epoch, and continue the round's traffic."""
         raise NotImplementedError
 
     async def idle(self) -> None:
@@ -99,7 +99,7 @@ class Engine:
         raise NotImplementedError
 
     async def last_seqs(self) -> list[int]:
-        """Return the newest seq of each rank, from the engine's replay without a proxy between."""
+        """Return the newest seq of each rank, by a replay request that does not pass through a proxy."""
         return [await self._ask(self.replay + rank) for rank in range(self.shape.ranks)]
 
     async def _ask(self, port: int) -> int:
@@ -216,7 +216,10 @@ class PipedEngine(Engine):
                 await self._publish(payload)
 
     async def _publish(self, payload: bytes) -> None:
-        """Write a batch to the process. A dead process misses it, but its successor starts with an empty cache."""
+        """Write a batch to the engine's process.
+
+        If it is dead, the batch is lost, but the next process has an empty cache.
+        """
         line = {"t": 0.0, "topic": "", "seq": self._seq, "payload": base64.b64encode(payload).decode()}
         self._seq += 1
         process = self.child.process

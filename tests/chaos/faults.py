@@ -1,4 +1,7 @@
-"""Functions that make faults. Each returns evidence that its fault took effect, or None if there was nothing to hit."""
+"""Functions that make the faults of a campaign.
+
+Each returns evidence that its fault took effect, or None if the fault found nothing to hit.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,16 @@ Maker = Callable[["Cell", Fault], Awaitable[str | None]]
 
 
 def _link(cell: Cell, fault: Fault) -> Link:
-    """Return the link of one rank on the fault's target. The same fault always gets the same link."""
+    """Return the link of one rank to which a fault is applied. The same fault always gets the same link."""
     links = cell.links[fault.target]
     return links[int(fault.at * 1000) % len(links)]
 
 
 async def _armed(cell: Cell, link: Link) -> None:
-    """Wait until the link has a connection or the traffic ends. Replay links are open only for moments."""
+    """Wait until the link has a connection that a fault can hit, or the traffic ends.
+
+    Replay links are open only for moments.
+    """
     await cell.while_traffic(lambda: link.connections)
 
 
@@ -72,7 +78,7 @@ async def _half_open(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
-    """Drop an engine's connection without kvbus's knowledge, until kvbus has recovered the missed batches.
+    """Drop an engine's connection so that kvbus does not notice, and wait until it has recovered the missed batches.
 
     The proxy's kernel answers kvbus's keepalive probes, so only kvbus's replay requests can show the loss.
     """
@@ -92,7 +98,7 @@ async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _forgotten(cell: Cell, fault: Fault) -> str | None:
-    """Drop every packet of kvbus's connection to the engine, until kvbus's keepalive has noticed.
+    """Drop every packet of kvbus's connection to the engine, until kvbus's TCP keepalive has noticed it.
 
     A firewall that has forgotten a connection does the same. New connections are not affected.
     """
@@ -116,7 +122,7 @@ async def _forgotten(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _replay_silent(cell: Cell, fault: Fault) -> str | None:
-    """Lose batches while the engine's replay is silent, until kvbus has given them up."""
+    """Lose live batches while the engine's replay does not answer, until kvbus counts these batches as lost."""
     await cell.connected()
     before = await cell.counter("kvbus_source_lost_batches_total")
     replay, live = cell.links["replay"][0], cell.links["live"][0]
@@ -218,7 +224,10 @@ async def _rules(network: Network, rules: list[tuple[str, ...]]) -> AsyncIterato
 
 @contextlib.asynccontextmanager
 async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
-    """Make the engine unreachable. Links refuse connections; a network namespace drops all packets."""
+    """Make the engine unreachable until the ``with`` block ends.
+
+    Links refuse connections; a network namespace drops all packets.
+    """
     if cell.networks:
         async with _rules(cell.networks["engine"], [(chain, "-j", "DROP") for chain in ("INPUT", "OUTPUT")]):
             yield
@@ -250,7 +259,9 @@ async def _engine_away(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _disk_full(cell: Cell, fault: Fault) -> str | None:
-    """Fill the disk. kvbus gives up its state and continues to relay. A restart with free space starts a new state."""
+    """Fill the disk. kvbus must give up its saved state and continue to relay; a restart with free space begins a
+    new state.
+    """
     bus, disk = cell.bus, cell.disk
     if disk is None:
         return None
@@ -314,7 +325,7 @@ async def _cable(cell: Cell, fault: Fault) -> str | None:
 
 
 ARMED: Final = frozenset({"drop", "double", "swap", "cut", "reset", "half-open"})
-"""Kinds of faults that may wait until the end of the traffic for something to hit."""
+"""Kinds of faults that may wait until the end of the traffic for a message or connection to hit."""
 
 MAKERS: Final[dict[str, Maker]] = {
     "cut": _cut,

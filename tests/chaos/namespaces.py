@@ -1,6 +1,7 @@
-"""Namespaces for processes: a mount namespace with a small disk, and a network namespace with a veth pair.
+"""Linux namespaces for the processes of a fault campaign.
 
-Both need root. A namespace exists until its holder process ends, which is at the latest the end of the campaign.
+There is a mount namespace with a small disk, and a network namespace with a veth pair. Both need root. A namespace
+exists until its holder process ends, which is at the latest the end of the campaign.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def connected_to(address: str, port: int) -> set[int]:
 
 
 class Namespaces:
-    """A holder process whose namespaces other processes can enter."""
+    """A process that holds namespaces, which other processes can enter."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._holder = Child(f"place-{name}", [], directory, piped=True)
@@ -169,7 +170,7 @@ class Network(Namespaces):
         await self.run("ip", "link", "set", inner, "up")
 
     async def rule(self, *rule: str) -> None:
-        """Add an iptables rule inside, in addition to the existing rules."""
+        """Add an iptables rule inside the namespace, in addition to the existing rules."""
         await self.run("iptables", "-w", "-A", *rule)
         self._rules.append(rule)
 
@@ -179,7 +180,7 @@ class Network(Namespaces):
             await self.run("iptables", "-w", "-D", *rule)
 
     async def hits(self) -> int:
-        """Return the number of packets that matched the rules."""
+        """Return the number of packets that have matched the namespace's rules."""
         process = await asyncio.create_subprocess_exec(
             *self.inside(["iptables", "-w", "-vxnL"]), stdout=asyncio.subprocess.PIPE
         )

@@ -1,4 +1,4 @@
-"""Plans of faults: kind, time and target of each, made from a seed.
+"""Plans of faults for a campaign: the kind, time and target of each fault, made from a seed.
 
 A *cell* is an engine, a kvbus, its routers and the links between them. It is built anew for each *generation*. A
 generation consists of *rounds*: traffic with faults, then silence and a check. A round's plan depends only on ``(seed,
@@ -20,7 +20,7 @@ TRAFFIC: Final = 2.2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The parts of a cell.
+    """The parts of a cell and their options.
 
     Attributes:
         name: name in reports.
@@ -54,7 +54,10 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault on ``target``. It starts ``at`` seconds after the start of the traffic, and lasts ``seconds``."""
+    """A planned fault, with the part of the cell that it hits (``target``).
+
+    It starts ``at`` seconds after the start of the traffic, and lasts ``seconds``.
+    """
 
     at: float
     kind: str

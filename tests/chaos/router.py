@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 
 
 def key_of(group: int | None, medium: str, block: Any) -> Key:
-    """Return a block's key in a form that can be sorted and sent as JSON."""
+    """Return a block's group, medium and hash in a form that can be sorted and sent as JSON."""
     return (str(group), medium, block.hex() if isinstance(block, bytes) else str(block))
 
 

@@ -1,4 +1,4 @@
-"""A router process of the campaign, and requests to it."""
+"""A handle of a router process of the campaign, which sends requests to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.doubles.child import Child, python
 
 
 class Router:
-    """A router process, and requests to it.
+    """A router process of the campaign, and requests to it.
 
     Args:
         name: name of the process.
@@ -52,7 +52,7 @@ class Router:
         return await self._ask("report")
 
     async def dump(self, name: str) -> dict[str, set[Key]]:
-        """Return every key of a stream's view, by rank."""
+        """Return the key of every block in a router's view of one stream, by rank."""
         found = await self._ask(f"dump {name}")
         return {rank: {(group, medium, block) for group, medium, block in keys} for rank, keys in found.items()}
 

@@ -44,7 +44,7 @@ def test_a_short_campaign() -> None:
 @pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add a block to the truth that the engine does not have, to prove that the campaign can fail."""
+    """The campaign finds a wrong view: the test adds a block to the truth that the engine does not have."""
     honest: Callable[..., engines.Truth] = engines.truth_of
 
     def lying(blocks: list[dict[str, object]]) -> engines.Truth:

@@ -17,7 +17,9 @@ def test_the_same_seed_plans_the_same_faults(cell: int) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_plan_can_be_carried_out(cell: int) -> None:
-    """Every kind has a maker, every target exists in its cell, and every fault begins during the traffic."""
+    """Every kind of fault has a function, every target exists in its cell, and every fault begins during the
+    traffic.
+    """
     shape = SHAPES[cell]
     networks = {"engine", "router"} if shape.namespaces else set()
     links = set() if shape.namespaces else {"live", "replay", "out", "out replay"}

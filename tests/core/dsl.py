@@ -1,4 +1,5 @@
-"""Tests of the relay as a conversation: ``script >> an event << the commands that the relay returns``.
+"""Functions to write tests of the relay as a conversation: ``script >> an event << the commands that the relay
+returns``.
 
 ::
 
@@ -112,7 +113,7 @@ class Bench:
 
 
 class Happens:
-    """An event for the relay, which is built when the script reaches it."""
+    """A step of a script that gives the relay an event. The event is built when the script reaches the step."""
 
     def __init__(self, text: str, make: Callable[[Conversation], RelayEvent], *, after: float = 0.0) -> None:
         self.text = text
@@ -140,7 +141,7 @@ def raw(*frames: bytes, source: int = 0) -> Happens:
 
 
 def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None) -> Happens:
-    """Return the event of one batch in the answer to the newest request, or to ``request``."""
+    """Return the step in which one batch of a replay answer arrives, by default of the newest request's answer."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -150,7 +151,7 @@ def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None
 
 
 def replay_end(source: int = 0, request: int | None = None) -> Happens:
-    """Return the event of END in the answer to the newest request, or to ``request``."""
+    """Return the step in which END of a replay answer arrives, by default of the newest request's answer."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -160,7 +161,10 @@ def replay_end(source: int = 0, request: int | None = None) -> Happens:
 
 
 def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
-    """Return the event of an answer to the newest request that breaks off at a frame that is too large."""
+    """Return the step in which a replay answer breaks off at a frame that is too large.
+
+    By default it is the answer to the newest request.
+    """
 
     def make(script: Conversation) -> RelayEvent:
         return ReplayAborted(source, script.requests[source] if request is None else request)
@@ -169,7 +173,7 @@ def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
 
 
 def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = None) -> Happens:
-    """Return the event of the reply to the newest snapshot request."""
+    """Return the step in which the reply to a snapshot request arrives, by default to the newest one."""
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -183,8 +187,9 @@ def tick(seconds: float = 0.0, wall: float = 0.0, stood: float = 0.0) -> Happens
 
 
 def unread(source: int = 0, *, answer: bool = False) -> Happens:
-    """Return the event that messages wait to be read, on the live stream or, with ``answer``, in the newest request's
-    answer.
+    """Return the step in which unread messages wait on the live stream.
+
+    With ``answer``, they wait in the answer to the newest request.
     """
     what = "the answer" if answer else "the live stream"
     return Happens(f"{what} waits", lambda script: Unread(source, script.requests[source] if answer else None))
@@ -203,7 +208,7 @@ def asked_raw(*frames: bytes, output: int = 0, stream: int = 0) -> Happens:
 
 
 class Answering(NamedTuple):
-    """The command that starts a replay answer, and the reader of the answer."""
+    """The relay's command that starts a replay answer, and a reader of this answer."""
 
     command: AnswerReplay
     reader: AnswerReader
@@ -316,17 +321,17 @@ def _say(command: Done) -> str:
 
 
 class Conversation:
-    """The events that a relay or a sequencer gets, and its answers to them."""
+    """The events that a relay or a sequencer gets in a test, and its answers to them."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.requests: dict[int, int] = {}
-        """By source, the id of the newest request."""
+        """The id of the newest replay request of each source."""
         self._pending: list[Any] = []
         self._lines: list[str] = []
 
     def handle(self, event: RelayEvent) -> list[Any]:
-        """Return the commands or actions that follow from the event."""
+        """Return the relay's commands, or the sequencer's actions, that follow from an event."""
         raise NotImplementedError
 
     def frames(self, seq: int, *events: Any, **envelope: Any) -> list[bytes]:

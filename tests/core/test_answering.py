@@ -40,7 +40,10 @@ def ask(of, start, cut=never, **options):
 
 
 def cutter(of, *hashes):
-    """Return a function that makes snapshots of a stream with these blocks, one event each, and the list of its calls."""
+    """Return a function that makes snapshots of a stream, and a list of the calls of this function.
+
+    The stream has these blocks, each stored by one event.
+    """
     bench = Bench()
     bench.feed(*[store([block]) for block in hashes])
     made = []
@@ -135,7 +138,7 @@ LLMD = [name for name in PROFILES if name not in LATE_FROM_0]
 
 
 class TestByProfile:
-    """Tests for answers of a stream whose journal begins at 10, by profile and by start.
+    """Tests for replay answers by the output's profile and by the requested seq. The journal begins at seq 10.
 
     A router may have got the state by its subscription and still request a replay.
     """

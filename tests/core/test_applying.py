@@ -41,7 +41,7 @@ def make_relay() -> Relay:
 
 
 class Kept:
-    """A relay whose records are kept, and an engine whose replay has only the newest batch."""
+    """A relay that writes records for a write-ahead log, and an engine whose replay has only the newest batch."""
 
     def __init__(self) -> None:
         self.relay = make_relay()

@@ -1,6 +1,6 @@
-"""Tests by example for a checkpoint: the state that it restores, and the data that it refuses.
+"""Tests by example for a checkpoint of the relay: the state that it restores, and the data that it refuses.
 
-The random relay in tests/properties, which is killed, has further tests.
+The random relay in properties, which is killed, has further tests.
 """
 
 import re
@@ -42,8 +42,9 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
 
 
 def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
-    """Blocks of a numbered group come one by one, beside larger blocks, until several blocks in one event prove the
-    size.
+    """kvbus took small blocks for tail blocks and did not announce them. When it learns that they are blocks, it does.
+
+    They come one by one, beside larger blocks, until several blocks in one event prove the size.
     """
     script = restored([store([9], block_size=32, group=0)], [store([1], group=0)])
     out = script.source.normalizer.apply(decode_batch(payload(store([2, 3], 1, group=0))))
@@ -63,7 +64,7 @@ def announced(normalizer):
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
-    """Changes that come before all slices were read are in the log after the checkpoint, and not in the checkpoint."""
+    """Changes that happen while a checkpoint is written are not in it. They are in the write-ahead log after it."""
     first, second = Script(), Script()
     first >> live(0, store([1, 2]))
     first.whatever()
@@ -84,9 +85,9 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
     ids=["", "reblock", "dynamo", "topic"],
 )
 def test_blocks_are_announced_as_before(options):
-    """There are more chunks than one record holds.
+    """A restored relay announces the same blocks. They are more than one record of the checkpoint holds.
 
-    One chunk has a field that no struct defines, another lacks a block.
+    One of the stores has a field that no struct defines, another lacks a block.
     """
     first, second = Script(**options), Script(**options)
     first >> live(0, {**store([1, 2, 3]), "unheard_of": 7}, topic=b"engine")

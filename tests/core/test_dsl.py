@@ -1,4 +1,4 @@
-"""Tests for the scripts: a script has to fail if the relay does something else, and the failure has to name it."""
+"""Tests for the script helpers in ``dsl.py``: a script fails if the relay does something else, and names it."""
 
 import pytest
 

@@ -19,7 +19,9 @@ HOSTILE = [[], [b""], [b"\xff" * 8] * 2, [b"id", b"", b"\x00" * 8], [b"", b"\xff
 
 
 def made(kind, frames):
-    """Return an event of this kind about source or output 0."""
+    """Return an event of this kind for the relay, about source or output 0, with these frames if the kind has
+    frames.
+    """
     values = {
         int: 0,
         int | None: 0,

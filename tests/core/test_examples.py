@@ -1,4 +1,7 @@
-"""Tests for the first example of each reason: its shape and its source, without content of a prompt."""
+"""Tests for the example that kvbus keeps of the first rejected event of each reason.
+
+It shows the event's shape and source, without content of a prompt.
+"""
 
 from __future__ import annotations
 

@@ -125,10 +125,7 @@ def test_of_what_is_not_taken_in_nothing_is_remembered():
 
 
 def test_a_long_chain_is_walked_once_in_a_step():
-    """A conversation of many blocks grows block by block.
-
-    The cost of a block must not grow with the blocks before it.
-    """
+    """A conversation of many blocks grows block by block. The cost of a new block must not grow with their number."""
     engine = Engine()
     calls: collections.Counter[str] = collections.Counter()
 

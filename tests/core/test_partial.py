@@ -1,4 +1,7 @@
-"""Tests for `partial`: what is missing, since when, and what ends it, also after a restart from the log."""
+"""Tests for the state `partial` of a source: what kvbus does not know, since when, and what ends this state.
+
+The state is the same after a restart from the write-ahead log.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ STORES = {
     Reason.UNKNOWN_MEDIUM: store([5], medium="HBM"),
     Reason.TOO_MANY_GROUPS: store([5], group=3),
 }
-"""By reason, a store that is refused for this reason."""
+"""For each reason to refuse a store, a store that is refused for it."""
 
 
 def partial(script: Script) -> bool:
@@ -144,7 +147,7 @@ class TestWhatIsSaid:
 
     @pytest.mark.parametrize("reason", STORES)
     def test_a_store_that_was_refused(self, reason: Reason):
-        """For every reason, the engine then holds a block that routers do not get."""
+        """A refused store makes its source partial, because the engine holds a block that routers do not get."""
         script = Kept(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
@@ -224,11 +227,13 @@ class TestAClear:
         ids=["live", "gone", "unknown", "tokenless", "left out", "no medium we know"],
     )
     def test_does_not_end_it_where_another_tier_was(self, spoken: Iterable[Any], checkpoint: bool):
-        """vLLM's clear empties only the device. The earlier blocks of the other tier stay unknown."""
+        """vLLM's clear empties only the device. If another tier had blocks before, these stay unknown."""
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
     def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):
-        """The other tier may have held blocks before the clear."""
+        """After a clear, the first event of another tier makes the source partial again: the tier may have held
+        blocks before.
+        """
         script = older_than_kvbus()
         assert emptied(script, 101, checkpoint)
         script = older_than_kvbus().hear(live(101, cleared()), tick(0.1, WALL + 1))
@@ -254,7 +259,10 @@ class TestAClear:
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
-        """The clear of the old epoch is still to be delivered when the next epoch begins."""
+        """A clear of the old epoch does not end `partial` in the next epoch.
+
+        kvbus has not delivered it yet when the next epoch begins.
+        """
         script = Kept(reorder_grace=10)
         last = 2 + SLICE + 20
         script.hear(live(0, store([1])), *(live(seq, store([seq])) for seq in range(2, last)), live(last, cleared()))
@@ -272,9 +280,11 @@ class TestAClear:
 @pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
 @pytest.mark.parametrize("tiers", [False, True])
 def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
-    """An earlier kvbus in the chain sends such a state.
+    """A state ends `partial`, even if it arrives after kvbus has given up its request.
 
-    A clear that leaves a tier does not begin a state, nor does a batch.
+    An earlier kvbus in a chain sends one.
+
+    A clear that leaves another tier does not begin a state, nor does a usual batch.
     """
     script = Kept(replay=True)
     script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))

@@ -1,4 +1,4 @@
-"""Tests of the complete core: a script hands events to the relay and checks the relay's commands."""
+"""Tests of kvbus's complete core: a script gives events to the relay and checks the relay's commands."""
 
 import pytest
 
@@ -58,8 +58,9 @@ def answered(script, start):
 
 
 def sent(script):
-    """Return the number of blocks in the batches just sent, and check that no batch has more blocks than routers
-    accept.
+    """Return the number of blocks in each of the batches just sent.
+
+    Check that none has more blocks than routers accept.
     """
     batches = [unpack(command.payload)[1] for command in script.whatever()]
     named = [[len(event["block_hashes"]) for event in events] for events in batches]
@@ -69,7 +70,7 @@ def sent(script):
 
 
 def replayed_view(script):
-    """Return a new router that has got the answer to a request from 0."""
+    """Return a new router that has applied the answer to a replay request from 0."""
     router = PlainSetRouter()
     for seq, body in answered(script, 0):
         router.apply(seq, body)
@@ -188,7 +189,10 @@ class TestNumbering:
 
     @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
     def test_an_engine_of_another_rank_than_expected_is_cleared_under_that_one_too(self, extra):
-        """Routers hold the blocks of a former process under the rank that the engine itself sent."""
+        """kvbus sends a clear for the rank in the engine's batches, too, if it is not the configured rank.
+
+        Routers hold the blocks of a former kvbus process under the engine's own rank.
+        """
         relay = self.relay(first_seqs=[5000])
         relay.handle(Started(7.0), 0.0)
         sent = relay.handle(BatchReceived(0, batch(0, A | extra, rank=3)), 0.0)
@@ -201,13 +205,19 @@ class TestNumbering:
         assert again.seq == 5003
 
     def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
-        """If batch 0 began with AllBlocksCleared, readers would conclude that the engine is SGLang."""
+        """An output without a former process begins with the engine's first batch, not with a clear.
+
+        If batch 0 began with AllBlocksCleared, readers would conclude that the engine is SGLang.
+        """
         (first,) = self.relay().handle(BatchReceived(0, batch(0, A, rank=3)), 0.0)
         _, (event,), rank = unpack(first.payload)
         assert (first.seq, event["type"], rank) == (0, "BlockStored", 3)
 
     def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
-        """Routers that stayed connected hold the blocks of these ranks, and no other process clears them."""
+        """kvbus clears the ranks of sources that a former process had on the stream and that are no longer configured.
+
+        Routers that stayed connected hold blocks of these ranks, and no other process clears them.
+        """
         sources = [SourceSpec("engine/1", 1, replay=False)]
         spec = OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9], known_slots=3)
         relay = Relay([SourceSpec(), *sources], [spec])
@@ -216,7 +226,7 @@ class TestNumbering:
 
     @pytest.mark.parametrize("placed", [False, True], ids=["started", "placed"])
     def test_a_merged_stream_with_only_rank_0_is_cleared_once_under_that_rank(self, placed):
-        """SMG's gateway would see a gap at the first batch of another rank."""
+        """kvbus sends one clear with rank 0. SMG's gateway would see a gap at the first batch of another rank."""
         spec = OutputSpec("out", PROFILES["smg"], [b""], merged=True, first_seqs=[9], known_slots=4)
         relay = Relay([SourceSpec("engine/0", 0, replay=False), SourceSpec("engine/1", 1, replay=False)], [spec])
         sent = relay.handle(OutputPlaced(0, spec) if placed else Started(), 0.0)

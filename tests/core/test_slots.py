@@ -1,5 +1,6 @@
-"""Tests for sources that are added and removed: their slots, their seqs, and that other sources' routers see no
-change.
+"""Tests for sources that are added and removed while kvbus runs: their slots and their seqs.
+
+The routers of other sources see no change.
 """
 
 from msgspec import structs

@@ -1,4 +1,7 @@
-"""Tests for findings about complete streams: each needs evidence that no captured stream of a healthy engine gives."""
+"""Tests for kvbus's findings about complete streams.
+
+The captured streams of healthy engines cause none of them.
+"""
 
 import pytest
 
@@ -24,7 +27,7 @@ PREFIX = store([1, 2, 3])
 
 
 def said(source):
-    """Return the findings about a source: by id, the text."""
+    """Return the texts of kvbus's findings about a source, by the ids of the findings."""
     return {each.id: each.text for each in source_findings(source)}
 
 

@@ -1,5 +1,6 @@
-"""Tests that the core's description of a source has the configuration's names and defaults, and that state names are
-public.
+"""Tests for the core's description of a source.
+
+Its fields have the names and defaults of the configuration, and the names of its states are public.
 """
 
 from kvbus.config import Config, SourceConfig

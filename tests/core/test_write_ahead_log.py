@@ -1,4 +1,7 @@
-"""Tests that records are read as they were written, all of them and in order, and that other bytes are refused."""
+"""Tests for the encoding of the write-ahead log: all records are read as they were written and in order.
+
+Bytes that are not such records are refused.
+"""
 
 import msgspec
 import pytest

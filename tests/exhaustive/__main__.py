@@ -1,4 +1,4 @@
-"""``make explore DEPTH=6``: search from every scene to a depth, and report the results.
+"""``make explore DEPTH=6``: search all orders of events from every starting point (scene) to a depth, and report it.
 
 Exit with 1 if a check fails.
 """

@@ -1,7 +1,7 @@
-"""kvbus's real core for the model: pass events to it, execute its commands, write its log, and restart a killed
-process.
+"""kvbus's real core in the model of the exhaustive search.
 
-Only this module depends on the form of commands and records.
+The model passes events to it, executes its commands, writes its log, and restarts it after a kill. Only this module
+depends on the form of commands and records.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Reading(msgspec.Struct):
 
 
 class Bus:
-    """A kvbus and its disk, over the lives of all its processes."""
+    """A kvbus of the model with its disk. It may be killed and restarted any number of times."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -82,7 +82,7 @@ class Bus:
 
     @property
     def index(self) -> set[int]:
-        """Hashes of the announced blocks. Empty while the source has expired."""
+        """Hashes of the blocks that routers should have; none while the source has expired."""
         tables = {} if self.source.expired else self.source.normalizer.index.tables
         return {block for table in tables.values() for block in table.blocks if isinstance(block, int)}
 
@@ -120,7 +120,7 @@ class Bus:
         return [batch for batch in command.transfer.batches() if batch is not None]
 
     def asked(self, start: int, now: float) -> Reading:
-        """Handle a router's replay request, and return a reading position for :meth:`answer`."""
+        """Handle a router's replay request, and return the answer as :meth:`answer` reads it."""
         (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
         assert isinstance(command, AnswerReplay)
         return Reading(command.answer, command.answer.messages())

@@ -1,4 +1,4 @@
-"""Computes a digest of a state. States with the same future behaviour have the same digest.
+"""Compute a digest of a state of the search. States with the same future behaviour have the same digest.
 
 The digest contains values, and times relative to now, but no counters. It contains values of unknown types completely.
 So a new field may make equivalent states differ, which costs search time, but it never makes different states equal.
@@ -78,7 +78,7 @@ _ways: dict[type, Plain] = {}
 
 
 def _way(value: Any, kind: type) -> Plain:
-    """Return the function that converts values of one type."""
+    """Return the function that converts a value of this type to plain data for the digest."""
     name = kind.__name__
     if issubclass(kind, Enum):
         return lambda _, value: value.name
@@ -105,7 +105,7 @@ def _way(value: Any, kind: type) -> Plain:
 
 
 def _generator(walk: _Walk, value: types.GeneratorType[Any, Any, Any]) -> Any:
-    """Return the position of a generator, its variables, and the generator to which it delegates with ``yield
+    """Return the state of a generator: its position, its variables, and the generator that it runs by ``yield
     from``.
     """
     frame = value.gi_frame

@@ -24,7 +24,7 @@ PAUSE: Final = 3.0
 """Seconds of a pause. It is longer than the deadline of an answer, and as long as `TIMEOUT`."""
 
 NEVER: Final = 60
-"""Seconds within which both routers must be exact if no fault occurs. Otherwise the check fails."""
+"""Maximum seconds until both routers are exact if no further fault occurs. After that, the check fails."""
 
 CALM: Final = 4
 """Seconds for which nothing may change after both routers are exact."""
@@ -33,7 +33,7 @@ END: Final = -1
 
 
 class PromiseError(AssertionError):
-    """An invariant of the model does not hold."""
+    """An error: an invariant of the model does not hold."""
 
 
 @cache
@@ -59,7 +59,7 @@ def cached(epoch: int, end: int) -> frozenset[int]:
 
 @cache
 def origin(of: bytes) -> tuple[int, int]:
-    """Return the epoch and the seq of the batch with a payload."""
+    """Return the epoch and the seq of the model's batch that has this payload."""
     return next((epoch, seq) for epoch in range(EPOCHS) for seq in range(100) if batch(epoch, seq) == of)
 
 

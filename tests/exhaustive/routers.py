@@ -1,4 +1,7 @@
-"""The two routers: a checking router that requests replays and checks seqs, and a trusting router that does neither."""
+"""The two routers of the exhaustive search.
+
+The checking router requests replays and checks seqs; the trusting router does neither.
+"""
 
 from __future__ import annotations
 

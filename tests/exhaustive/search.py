@@ -1,6 +1,7 @@
-"""A breadth-first search over all orders of actions.
+"""A breadth-first search over all orders of actions of the model.
 
-It visits each state once, checks it, and finishes it without faults.
+It visits each state once, checks it, and then lets all messages arrive without faults, to see whether routers are
+exact.
 
 A relay cannot be copied while an answer is being read. Therefore the search stores a state as the path of actions that
 leads to it, and rebuilds the state by executing the path. A step takes 25 microseconds; a deep copy would take 480.
@@ -69,7 +70,7 @@ of silence before a probe, 2 s before the next probe (``probe_interval``), and 1
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a search, counted from its scene."""
+    """Limits of a search. They count from its starting point (scene)."""
 
     depth: int
     faults: int = 3
@@ -80,7 +81,7 @@ class Limits:
 
 @dataclass
 class Found:
-    """Counters of a search."""
+    """The numbers that a search reports."""
 
     states: int = 0
     transitions: int = 0
@@ -93,7 +94,7 @@ class Found:
 
 
 class CounterExampleError(AssertionError):
-    """An invariant fails at the end of this path of actions. No shorter path makes an invariant fail."""
+    """An error: an invariant fails at the end of this path of actions. No shorter path makes an invariant fail."""
 
     def __init__(self, scene: str, path: Path, error: Exception) -> None:
         self.path = path
@@ -114,7 +115,7 @@ class Search:
         """
 
     def at(self, path: Path) -> Model:
-        """Return the state at the end of a path, by executing its actions."""
+        """Return the model in the state at the end of a path, by executing the path's actions."""
         model = Model(self._limits.batches + SCENES[self._scene].count("publishes"), self._limits.ticks)
         for name in (*SCENES[self._scene], *path):
             getattr(model, name)()

@@ -55,7 +55,7 @@ class BarePeer:
         self._reading = asyncio.ensure_future(self._read())
 
     def send(self, *frames: bytes) -> None:
-        """Send one message of short frames (at most 255 bytes each)."""
+        """Send one message. Each of its frames may have at most 255 bytes."""
         for frame in frames[:-1]:
             self._writer.write(bytes([_MORE]) + _short(frame))
         self._writer.write(b"\0" + _short(frames[-1]))

@@ -12,9 +12,9 @@ from tests.transport.loops import collect
 
 @pytest.fixture
 def raised():
-    """A list that gets the exceptions of the event loop's callbacks.
+    """A list of the exceptions that callbacks of the event loop have raised.
 
-    A test that expects exceptions removes them from it.
+    A test that expects exceptions removes them from the list.
     """
     return []
 

@@ -22,7 +22,7 @@ def no_cut(_):
 
 
 class Served:
-    """A stream with `count` batches, and its replay server."""
+    """A stream with `count` batches, and the replay server that answers requests for them."""
 
     def __init__(
         self, count, *, profile="vllm", payload=b"payload", sessions=64, beside=None, stall_timeout=30.0, **options

@@ -1,4 +1,4 @@
-"""Tests for a port to which engines connect, with kvbus's own ZMTP and libzmq engines. Some peers must be refused."""
+"""Tests for a port of kvbus's own ZMTP to which engines connect. Engines use libzmq, and some peers must be refused."""
 
 from __future__ import annotations
 

@@ -33,8 +33,9 @@ duration suffices to see the first PING.
 
 @pytest.mark.slow
 async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
-    """Each kind of socket of kvbus gets such peers: busy peers, silent peers, and a peer that is reading a replay
-    answer.
+    """Connect peers without ZMTP commands to each kind of socket of kvbus.
+
+    They are busy peers, silent peers, and a peer that is reading a replay answer.
     """
     bound, engine_port, replay_port = (free_port() for _ in range(3))
     loop = asyncio.get_running_loop()

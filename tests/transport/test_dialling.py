@@ -1,5 +1,6 @@
-"""Tests for how far a connection attempt gets with libzmq sockets of every type, kvbus's endpoints and other
-servers.
+"""Tests for diagnostic connection attempts, which report how far a connection gets.
+
+They connect to libzmq sockets of every type, to kvbus's endpoints and to other servers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TYPES = ["PUB", "XPUB", "SUB", "XSUB", "ROUTER", "DEALER", "REP", "REQ", "PUSH",
 
 
 class Peers:
-    """libzmq sockets that the test's end closes."""
+    """libzmq sockets to which a test connects. They are closed at the end of the test."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()

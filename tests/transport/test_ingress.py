@@ -126,7 +126,7 @@ async def test_only_topics_with_the_prefix(context):
 
 @both_loops
 async def test_messages_of_any_shape_are_handed_over(context):
-    """The transport drops no malformed message, because the core checks and counts them."""
+    """The transport passes malformed messages on, because kvbus's core checks and counts them."""
     where = endpoint()
     async with live_stream(context, where) as (got, _), EnginePublisher(where, None, bind=True) as engine:
         await engine.wait_for_subscriber(60)
@@ -232,7 +232,10 @@ async def test_hundreds_of_requests_leave_nothing_behind(context):
 @both_loops
 @pytest.mark.parametrize("bind", [False, True])
 async def test_what_a_connection_has_brought_comes_before_its_end(context, bind):
-    """If kvbus read the batches after the end of their connection, it would attribute them to the next connection."""
+    """kvbus reads the batches of a connection before it reports the connection's end.
+
+    Otherwise it would attribute them to the next connection.
+    """
     where, beside = endpoint(), endpoint()
     order: list[Any] = []
     engines = zmq.Context()

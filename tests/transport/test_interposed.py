@@ -1,4 +1,4 @@
-"""Tests for a port to which publishers and subscribers connect, with libzmq peers, bare peers and hostile peers."""
+"""Tests for a port to which an engine and its routers connect, with libzmq peers, bare peers and hostile peers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Port:
         self.stats = OutputStats()
         self.refusals: list[tuple[str, str]] = []
         self.seen: list[Any] = []
-        """Received batches and reported changes of the connection, in order."""
+        """The batches and the changes of connection that the source has reported, in order.
+
+        True means that it is up.
+        """
         self.bursts = 0
         self.port = Interposed(ANY, self.routers, settings=settings, stats=self.stats, refused=self._refused)
         self.topics = topics
@@ -200,7 +203,9 @@ async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
 
 @both_loops
 async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
-    """A thousand connections stop at different points of the handshake. The engine and a router connect after them."""
+    """The engine and a router can connect although a thousand connections have stopped at different points of the
+    handshake.
+    """
     async with opened(max_half_open=64, handshake_timeout=120.0) as port:
         crowd = []
         beginnings = [b"", b"\xff", greeting(), greeting() + b"\x04\x20"]

@@ -1,4 +1,4 @@
-"""Tests for how kvbus detects by libzmq's monitor when a source's connection begins and ends."""
+"""Tests for how kvbus learns from libzmq's monitor that a source's connection has begun or ended."""
 
 import asyncio
 import contextlib
@@ -92,8 +92,9 @@ async def test_a_peer_that_comes_late_and_restarts_again_and_again(context):
 
 @both_loops
 async def test_bound_with_two_peers_coming_and_going(context):
-    """The source is up from the first peer's connection to the last peer's disconnection, without a report in
-    between.
+    """A bound source is up from the first peer's connection to the last peer's disconnection.
+
+    It reports nothing when a second peer connects or one of two leaves.
     """
     where = endpoint()
     async with watched(context) as one:
@@ -128,7 +129,7 @@ async def heard_from(pub, sub):
 
 @both_loops
 async def test_a_connection_without_a_handshake_is_none(context):
-    """A port scan, or a peer with another protocol, must not count as an engine."""
+    """A connection without a ZMTP handshake, such as a port scan, does not count as an engine."""
     where = endpoint()
     port = int(where.rpartition(":")[2])
     async with watched(context) as one:
@@ -165,7 +166,10 @@ async def test_a_silent_stranger_does_not_keep_the_source_up(context):
 
 @both_loops
 async def test_monitors_made_and_closed_in_quick_succession(context):
-    """The address of a monitor contains the number of a file descriptor, and the kernel reuses these numbers."""
+    """Monitors that are opened and closed quickly do not disturb each other.
+
+    The address of a monitor contains the number of a file descriptor, and the kernel reuses these numbers.
+    """
     where = endpoint()
     pub = publisher(context, where)
     for _ in range(25):

@@ -1,4 +1,4 @@
-"""Test of a host name that changes to another engine while the old engine is connected.
+"""Test for a host name that moves to another engine while kvbus is connected to the old engine.
 
 kvbus must send replay requests to the engine of the live stream, and not to the new address of the name.
 """

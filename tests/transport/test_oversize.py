@@ -1,5 +1,6 @@
-"""Tests for a frame larger than MAXMSGSIZE. libzmq then closes the connection, and does not reconnect if it had
-connected.
+"""Tests for a frame that is larger than the limit MAXMSGSIZE of kvbus's socket.
+
+libzmq then closes the connection, and does not connect again if it had made the connection.
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
 
 
 async def test_an_engine_that_dials_in_comes_back_by_itself():
-    """If kvbus binds, libzmq gives no reason for the end of a connection, so kvbus only counts the batch as missing
-    and lost.
+    """An engine that connects to kvbus connects again after an oversize frame.
+
+    If kvbus binds, libzmq gives no reason for the end of a connection, so kvbus only counts the batch as missing and
+    lost.
     """
     async with (
         running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus,

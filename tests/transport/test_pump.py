@@ -1,4 +1,7 @@
-"""Tests for the message pump on libzmq's edge-triggered descriptor: no message may wait until the next one arrives."""
+"""Tests for the message pump, which reads a libzmq socket whose descriptor signals only changes (edge-triggered).
+
+No message may wait until the next one arrives.
+"""
 
 import asyncio
 import contextlib
@@ -61,9 +64,9 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
 
 @both_loops
 async def test_a_cap_ends_the_turn_and_not_the_reading(context):
-    """More messages wait than the pump reads at once.
+    """If more messages wait than the pump may read in one turn, it lets other callbacks run and then continues.
 
-    Other callbacks run in between, and the pump needs no new edge event.
+    It needs no new signal of the descriptor for this.
     """
     got = []
     other = []
@@ -113,9 +116,9 @@ async def test_a_handler_that_raises_loses_its_own_message_only(context, raised)
 
 @both_loops
 async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(context):
-    """A send makes libzmq process the arrived messages.
+    """After a send on the same socket, `kick` makes the pump read the messages that have arrived.
 
-    The descriptor then signals nothing, although a message waits.
+    The send makes libzmq process these messages, so that the descriptor signals nothing although a message waits.
     """
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
@@ -281,8 +284,9 @@ def test_receive_takes_one_message_and_says_when_there_is_none(context):
 
 @both_loops
 async def test_the_socket_outlives_its_reader_by_a_turn(context):
-    """The loop may hold an event of this iteration for the descriptor, and a new socket may get the same descriptor
-    number.
+    """The socket of a closed pump is closed one iteration of the event loop later.
+
+    The loop may hold an event for its descriptor, and a new socket might get the same descriptor number.
     """
     pair = Pair(context)
     pump = Pump(pair.mine, print)

@@ -1,5 +1,6 @@
-"""Tests for the replay server on kvbus's own ZMTP: a client that never reads delays no other client, and shares are
-fair.
+"""Tests for the replay server on kvbus's own ZMTP, with clients that never read.
+
+They delay no other client, and all clients get equal shares.
 """
 
 import asyncio
@@ -79,8 +80,8 @@ class Reader(threading.Thread):
 
 
 async def timed(one):
-    """Return the seconds until a healthy router has its complete answer, and the CPU seconds that this process used
-    meanwhile.
+    """Return the seconds in which a healthy router got its complete answer, and the CPU seconds that this process
+    used.
     """
     loop = asyncio.get_running_loop()
     reader, begin, busy = Reader(one), loop.time(), time.process_time()
@@ -146,7 +147,10 @@ async def test_they_cost_little_memory(context, descriptors):
 
 @both_loops
 async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
-    """Without the limit, 400 requests of a few bytes each took 1.3 GB of memory."""
+    """kvbus stops reading a connection that sends request after request.
+
+    Without this limit, 400 requests of a few bytes each took 1.3 GB of memory.
+    """
     async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
@@ -179,7 +183,10 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
-    """The sender has passed the complete answer to the connection, and the unread rest is smaller than one share."""
+    """kvbus also ends a connection whose short answer is not read.
+
+    The complete answer has been passed to the connection, and the unread rest is smaller than one share.
+    """
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
@@ -189,7 +196,9 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 
 @both_loops
 async def test_a_slow_link_is_never_given_up(context):
-    """A client reads 3 MB at 300 kB/s. The stall_timeout is a third of the time that the answer takes."""
+    """kvbus does not give up a client that reads slowly: 3 MB at 300 kB/s, with a stall_timeout of a third of this
+    time.
+    """
     async with served(750, payload=b"p" * 4_000, stall_timeout=3.0) as one:
         async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
             loop, got = asyncio.get_running_loop(), 0

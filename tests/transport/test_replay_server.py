@@ -1,5 +1,6 @@
-"""Tests for the replay server with real clients of different speeds: none delays another, and each answer ends with
-END.
+"""Tests for the replay server with real clients of different speeds.
+
+No client delays another, and each answer ends with END.
 """
 
 from itertools import islice
@@ -64,7 +65,7 @@ async def test_two_hundred_at_once(context):
 
 @both_loops
 async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context):
-    """Like an engine, kvbus does not mix two answers on one connection.
+    """Like an engine, kvbus finishes an answer before it begins the next one on the same connection.
 
     So the first END belongs to the first request.
     """
@@ -292,8 +293,9 @@ class Waits(InPieces):
 @both_loops
 @pytest.mark.parametrize(("kind", "pace"), [(InPieces, 1), (Waits, 0)])
 async def test_a_message_that_is_cut_off_ends_the_connection(kind, pace):
-    """kvbus closes the connection, because the client would read an END after the incomplete message as a part of
-    it.
+    """kvbus closes the connection if it cannot complete a message of many frames.
+
+    If it sent END instead, the client would read END as a part of the incomplete message.
     """
     async with (
         served(0, kind=kind) as one,

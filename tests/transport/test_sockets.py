@@ -1,4 +1,7 @@
-"""Tests for how kvbus detects that a peer vanished silently: only by the kernel's TCP keepalive."""
+"""Tests that kvbus notices a peer that vanished silently.
+
+It uses only the kernel's TCP keepalive for this.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for joining consecutive single blocks into one event that keeps the fields of each block."""
+"""Tests for joining the stores of consecutive single blocks into one event that keeps the fields of each block."""
 
 from collections import Counter
 from typing import Any

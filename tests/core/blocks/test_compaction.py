@@ -87,8 +87,9 @@ def test_it_is_made_once_for_all_who_ask():
 
 
 def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collector():
-    """While a snapshot lives, a large index stays frozen and keeps changes on top, so the snapshot has to be freed at
-    once.
+    """A snapshot is freed as soon as its last reader ends, without a garbage collection.
+
+    While a snapshot exists, a large index stays frozen and keeps later changes separately.
     """
     gc.disable()
     try:
@@ -106,9 +107,9 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
 
 
 def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
-    """Collecting a batch's blocks is most of the work.
+    """Several readers share the batches of a snapshot, because collecting a batch's blocks is most of the work.
 
-    A reader that begins after the last batch gets the collected batches too.
+    A reader that begins after the last batch was collected gets all of them.
     """
     found = []
 

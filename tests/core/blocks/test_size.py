@@ -1,4 +1,7 @@
-"""Tests for the size of an index in bytes: exact after any order of removals, near the process's growth, and limited."""
+"""Tests for the size in bytes that kvbus computes for an index.
+
+It is exact after any order of removals, near the growth of the process, and limited.
+"""
 
 import sys
 import tracemalloc
@@ -43,7 +46,9 @@ def _calls(bench, payload_):
 
 @pytest.mark.parametrize("event", [store([10**6]), cleared(), removed([1], group=0, medium="DISK")])
 def test_what_an_event_costs_does_not_grow_with_the_tables(event):
-    """With blocks in hundreds of groups and media, an event must not visit each group and medium."""
+    """The cost of an event does not depend on the number of groups and media: there are hundreds of them, and an event
+    visits only its own.
+    """
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     costs = []
     for groups in (2, 64):

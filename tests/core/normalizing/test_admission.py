@@ -1,4 +1,4 @@
-"""Tests for the decision which events of a batch are applied.
+"""Tests for kvbus's decision which events of a batch it applies.
 
 ``test_normalizer`` tests each reason to refuse an event.
 """
@@ -84,8 +84,9 @@ def test_spellings_that_are_very_long_are_not_kept(kind):
 
 
 def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
-    """Once a second block size shows that stores without a group number are radix nodes, this holds for all LoRA
-    adapters.
+    """A second block size shows that stores without a group number are radix nodes.
+
+    This then holds for all LoRA adapters.
     """
     bench = Bench()
     bench.feed(store([1], lora_id=1), store([2], lora_id=2), store([3], lora_id=3, group=5))

@@ -1,4 +1,4 @@
-"""Tests for the rules of a single event: each violation has one reason."""
+"""Tests for the rules by which kvbus refuses a single event: each violation has one reason."""
 
 import pytest
 

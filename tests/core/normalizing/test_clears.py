@@ -1,4 +1,4 @@
-"""Tests for the tiers that a clear empties, and for the blocks that remain."""
+"""Tests for AllBlocksCleared: which tiers it empties, and which blocks remain."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from tests.typed import well_formed
 class TestClear:
     @pytest.mark.parametrize("clears", [2, 3, 5])
     def test_a_second_one_in_a_batch_speaks_of_the_other_tiers(self, clears):
-        """vLLM can reset its offloaded blocks too (``reset_external``).
+        """A second clear in the same batch empties the other tiers.
 
-        It then sends two clears without a medium in one batch.
+        vLLM sends two clears without a medium in one batch if it also resets its offloaded blocks (``reset_external``).
         """
         bench = Bench()
         bench.feed(*[store([i], medium=medium) for medium in ("GPU", "CPU", "DISK") for i in range(184)])
@@ -68,7 +68,7 @@ class TestEmptied:
 
 
 class TestNamedClears:
-    """Tests for outputs that send removals in place of a clear."""
+    """Tests for outputs that send removals of all blocks in place of a clear."""
 
     def feed(self, bench, *events):
         """Apply events, and return the events of an output that sends removals in place of a clear."""

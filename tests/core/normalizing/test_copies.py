@@ -1,4 +1,4 @@
-"""Tests for the copies that a removal takes away, by the setting ``duplicates`` and by the engine's own counts."""
+"""Tests for copies of a block: how many a removal ends, by the setting ``duplicates`` or by the engine's own counts."""
 
 import pytest
 from msgspec import msgpack
@@ -11,7 +11,11 @@ from tests.doubles.payloads import plain_all, removed, store
 
 
 def test_a_second_salt_of_a_live_hash_is_not_announced():
-    """No recorded engine stores one: an engine's hash includes the salt."""
+    """A store of a live hash with another salt is not announced.
+
+    Recorded engines do not send one: their hashes include the
+    salt.
+    """
     bench = Bench()
     assert bench.feed(store([1], cache_salt="red")) == plain_all([store([1], cache_salt="red")])
     assert bench.feed(store([1], cache_salt="blue")) == []
@@ -23,7 +27,9 @@ def test_a_second_salt_of_a_live_hash_is_not_announced():
 class TestWhatIsSaid:
     @pytest.mark.parametrize("rule", ["count", "last", "ignore"])
     def test_by_the_engine_about_each_block(self, rule):
-        """The engine's counts (vllm#48933) take precedence over every value of ``duplicates``."""
+        """The counts of remaining copies that an engine sends (vllm#48933) take precedence over every value of
+        ``duplicates``.
+        """
         bench = Bench(duplicates=rule)
         for _ in range(3):
             bench.feed(store([1, 2]))
@@ -50,8 +56,9 @@ class TestWhatIsSaid:
         assert "remaining_copy_counts" not in event
 
     def test_hits_announced_again_are_no_copies_where_it_is_said(self):
-        """With ``kv_cache_report_mode=full`` the engine announces cache hits again, which counting cannot distinguish
-        from copies.
+        """With ``kv_cache_report_mode=full`` the engine stores a block again at each cache hit.
+
+        If kvbus counted stores, it could not distinguish these from copies.
         """
         bench = Bench()
         for _ in range(5):

@@ -1,8 +1,8 @@
-"""Tests for stores with masked blocks: vLLM leaves out the hashes of blocks that a sliding window or Mamba never reads
-again.
+"""Tests for stores with masked blocks, whose hashes vLLM leaves out.
 
-Such a store has the tokens of all its blocks and the hashes of some of them, in order. ``parent_block_hash`` is the
-block before the first block, and may never have been stored.
+These are blocks that a sliding window or Mamba never reads again. Such a store has the tokens of all its blocks and the
+hashes of some of them, in order. ``parent_block_hash`` is the block before the first block, and may never have been
+stored.
 """
 
 from __future__ import annotations
@@ -68,9 +68,8 @@ def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
 
 
 def test_cut_blocks_need_tokens():
-    """With a smaller configured size, sub-blocks are hashed from their tokens.
-
-    So a block without tokens is not announced.
+    """If kvbus divides blocks, it computes the hashes of the parts from their tokens, so it refuses blocks without
+    tokens.
     """
     bench = Both(block_size=8)
     bench.feed(store([1, 2], group=1))

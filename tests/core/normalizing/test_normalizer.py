@@ -1,4 +1,4 @@
-"""Tests by example for the events that a router gets for the events of an engine."""
+"""Tests for the normalizer by example: the events that a router gets for the events of an engine."""
 
 import pytest
 from msgspec import Raw
@@ -80,7 +80,10 @@ class TestReasons:
         assert bench.router.violations == []
 
     def test_every_reason_of_an_event_is_provoked_somewhere(self):
-        """The reasons that are left out concern complete messages and batches, or have their own tests."""
+        """The tests of this module cause every reason to refuse or filter a single event.
+
+        The reasons that are left out concern complete messages and batches, or have their own tests.
+        """
         of_messages = {Reason.FRAME_COUNT, Reason.FRAME_SIZE, Reason.SEQ_WIDTH, Reason.SEQ_RANGE}
         of_messages |= {Reason.CONFLICT, Reason.OTHER_TOPIC}
         of_batches = {Reason.NOT_MSGPACK, Reason.NESTING, Reason.BATCH_SHAPE, Reason.TOO_MANY_EVENTS}

@@ -1,4 +1,4 @@
-"""Tests for stores without tokens, which get the tokens of the same blocks on another medium."""
+"""Tests for stores without tokens on a further medium: kvbus adds the tokens of the same blocks on another medium."""
 
 import pytest
 
@@ -8,7 +8,9 @@ from tests.doubles.payloads import plain_all, store, tokens_of
 
 
 def test_salt_session_and_keys_are_those_of_the_blocks():
-    """Without the salt and keys, one tenant's block would be announced as everybody's."""
+    """kvbus also adds the blocks' salt, session and keys. Without them, the block of one tenant would be announced as
+    everybody's.
+    """
     bench = Bench()
     salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}
     bench.feed(store([1, 2], **salted), store([7, 8]))

@@ -1,4 +1,4 @@
-"""Tests for the removals that are sent for the removals of one batch, and for their order."""
+"""Tests for the removals that kvbus sends for the removals of one batch, and for their order."""
 
 import pytest
 
@@ -61,8 +61,9 @@ def test_an_offload_names_blocks_that_earlier_runs_of_its_batch_have_removed():
 
 
 def cut(size=16):
-    """Return a bench that cuts radix nodes to pages: node 1 has six pages, node 2 the first two of them, node 3
-    follows node 1.
+    """Return a bench with radix nodes that it divides into pages.
+
+    Node 1 has six pages, node 2 the first two of them, and node 3 follows node 1.
     """
     known = Bench(block_size=size)
     tokens = tokens_of(1, 96)

@@ -1,4 +1,4 @@
-"""Tests for stores other than new blocks after a known parent."""
+"""Tests for unusual stores: all except new blocks after a known parent."""
 
 import pytest
 

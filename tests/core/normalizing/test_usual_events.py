@@ -1,4 +1,4 @@
-"""Tests for the most frequent events, in batches of their own and in batches with unusual events."""
+"""Tests for the most frequent events of engines, alone in a batch and together with unusual events."""
 
 import pytest
 

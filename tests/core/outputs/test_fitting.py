@@ -1,4 +1,4 @@
-"""Tests for the changes to a batch that a profile's routers need, through a complete relay."""
+"""Tests that a batch is changed as the routers of each profile need it, through a complete relay."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Tests by example for a tenant's view: which stores belong to it, which blocks follow them, and which are never sent."""
+"""Tests by example for a tenant's view, the stream of a router with limited rights.
+
+They test which stores belong to it, which blocks follow these, and which are never sent.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,15 @@ A = Rights(salts=frozenset({"a"}))
 
 
 def salted(salt: Any, hashes: list[Any], **more: Any) -> dict[str, Any]:
-    """Return a store of the first blocks of a chain with a salt, as vLLM sends it."""
+    """Return a store of a chain's first blocks. As in vLLM, the first block's extra keys contain the salt."""
     return store(hashes, extra_keys=[[salt], *[None] * (len(hashes) - 1)], **more)
 
 
 class Taken:
-    """A view that gets outgoing events. The source's index has the stores of all these events."""
+    """A tenant's view to which a test passes the relay's outgoing events.
+
+    The source's index has all of their blocks.
+    """
 
     def __init__(self, rights: Rights = A) -> None:
         self.stats = NumberingStats()
@@ -170,8 +176,9 @@ def test_a_batch_without_anything_for_the_view_has_no_number() -> None:
 
 
 def test_an_engine_that_comes_back_has_the_blocks_whose_chains_began_elsewhere_too() -> None:
-    """kvbus clears the routers while the engine is gone, but keeps its decisions about which blocks belong to the
-    view.
+    """After an engine was gone, its blocks are in the same views as before.
+
+    kvbus clears the routers in this time, but remembers which blocks belong to the view.
     """
     script = Script(replay=True, rights=A)
     a1, b3, a2 = salted("a", [1]), salted("b", [3]), store([2], 1)
@@ -235,7 +242,7 @@ def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() ->
 
 @pytest.mark.parametrize("name", ["sglang0523_radix_salts", "sglang0523_salt_session", "vllm033_session"])
 def test_the_views_of_a_recorded_engines_salts_are_its_salted_blocks_in_parts(name: str) -> None:
-    """Each block that the engine holds at the end is in the view of the salt with which the block's chain begins."""
+    """Each block that a recorded engine holds at the end is in the view of the salt that begins the block's chain."""
     salts = ("tenant-a", "tenant-b")
     relay = Relay(
         [SourceSpec("e", 0, replay=False, probe_interval=0.0)],

@@ -1,4 +1,5 @@
-"""A conversation as in :mod:`tests.core.dsl`, but with a sequencer, so that the sequencer's own actions are visible.
+"""Functions to write tests of a sequencer as a conversation, as in :mod:`tests.core.dsl`, with the sequencer's own
+actions.
 
 The events have the same names. Some actions lead to no command of the relay (a lost batch that waits behind another
 source's batches, the end of a catch-up). This module has names for those actions.
@@ -68,9 +69,9 @@ class SequencerScript(Conversation):
         """The number of the publisher's current epoch."""
         self.delivered: list[bytes] = []
         self.sends = True
-        """Whether requests are sent at once. If False, they wait behind other requests."""
+        """Whether the relay sends the sequencer's requests immediately. If False, they wait behind other requests."""
         self.state_at = -1
-        """The seq under which the publisher's answer begins with a state; -1 if the answer has batches."""
+        """The seq at which the publisher's answer begins with a state; -1 if the answer contains batches."""
 
     def payload(self, seq: int) -> bytes:
         """Return the payload that the publisher sends under this seq."""

@@ -1,5 +1,6 @@
-"""Tests for answers that break off at an oversized batch: it is lost and counted, and the batches after it are
-requested.
+"""Tests for a replay answer that breaks off at an oversized batch.
+
+kvbus counts this batch as lost and requests the batches after it.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Tests for two publishers on one endpoint: what counts as a restart, what as a conflict, and how long a conflict
-lasts.
+"""Tests for two publishers on one endpoint (a conflict).
+
+They test what counts as a restart and what as a conflict, and how long a conflict lasts.
 """
 
 from math import inf
@@ -10,7 +11,7 @@ from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS, MAX_PAUSE, WIND
 
 
 def provoked(conflict, now):
-    """Return the number of epochs at one moment after which a conflict begins."""
+    """Return how many epochs must begin at the same time before kvbus reports a conflict."""
     return next(n for n in range(1, 100) if conflict.epoch_began(now))
 
 

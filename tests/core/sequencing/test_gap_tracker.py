@@ -1,4 +1,7 @@
-"""Tests for batches that are known to exist before they arrive: each is missing until it is recovered or lost."""
+"""Tests for the gap tracker, which counts batches that exist but have not arrived as missing.
+
+Each is then recovered or lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the table of phases: each transition occurs once, and inputs that are not in the table are refused."""
+"""Tests for the table of the sequencer's phases: each transition occurs once, and all other inputs are refused."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def two_publishers(script: SequencerScript) -> None:
 
 
 def no_buffer(script: SequencerScript) -> None:
-    """Answer two probes with nothing, and send a live batch after each."""
+    """Let the publisher answer two probes with END only, although it sends a live batch after each.
+
+    It so seems to have no replay buffer.
+    """
     for seq in (3, 4):
         script.after(tick(1.5), replay_end(), live(seq))
 
@@ -89,7 +92,7 @@ IN: dict[Phase, Callable[[], Made]] = {
     Phase.GRACE: lambda: after(3, live(5), replay=False),
     Phase.CONFLICT: lambda: after(1, two_publishers),
 }
-"""By phase with a connection, a function that brings a new script into the phase."""
+"""For each phase with a connection, a function that returns a new script in this phase."""
 
 COMPACTED: dict[str, Any] = {"snapshot": True, "compacted": True, "on_lost": "keep"}
 NO_REPLAY: dict[str, Any] = {"snapshot": True, "replay": False}

@@ -1,4 +1,7 @@
-"""Tests by example for the order of one publisher's batches. tests/properties tests random streams."""
+"""Tests by example for the sequencer, which delivers one publisher's batches in order and requests missing ones.
+
+The tests in properties use random streams.
+"""
 
 from collections import deque
 from itertools import pairwise
@@ -35,7 +38,7 @@ from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost
 
 
 def asks(done):
-    """Return whether a request is among the actions."""
+    """Return whether the sequencer's actions contain a replay request."""
     return any(isinstance(action, Ask) for action in done)
 
 
@@ -55,9 +58,9 @@ class TestGaps:
         assert script.delivered == [script.payload(seq) for seq in range(6)]
 
     def test_a_seq_from_nowhere_does_not_take_for_ever(self):
-        """One seq that is further ahead than any gap costs its batch.
+        """A single batch whose seq is much too high is rejected.
 
-        An engine that continues from there is in a new epoch.
+        If the engine continues from this seq, it is in a new epoch.
         """
         script = in_sync(3, probe_interval=0.0)
         assert script >> live(2**63 - 4)
@@ -92,7 +95,7 @@ class TestGaps:
 
 
 class TestBackfill:
-    """Tests for batches that count as lost because nobody answered, and that a later answer brings after all."""
+    """Tests for batches that count as lost because a request got no answer, and that a later answer still contains."""
 
     def given_up(self, count=3):
         script = in_sync(count, replay_timeout=2.0, probe_interval=0.0)
@@ -158,8 +161,9 @@ class TestEpochs:
 
 
 class TestAfterAPause:
-    """Tests for a process that was stopped or is slow: unread batches wait while the publisher trims its buffer beyond
-    them.
+    """Tests for a kvbus process that was stopped or is slow.
+
+    Batches wait to be read, and the publisher no longer has some of those before them.
     """
 
     def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
@@ -173,7 +177,10 @@ class TestAfterAPause:
         assert not script.sequencer.partial
 
     def asked_for(self, script, seconds, *before):
-        """Answer every request for ``seconds``. Each answer begins beyond the delivered batches."""
+        """Answer every request of the sequencer for some seconds.
+
+        The answers begin after the batches that it has delivered.
+        """
         until = script.now + seconds
         while script.now < until:
             if asks(script.after(tick(0.5))):
@@ -215,9 +222,9 @@ class TestAfterAPause:
 
     @pytest.mark.parametrize("deaf", [False, True])
     def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
-        """Another kvbus answers with a state if its journal does not reach back.
+        """Another kvbus answers with a state if its journal no longer has the requested batches.
 
-        Here the state is of batch 20 of 59 sent batches.
+        In this test it has sent 59 batches, and the state is of batch 20.
         """
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
@@ -252,9 +259,9 @@ class TestAfterAPause:
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
     def test_a_state_is_known_as_one_behind_a_snapshot(self):
-        """After a snapshot, the first seq of the answer has no fingerprint.
+        """After a snapshot, kvbus has no fingerprint for the first seq of a replay answer.
 
-        Batches sent after the request came live meanwhile.
+        Batches that were sent after the request arrive live before the answer.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))
@@ -295,7 +302,10 @@ class TestConflict:
 
 
 class TestRestartOfThisProcess:
-    """Tests for a sequencer that loads a checkpoint and the write-ahead log. It has no connection at first."""
+    """Tests for the sequencer of a new kvbus process that loads a checkpoint and the write-ahead log.
+
+    It has no connection at first.
+    """
 
     def restarted(self, script):
         again = SequencerScript(epoch=script.epoch)
@@ -346,7 +356,10 @@ class TestRestartOfThisProcess:
 
 
 class TestCompletion:
-    """Tests for the end of ``partial`` when the engine's cache was emptied: then no earlier batch is missing any more."""
+    """Tests for the end of the state ``partial`` when the engine's cache was emptied.
+
+    Then kvbus knows every block again.
+    """
 
     def partial(self):
         script = SequencerScript()

@@ -1,5 +1,6 @@
-"""Tests for several streams on one socket: each source gets its own topic, with one or several numberings and with
-losses.
+"""Tests for several streams with separate topics on one socket of an engine.
+
+Each source gets only its own topic. The streams have common or separate seqs, and batches are lost.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ A, B, C = b"kv@a@m", b"kv@b@m", b"kv@c@m"
 
 
 def said(source):
-    """Return the findings about the stream: by id, the text."""
+    """Return the texts of kvbus's findings about a stream, by the ids of the findings."""
     return {each.id: each.text for each in stream_findings(source)}
 
 
@@ -200,7 +201,9 @@ def test_a_topic_that_nothing_comes_under_is_said(framing: int) -> None:
 
 
 def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
-    """The source is connected and gets no live batch: its endpoint may be another engine's."""
+    """A finding reports a connected source that gets batches only from its replay: its endpoint may be another
+    engine's.
+    """
     socket = Socket("one", b"", shared=False, probe=0.5)
     socket.publish(A, lost=True)
     socket.up()
@@ -239,7 +242,7 @@ def test_answers_after_live_batches_and_on_several_connections_are_no_fault() ->
 
 
 def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
-    """The stream is idle, or has batches only from its replay so far, or its engine starts later."""
+    """No finding reports a wrong topic if the stream is idle, has had batches only by replay, or has no engine yet."""
     socket = Socket("one", b"kv@", shared=False)
     for _ in range(5):
         socket.publish(b"kv@a@m", lost=True)
@@ -299,7 +302,10 @@ def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 
 @pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
 def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
-    """Two batches of topic b have the seqs that topic a lost, so at first both topics seem to share one numbering."""
+    """kvbus corrects itself after two topics seemed to share one series of seqs.
+
+    Topic a lost two seqs, and two batches of topic b happened to have these seqs.
+    """
     socket = Socket("each", A, B, replay=False)
     socket.up()
     for topic, lost in [(A, False), (B, True), (B, False), (A, True), (A, False)]:

@@ -1,5 +1,6 @@
-"""Tests for fields that kvbus only carries: with any value the block stays, and routers get a value that they can
-read.
+"""Tests for event fields that kvbus passes on without using them.
+
+Whatever their value, the block stays, and routers get a value that they can read.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: An
 
 @pytest.mark.parametrize("name", ["extra_keys", "cache_salt", "lora_name"])
 def test_prompts_that_an_odd_value_tells_apart_stay_apart(name: str) -> None:
-    """Two tenants send the same prompt.
+    """Two tenants send the same prompt with different odd values, and kvbus divides their blocks.
 
-    Their sub-blocks must differ from each other, and from those of the plain prompt.
+    The hashes of the parts must differ from each other, and from those of the prompt without such a value.
     """
     names = set()
     for value in (None, {"tenant": 1}, {"tenant": 2}):
@@ -141,7 +142,7 @@ def test_an_odd_list_is_divided_with_its_blocks() -> None:
 
 
 def test_a_value_that_cannot_be_decoded_leaves_as_a_text() -> None:
-    """A router that gets the undecodable bytes would lose the complete batch."""
+    """kvbus sends a text in place of bytes that cannot be decoded, because a router would drop the complete batch."""
     bench = Bench()
     bad = b"\xa2\xff\xff"
     raw = payload(store([1], session_id="SALT")).replace(pack("SALT"), bad)

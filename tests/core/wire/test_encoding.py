@@ -1,4 +1,4 @@
-"""Tests for parts of stores and removals, in every form of an event."""
+"""Tests for encoding a part of a store or removal, in every form of an event."""
 
 import pytest
 from msgspec import UNSET
@@ -50,7 +50,10 @@ def mm_key(offset):
 
 
 def test_a_list_with_an_entry_for_each_block_is_divided_though_no_struct_knows_it():
-    """TensorRT-LLM's ``mm_keys`` lists, for each block, the images in the block."""
+    """If kvbus divides a store, it also divides an unknown list with one entry for each block.
+
+    An example is TensorRT-LLM's ``mm_keys``, which lists the images in each block.
+    """
     images = [[mm_key(0)], [], [mm_key(7), mm_key(9)]]
     event = with_extras(as_sent(store([1, 2, 3])), {"mm_keys": encode_value(images), "future": encode_value([1, 2, 3])})
     found = plain_all(parts(event, [(0, 2), (2, 3)]))

@@ -34,7 +34,7 @@ class TestLive:
 
     @pytest.mark.parametrize("payload", [b"\x93x", b"\x81x", b"\xdc\0\1", b"\xdf"])
     def test_frames_behind_the_payload(self, payload):
-        """A later version may add frames after the payload.
+        """kvbus ignores frames that a later version may add after the payload.
 
         A third frame that is no batch, such as a seq, is not a payload.
         """

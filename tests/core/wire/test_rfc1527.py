@@ -1,4 +1,6 @@
-"""Tests for Mooncake's RFC 1527 maps, with the field order and the nulls of Mooncake's own publisher."""
+"""Tests for reading events in the form of Mooncake's RFC 1527, with the field order and nulls of Mooncake's
+publisher.
+"""
 
 import pytest
 
@@ -32,7 +34,7 @@ def batch(*events):
 
 
 def known(**more):
-    """Return a store of an engine that knows the tokens of its blocks."""
+    """Return a store event of an engine, which contains the tokens of its blocks. Those of the pool do not."""
     fields = {"seq_hashes": [1, 2], "token_ids": tokens_of(1) + tokens_of(2), "block_size": 16, "medium": "gpu"}
     return event("stored", legacy=False, base_block_idx=4, parent_hash=9, **fields | more)
 
@@ -48,7 +50,10 @@ def test_what_a_pool_says(legacy):
 
 
 def test_what_its_keys_say_of_a_block_is_no_unknown_field():
-    """Mooncake#2876: ranks, group, namespace, and the complete hash, of which ``seq_hashes`` has the last 64 bits."""
+    """kvbus knows the fields of Mooncake#2876: ranks, group, namespace, and the complete hash.
+
+    ``seq_hashes`` has the last 64 bits of this hash.
+    """
     more = {
         "connector_block_hash": "ab" * 32,
         "group_id": 0,

@@ -1,4 +1,4 @@
-"""Tests for token arrays: counting, decoding, dividing and joining."""
+"""Tests for encoded arrays of token ids: counting, decoding, dividing and joining them."""
 
 import pytest
 

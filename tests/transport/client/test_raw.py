@@ -1,6 +1,6 @@
-"""Tests that RawSubscriber misses no message, on asyncio and on uvloop.
+"""Tests that the client library's RawSubscriber misses no message, on asyncio and on uvloop.
 
-Its message pump gets only edge-triggered events.
+libzmq wakes it only once when messages arrive (edge-triggered), so it must read all of them.
 """
 
 import asyncio

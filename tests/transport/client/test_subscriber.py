@@ -74,7 +74,7 @@ def subscribed(publisher, timing=QUICK, **options):
 
 
 async def until(subscriber, kind, view=None):
-    """Receive updates until an update of the class ``kind`` has come. Return all received updates in order."""
+    """Receive updates until one of the class ``kind`` has come. Return all received updates in order."""
     seen: list[Any] = []
     while not seen or not isinstance(seen[-1], kind):
         seen.append(await subscriber.receive())
@@ -84,7 +84,7 @@ async def until(subscriber, kind, view=None):
 
 
 async def in_step(publisher, subscriber):
-    """Wait until the subscriber has read the replay and the publisher has received the subscription."""
+    """Wait until the subscriber has read the replay answer and the publisher has received the subscription."""
     await until(subscriber, Synced)
     await publisher.wait_for_subscriber()
 
@@ -323,7 +323,10 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
 
 
 def test_whoever_is_to_be_asked_sees_no_connection_before(loops, monkeypatch):
-    """kvbus would count a connection that ends immediately as a failed handshake."""
+    """The subscriber opens no connection to a replay endpoint before its first request.
+
+    kvbus would count a connection that ends immediately as a failed handshake.
+    """
     kinds = []
 
     class Recorded(zmq.Context):

@@ -178,9 +178,9 @@ async def test_a_client_that_leaves_in_the_middle_does_not_stop_the_server():
 
 
 def drained(fault, take):
-    """Request a replay of three batches under a fault.
+    """Request a replay of three batches from a publisher with a fault.
 
-    Return the seqs of the first `take` messages, and whether none follow.
+    Return the seqs of the first `take` messages, and whether no other message follows.
     """
     with EnginePublisherForThreads() as engine:
         engine.replay_fault = fault

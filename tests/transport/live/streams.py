@@ -1,4 +1,7 @@
-"""An output stream's live side for tests, and SUB sockets that read it, stall, or disconnect."""
+"""The live side of an output stream for tests, without a relay.
+
+SUB sockets of the test read it, stall, or disconnect.
+"""
 
 import asyncio
 import contextlib
@@ -132,12 +135,15 @@ class Stream:
         await eventually(lambda: sorted(self.states) == sorted(states), f"{states}, not {self.states}")
 
     async def level(self, *subs):
-        """Wait until the given SUB sockets have read the newest batch."""
+        """Wait until the given SUB sockets have read the stream's newest batch."""
         for sub in subs:
             await eventually(lambda sub=sub: (sub.seqs() or [-1])[-1] == self.next_seq - 1, "the newest batch")
 
     async def stalled(self, reads, drops=30):
-        """Publish until slow routers have lost ``drops`` batches. The routers in ``reads`` read everything."""
+        """Publish until kvbus has dropped ``drops`` batches for slow routers.
+
+        The routers in ``reads`` read everything.
+        """
         while self.slow_drops < drops:
             self.send(10, size=BIG)
             await self.level(*reads)

@@ -1,4 +1,4 @@
-"""Tests that a router that lacks batches gets them from its own position, as fast as it reads."""
+"""Tests that a router which lacks batches gets them from the seq that it has reached, as fast as it reads."""
 
 import pytest
 

@@ -1,5 +1,6 @@
-"""Tests for an endpoint that many streams share: which router gets which streams, and what a router that never
-reads costs.
+"""Tests for an endpoint that many streams share.
+
+They test which router gets which streams, and what a router that never reads costs.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Bench:
         self.readers: list[Reader] = []
         self._slots = itertools.count()
         self.most = 0
-        """Highest number of states that kvbus was sending at the same time."""
+        """Highest number of states that kvbus was sending at the same time in this test."""
 
     @property
     def under_way(self) -> list[Any]:
@@ -192,7 +193,7 @@ async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
 
 @both_loops
 async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else(context: Any) -> None:
-    """Forty streams share 1 MB of queued data.
+    """A router that does not read forty streams may have at most 1 MB of queued data, for all streams together.
 
     When the router reads again, it gets the state of each stream that lost a batch.
     """
@@ -267,8 +268,9 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
 @both_loops
 @pytest.mark.parametrize("seed", range(8))
 async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
-    """A random script: readers stall and read again, streams and subscriptions come and go, states are large, the
-    limit is low.
+    """Run a random script: readers stall and read again, streams and subscriptions come and go.
+
+    States are large, and the limit of queued data is low.
     """
     rng = random.Random(seed)
     async with bench_of(context, send_bytes=300_000) as bench:

@@ -1,4 +1,7 @@
-"""Tests for when each router gets the state, on a simulated clock. The peers are objects without sockets."""
+"""Tests for the time at which kvbus sends the state to each router, on a simulated clock.
+
+The routers are objects without sockets.
+"""
 
 import asyncio
 import contextlib
@@ -13,7 +16,7 @@ from kvbus.transport.live.states import GATHER, PACE, PLACES, SLOW_AFTER, StateP
 
 
 class Skipping(selectors.DefaultSelector):
-    """A selector that never waits. It advances the time of its event loop by the time that it should wait."""
+    """A selector that never waits. Instead of waiting, it advances the simulated time of its event loop."""
 
     passed = 0.0
 
@@ -43,7 +46,10 @@ def on_its_own_clock(test):
 
 
 class Bench:
-    """Streams that record each request for a state and begin to send it immediately, and simulated peers."""
+    """Streams for tests on a simulated clock, with simulated routers.
+
+    A stream records each request for a state, and begins to send it immediately.
+    """
 
     def __init__(self, streams=1):
         self.requests: list[tuple[float, int, tuple[int, ...]]] = []

@@ -1,6 +1,4 @@
-"""Tests for the status that kvbus shows of a stream's routers, while they are connected and after they have
-disconnected.
-"""
+"""Tests for what kvbus shows about a stream's routers, while they are connected and after they have disconnected."""
 
 import time
 from types import SimpleNamespace

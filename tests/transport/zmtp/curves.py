@@ -1,6 +1,4 @@
-"""CURVE keys, and functions that act as the other end of a CURVE connection without I/O, for tests of PUB and
-ROUTER.
-"""
+"""CURVE keys for tests of kvbus's own ZMTP, and functions that act as the other end of a connection without I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class Pair:
         return ClientKeys(self.public, self.secret, server.public)
 
     def as_client(self, server: Pair) -> dict[str, bytes]:
-        """Return the options of a libzmq socket that connects to a server with these keys."""
+        """Return the options with which a libzmq socket with these keys connects to ``server``."""
         public, secret = self.z85
         return {"CURVE_SERVERKEY": server.z85[0], "CURVE_PUBLICKEY": public, "CURVE_SECRETKEY": secret}
 
@@ -49,7 +47,7 @@ class Pair:
 
 
 def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT) -> Protocol:
-    """Return kvbus's end of an accepted connection after the greetings."""
+    """Return kvbus's end of a connection that a peer opened, after both sides have sent their greetings."""
     protocol = Protocol(role, accepting=True, limits=limits, mechanism=Server(keys, role))
     feed(protocol, HELLO)
     assert protocol.data_to_send() == HELLO
@@ -57,9 +55,9 @@ def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT) ->
 
 
 def dialling(keys: ClientKeys) -> Protocol:
-    """Return kvbus's end of a connection that kvbus opened, after the greetings.
+    """Return kvbus's end of a connection that kvbus opened, after both sides have sent their greetings.
 
-    The HELLO command is ready to be sent.
+    Its HELLO command is ready to be sent.
     """
     protocol = Protocol(Role.PUB, accepting=False, mechanism=Client(keys, Role.PUB))
     assert protocol.data_to_send() == HELLO[:11]
@@ -81,7 +79,7 @@ def feed(protocol: Protocol, data: bytes) -> list[Any]:
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """Split bytes into frames."""
+    """Return the ZMTP frames that the bytes of a connection contain."""
     buffer = bytearray(data)
     frames = []
     while (frame := take_frame(buffer, 2**30)) is not None:

@@ -1,4 +1,7 @@
-"""A role that records the events of its peers, and the bytes that a peer of each ZMTP version sends."""
+"""Test helpers for kvbus's own ZMTP: a role that records the events of its peers, and the bytes that peers send.
+
+A peer has one of several ZMTP versions.
+"""
 
 from __future__ import annotations
 

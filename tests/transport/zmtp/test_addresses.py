@@ -1,4 +1,7 @@
-"""Tests for endpoint addresses, which kvbus must bind, refuse as in use, and remove (socket files) like libzmq."""
+"""Tests for endpoint addresses of kvbus's own ZMTP.
+
+kvbus must bind them, refuse those in use, and remove socket files, as libzmq does.
+"""
 
 import os
 import socket
@@ -119,7 +122,10 @@ def test_a_file_of_another_kind_stays(tmp_path):
 
 
 def test_the_file_of_whoever_bound_it_next_stays(tmp_path, bound):
-    """At a restart, the new process may bind the path of the socket file before the old process closes its endpoint."""
+    """If a new process has bound the path of a socket file, the old process does not remove this file.
+
+    At a restart, the new process may bind the path before the old process closes its endpoint.
+    """
     path = tmp_path / "kv"
     first = bound(f"ipc://{path}")
     bound(f"ipc://{path}")

@@ -104,7 +104,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
 
 @both_loops
 async def test_pings_whose_answers_are_read_may_come_for_ever():
-    """The peer sends ten times as many PINGs as may have unread answers."""
+    """A peer that reads the answers may send any number of PINGs: ten times as many as may have unread answers."""
     ping, pong = (wire.command(name, data) for name, data in ((b"PING", b"\0\0c"), (b"PONG", b"c")))
     async with listening() as (listener, seen), bare(listener.endpoint, SUB) as (reader, writer):
         await reader.readexactly(64)
@@ -117,7 +117,7 @@ async def test_pings_whose_answers_are_read_may_come_for_ever():
 
 
 class Counting(list):
-    """A list of messages that only counts empty messages instead of keeping them."""
+    """A list of received messages that keeps none of them and only counts empty ones."""
 
     empty = 0
 
@@ -209,7 +209,7 @@ async def test_a_peer_may_be_paused_in_the_middle_of_its_messages():
 
 
 class Pausing(list):
-    """A list of messages. After each appended message, kvbus pauses reading from the peer."""
+    """A list of received messages. After each one, it pauses the reading from the peer."""
 
     def __init__(self, peer):
         super().__init__()

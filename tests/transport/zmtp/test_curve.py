@@ -1,5 +1,6 @@
-"""Tests for CURVE without I/O: which clients kvbus admits, and that it refuses changed, replayed or foreign
-commands.
+"""Tests for CURVE in kvbus's own ZMTP, without I/O.
+
+They test which clients kvbus admits, and that it refuses changed, replayed or foreign commands.
 """
 
 import gc
@@ -32,7 +33,7 @@ from tests.transport.zmtp.peers import greeting, hello_2, ready
 from tests.transport.zmtp.test_protocol import failure
 
 SIZES = [0, 1, 221, 222, 223, 254, 255, 256, 40_000]
-"""Body sizes in bytes. 222 is the longest body whose MESSAGE command is a short frame."""
+"""Sizes of message bodies in bytes. 222 is the longest body whose encrypted MESSAGE command is a short frame."""
 
 FORGED = {Reason.CURVE, Reason.COMMAND, Reason.NONCE, Reason.FRAME, Reason.SEAL, Reason.HANDSHAKE_BYTES}
 
@@ -91,7 +92,7 @@ def test_the_handshake_of_the_dialling_side(chunk):
 
 
 def accepted():
-    """Yield the steps of a handshake on the accepting side: a protocol, and the bytes to pass to it next."""
+    """Yield the steps of a handshake at the accepting side. A step is a protocol, and the bytes to pass to it next."""
     protocol = accepting(US.accepts(THEM))
     peer = Client(THEM.dials(US), SUB)
     hello = peer.start()
@@ -101,7 +102,7 @@ def accepted():
 
 
 def dialled():
-    """Yield the steps of a handshake on the connecting side: a protocol, and the bytes to pass to it next."""
+    """Yield the steps of a handshake at the connecting side. A step is a protocol, and the bytes to pass to it next."""
     protocol = dialling(THEM.dials(US))
     peer = Server(US.accepts(THEM), SUB)
     welcome = take(peer, protocol.data_to_send())
@@ -179,7 +180,10 @@ def test_a_message_before_the_handshake_is_over_is_refused():
 
 
 def test_a_client_that_knows_another_key_of_ours_is_refused_without_a_word():
-    """kvbus sends no ERROR, because libzmq never connects again after ERROR. The client may get the right key later."""
+    """kvbus refuses a client with a wrong server key without sending ERROR: libzmq never connects again after ERROR.
+
+    The client may get the right key later.
+    """
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, Client(THEM.dials(OTHER), SUB).start()) is Reason.CURVE
     assert protocol.data_to_send() == b""
@@ -306,7 +310,7 @@ def test_no_step_is_taken_twice(number):
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"])
 def test_keys_that_make_no_secret_are_refused(point):
-    """With a point of low order as public key, anybody can compute the shared secret."""
+    """kvbus refuses a public key that is a point of low order: anybody could compute the shared secret."""
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, wire.command(b"HELLO", b"\1\0" + bytes(72) + point + bytes(88))) is Reason.CURVE
     protocol = dialling(THEM.dials(US))
@@ -403,7 +407,9 @@ def test_a_ping_is_answered_for_the_peer_to_seal():
 
 
 def test_a_message_may_be_a_command_frame_too():
-    """RFC 37 says that MESSAGE is a command frame, but libzmq sends it as a message frame."""
+    """kvbus accepts an encrypted MESSAGE as a command frame, as RFC 37 says, and as a message frame, as libzmq
+    sends it.
+    """
     protocol, peer = opened(US, THEM)
     (frame,) = frames_of(sealed(peer, encode_message([b"\1kv"])))
     assert not frame.command

@@ -20,7 +20,7 @@ from tests.transport.zmtp.test_listener import bare, received
 from tests.transport.zmtp.test_listener import listening as any_listening
 
 HASTY = Settings(handshake_timeout=0.5)
-"""Settings with a handshake timeout of 0.5 s, for which kvbus keeps a peer with wrong keys waiting."""
+"""Settings with a handshake timeout of 0.5 s. kvbus closes the connection of a peer with wrong keys after this time."""
 US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
@@ -112,7 +112,10 @@ async def test_a_replayed_connection_opens_nothing():
 
 @both_loops
 async def test_who_is_refused_for_its_keys_is_left_waiting():
-    """If kvbus closed the connection immediately, libzmq would connect again ten times a second."""
+    """kvbus keeps the connection of a peer with wrong keys until the handshake timeout.
+
+    If it closed it immediately, libzmq would connect again ten times a second.
+    """
     loop = asyncio.get_running_loop()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
     async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
@@ -142,7 +145,7 @@ async def test_who_is_left_waiting_keeps_nobody_out():
 
 @both_loops
 async def test_floods_keep_nobody_out(dial):
-    """While peers send half, forged and unencrypted handshakes, kvbus still serves clients with a valid key."""
+    """kvbus serves clients with a valid key while other peers send many half, forged and unencrypted handshakes."""
     settings = Settings(handshake_timeout=2.0, max_half_open=8)
     greeted = HELLO + Client(THEM.dials(US), SUB).start()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()

@@ -1,5 +1,6 @@
-"""Tests for the listener with real peers: current libzmq and bare sockets with older ZMTP versions, bound and
-connecting.
+"""Tests for the listener of kvbus's own ZMTP with real peers.
+
+They are current libzmq and bare sockets with older ZMTP versions.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Tests for what TCP shows of a peer: a peer that does not read is alive, and a peer whose kernel is silent is dead."""
+"""Tests for how kvbus learns from TCP whether a peer is alive.
+
+A peer that does not read is alive. A peer whose kernel does not answer is dead.
+"""
 
 import asyncio
 import os
@@ -55,7 +58,7 @@ def test_the_options_are_those_of_the_sources():
 
 @both_loops
 async def test_a_peer_that_does_not_read_is_there():
-    """The peer's TCP window is 0, but its kernel answers the window probes."""
+    """A peer that does not read counts as alive: its TCP window is 0, but its kernel answers the window probes."""
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")):
         await eventually(lambda: seen.peers, "the peer")
         peer = seen.peers[0]
@@ -96,7 +99,10 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_a_peer_whose_network_is_gone_is_gone():
-    """The test runs in its own network namespace, and takes the loopback interface down."""
+    """A peer whose network is down counts as dead.
+
+    The test runs in its own network namespace, and takes the loopback interface down.
+    """
     alone = [shutil.which("unshare") or "unshare", "--user", "--map-root-user", "--net"]
     if os.name != "posix" or subprocess.run([*alone, "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no network namespace for this user, or no ip")
