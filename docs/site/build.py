@@ -102,7 +102,7 @@ def picture(router: dict[str, Any]) -> str:
         f"engine {replay}  ◀─ replay ──  kvbus {ours_replay}  ◀─ replay ──  {router['name']}\n"
         f"                            kvbus 9477  ── page, /metrics\n```\n\n"
         f"A router that requests no replay needs only kvbus's port {ours}. If kvbus is a sidecar, the engine uses "
-        f"ports 15557 and 15657 on loopback. No other pod can connect to these ports, and kvbus can use port {ours}."
+        f"ports 15557 and 15657 on loopback, which no other pod can reach."
     )
 
 
