@@ -1,4 +1,7 @@
-"""A simulated engine with an HTTP API, which keeps only the requested clauses of the specification."""
+"""A simulated engine with an HTTP API for tests of the conformance kit.
+
+It keeps only the clauses of the specification that a test requests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ BLOCKS = 4
 
 
 class Engine:
-    """An engine that stores a few blocks for each prompt, unless these blocks are live.
+    """A simulated engine that stores a few blocks for each prompt, unless these blocks are live.
 
     Args:
         good: report the events' endpoints, store a live block only once, and clear the blocks at once.

@@ -1,4 +1,4 @@
-"""Judge the real publishers of vLLM and SGLang, and give the test vectors to their decoders.
+"""Judge the real publishers of vLLM and SGLang by the specification, and give the test vectors to their decoders.
 
 ``python -m tests.conform.judged`` writes the results to docs/spec/results.
 """
@@ -29,7 +29,7 @@ CAPTURES: Final = {
     "vllm-0.33.0": ("vLLM 0.33.0", "vllm033_map_int"),
     "sglang-0.5.23": ("SGLang 0.5.23", "sglang0523_map"),
 }
-"""The release of each engine, and the capture that its publisher sends.
+"""For each engine: its release, and the capture that its publisher sends when it is judged.
 
 The key is a directory of ``.ci/engines.sh``.
 """
@@ -68,7 +68,10 @@ async def judged(engine: str) -> Report:
 
 
 async def _watched(engine: str, capture: Path, seconds: float) -> Watch:
-    """Watch an engine's publisher, which has sent half of a capture before and sends the rest now."""
+    """Watch an engine's publisher that has sent half of a capture before and now sends the rest.
+
+    Return the observation.
+    """
     live, replay = free_ports(2)
     arguments = [there(home_of(engine)), live, replay, capture]
     program = [sys.executable, "-m", "tests.conform.publishers", *map(str, arguments)]

@@ -133,7 +133,7 @@ def _captures(prefix: str) -> dict[str, dict[str, list[str]]]:
 
 
 def publisher(peer: str, clause: str) -> tuple[str, str]:
-    """Return the outcome of a clause at a publisher, and the run or capture that shows it."""
+    """Return whether a publisher keeps a clause of the specification, and the run or capture that shows it."""
     verdicts = [result.of_clause(clause) for name, result in load("engines").items() if name.startswith(peer)]
     captures = _captures(PUBLISHERS[peer][2])
     for outcome, levels in (("broken", ("MUST", "SHOULD")), ("kept", ("kept",))):
@@ -148,7 +148,7 @@ def publisher(peer: str, clause: str) -> tuple[str, str]:
 
 
 def reader(peer: str, clause: str) -> tuple[str, str]:
-    """Return the outcome of a clause at a router, and the cases that show it."""
+    """Return whether a router keeps a clause of the specification, and the cases that show it."""
     verdicts = [each for each in load("routers")[peer].verdicts if each["clause"] == clause]
     broken = [each for each in verdicts if each["outcome"] == "broken"]
     known = sorted({f"`{each['case']}`" for each in broken}) + _read(peer, clause, "broken")
@@ -159,7 +159,7 @@ def reader(peer: str, clause: str) -> tuple[str, str]:
 
 
 def played(result: Result, case: str) -> str:
-    """Return the cell of a case in the table of routers."""
+    """Return the text for one case in a router's column of the matrix."""
     verdict = result.of_case(case)
     if verdict is None or verdict["outcome"] == "not seen":
         return "not seen"

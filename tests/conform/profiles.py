@@ -1,6 +1,6 @@
-"""Judge kvbus as the publisher of its routers, with each profile, and write the results to docs/spec/profiles.md.
+"""Judge kvbus by the specification as the publisher of its routers, with each profile.
 
-Run it with ``python -m tests.conform.profiles``.
+The results go to docs/spec/profiles.md. Run it with ``python -m tests.conform.profiles``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPOKEN: Final = [name for name in PROFILES if name != "dynamo-plane"]
 
 CAPTURE: Final = "vllm033_map_bytes"
 BLOCKS: Final = 5_000
-"""Number of blocks, more than one batch of a state holds."""
+"""Number of the engine's blocks. It is more than one batch of a state may have."""
 
 _HEAD: Final = """# What each profile breaks on purpose
 
@@ -87,8 +87,9 @@ async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
 
 
 async def of_states(directory: Path) -> Report:
-    """Judge a bus on subjects that the streams of the profiles do not show: states of several batches, snapshots
-    and CURVE.
+    """Judge kvbus on what the streams of the profiles do not show.
+
+    These are states of several batches, snapshots and CURVE.
     """
     (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     (directory / "server").write_bytes(server_secret + b"\n")

@@ -1,4 +1,4 @@
-"""Import modules of published engines that ``.ci/engines.sh`` has extracted from their wheels.
+"""Import modules of published engines, which ``.ci/engines.sh`` has extracted from their wheels, without the engines.
 
 This module needs no kvbus.
 
@@ -36,9 +36,9 @@ class _StandIn(ModuleType):
 
 
 class _StandIns(MetaPathFinder, Loader):
-    """An import finder that provides stand-ins.
+    """An import finder that provides a stand-in for each module that is not installed.
 
-    Python asks it last, so it only replaces modules that are not installed.
+    Python asks it only after all other finders.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

@@ -1,5 +1,6 @@
-"""Judge each recorded stream and write the results to docs/spec/recordings.md: ``python -m
-tests.conform.recordings``.
+"""Judge each recorded stream by the specification, and write the results to docs/spec/recordings.md.
+
+Run it with ``python -m tests.conform.recordings``.
 """
 
 from __future__ import annotations

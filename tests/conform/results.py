@@ -19,7 +19,7 @@ _KEPT: Final = ("clause", "case", "outcome", "level", "message", "counts")
 
 
 class Result(NamedTuple):
-    """One file of results.
+    """The stored results of one engine or router.
 
     Attributes:
         name: name of the file, without its extension.

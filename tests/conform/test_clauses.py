@@ -1,4 +1,4 @@
-"""Tests that each clause of the specification that binds publishers is judged, or has a reason why it is not."""
+"""Tests that the conformance kit judges each clause that binds publishers, or has a reason why it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests for each clause that one stream can show, with a stream that keeps the clause and a stream that breaks it."""
+"""Tests for the judgement of each clause that one stream can show.
+
+One stream keeps the clause, and another breaks it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Judge kvbus as a publisher on subjects that the profiles' streams do not show: large states, snapshots and CURVE."""
+"""Tests that judge kvbus as a publisher on what the profiles' streams do not show: large states, snapshots and
+CURVE.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 
 @pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
 async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
-    """Clause 11.3. After a reboot, kvbus does not know whether the output existed before.
+    """Clause 11.3: after a reboot, kvbus does not know whether routers have read the output before.
 
-    Its routers' subscriptions show the epoch.
+    Their subscriptions show it, so a first epoch needs no clear.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

@@ -1,4 +1,4 @@
-"""Tests that watch and query correct and defective publishers on real sockets."""
+"""Tests for watching and querying a publisher on real sockets, with correct and defective publishers."""
 
 from __future__ import annotations
 

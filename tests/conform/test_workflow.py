@@ -1,4 +1,4 @@
-"""Test the conformance workflow for other repositories: run its steps against an engine that they start."""
+"""Test of the conformance workflow that other repositories call: run its steps against an engine that they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test of a replay answer that changes the relay while a router reads it."""
+"""Test of a replay answer whose messages change the relay's state while a router reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.doubles.stage import cut_states
 
 
 async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp_path) -> None:
-    """A router has part of a state when kvbus is killed. Its next request must not get the rest from the journal."""
+    """kvbus commits what it must remember about a state before it sends a part of the state.
+
+    If it is killed then, a router's next request must not get the rest of the state from the journal.
+    """
     cut_states(monkeypatch, 1)
     async with (
         running_bus(state_dir=str(tmp_path / "state"), output={"journal_batches": 1}) as bus,

@@ -1,4 +1,4 @@
-"""Tests for findings about routers and about the bus: a running bus detects each and logs its begin and its end."""
+"""Tests that a running bus logs findings about itself and its routers: a line when one begins and when it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the changes that a new configuration causes, and for the changes that a reload refuses."""
+"""Tests for the differences between two configurations that a reload applies, and for those that it refuses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def config(*sources: dict[str, Any], **settings: Any) -> Config:
 
 
 def change(running: Config, wanted: Config, *closed: int) -> Change:
-    """Return the change from one configuration to another, if the sources in the ``closed`` slots have no
-    connection.
+    """Return what a reload of another configuration changes.
+
+    The sources in the ``closed`` slots have no connection.
     """
     return change_to(running, wanted, lambda slot: slot not in closed)
 

@@ -1,4 +1,7 @@
-"""Tests for detecting a changed configuration file: linked as Kubernetes links it, rewritten in place, or deleted."""
+"""Tests that kvbus notices a changed configuration file.
+
+The file is linked as Kubernetes links it, rewritten in place, or deleted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests for the file that keeps discovered engines over a restart: if it is damaged, and if discovery finds nothing."""
+"""Tests for the file in which kvbus keeps discovered engines over a restart.
+
+The file may be damaged, and the discovery may find nothing after the restart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the slots of sources: a source keeps its slot by its name, over changes of the list and over restarts."""
+"""Tests for the slots of sources: a source with the same name keeps its slot over reloads and restarts."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ def test_one_that_is_gone_yields_its_topic() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True), max_size=12))
 def test_whatever_the_list_does(lists: list[list[str]]) -> None:
-    """Each slot belongs to one worker, at most five workers are known, and a known worker keeps its slot."""
+    """After any changes of the sources, each slot belongs to one worker, and a known worker keeps its slot.
+
+    At most five workers are known.
+    """
     placement = Placement()
     for names in lists:
         before, placement = placement, place(placement, config(*names, most=5))

@@ -201,7 +201,7 @@ async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixtu
 
 
 class Edited(Fixture):
-    """A reloader that watches a configuration file, which contains only the log level."""
+    """A reloader that watches a configuration file. The file has only the log level."""
 
     def __init__(self, keys: Keyring, path: Path) -> None:
         self.path = path
@@ -274,7 +274,10 @@ async def test_a_problem_is_logged_once_and_counts_until_it_is_over(
 
 
 async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Kubernetes, a Secret may arrive after the configuration that needs it."""
+    """kvbus tries again to load a changed configuration with an error.
+
+    In Kubernetes, a Secret may arrive after the configuration that needs it.
+    """
     load, there = edited.load, list[bool]()
 
     def later() -> Config:
@@ -291,7 +294,10 @@ async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch:
 
 
 async def test_a_file_that_goes_on_changing_is_not_loaded(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that writes the file in place produces incomplete configurations for a moment."""
+    """kvbus loads a file only after it has stopped changing.
+
+    A program that writes the file in place produces incomplete configurations for a moment.
+    """
     count = itertools.count()
     content = ConfigFile.content
     monkeypatch.setattr(ConfigFile, "content", lambda file: content(file) + bytes(str(next(count)), "ascii"))

@@ -1,4 +1,7 @@
-"""Tests for the state with which a process starts: none, the exact state, or a state older than the routers' blocks."""
+"""Tests for the saved state with which a kvbus process starts.
+
+There is none, it is exact, or it is older than what the routers have received.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +70,9 @@ def test_a_state_goes_on_as_if_nothing_had_happened(config: Config, tmp_path: Pa
 
 
 def test_a_state_of_another_boot_is_no_truth_until_it_is_written_anew(config: Config, tmp_path: Path) -> None:
-    """The state was not synced before the machine crashed, so routers may have received batches that the state
-    lacks.
+    """kvbus does not trust a state of an earlier boot of the machine.
+
+    It was not synced to the disk before a crash, so routers may have received batches that it lacks.
     """
     with process(config, tmp_path, boot=bytes(16)) as (_, reservations, _):
         reservations.use(0, 0, 7)
@@ -112,7 +116,8 @@ def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
 
 
 def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
-    """The saved state counts copies by the old rule.
+    """If the setting ``duplicates`` has changed, kvbus does not use the saved state, whose copies were counted by
+    the old rule.
 
     With ``duplicates: last``, the engine sends one removal for all copies, so a block with several counted copies would
     stay live for ever.

@@ -1,4 +1,6 @@
-"""Tests that the relay's clock omits the time in which the process did not run."""
+"""Tests that the relay's clock leaves out the time in which the kvbus process did not run, for example when it was
+stopped.
+"""
 
 import pytest
 
@@ -6,7 +8,7 @@ from kvbus.daemon.runtime import LONGEST_STEP, RunningClock
 
 
 class Hands:
-    """A clock that the test sets."""
+    """A clock whose time the test sets."""
 
     def __init__(self):
         self.now = 1000.0

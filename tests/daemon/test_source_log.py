@@ -200,7 +200,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     assert looked() == [("state", "engine", "live", said)]
     assert looked() == []
 
-    # a gap that begins and ends between two looks
+    # This gap begins and ends between two checks by the log, so no line may report it.
     live(5)
     answer(3, 4)
     assert looked() == [("repaired", "engine", "live", "1 batch missing: 1 recovered by replay")]

@@ -1,4 +1,7 @@
-"""Tests for the sockets of sources with real publishers: the event that each action or failure of an engine causes."""
+"""Tests for the sockets of sources with real publishers.
+
+Each action or failure of an engine causes one event for the relay.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Opened:
         self.bursts = 0
         self.latency = Histogram((1.0,))
         self.cancels: list[int] = []
-        """Ids of requests that the test cancels as soon as an answer waits to be read."""
+        """Ids of replay requests that the test cancels as soon as an answer waits to be read."""
         feed = self._fed
         self.sockets = SourceSockets(sockets, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
 
@@ -216,7 +219,7 @@ async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]
-"""Frames of a state snapshot. They are more than kvbus keeps of any other message."""
+"""The frames of a state snapshot. kvbus keeps fewer frames of any other message."""
 
 
 async def test_the_answer_to_a_snapshot_carries_its_request(

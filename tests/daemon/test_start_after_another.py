@@ -1,4 +1,4 @@
-"""Tests for a start after a run with another configuration: the files of the old run must never prevent the start."""
+"""Tests that kvbus starts after a run with any other configuration: the old run's files never prevent it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ ENGINES: Final = [
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reservations of seqs are in a directory of the test if kvbus keeps no state."""
+    """Let a kvbus without a state keep its seq reservations in a directory of the test."""
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "engines.json").write_text(json.dumps(ENGINES))

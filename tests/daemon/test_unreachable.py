@@ -1,5 +1,6 @@
-"""Tests for the reason why a source has no connection: the daemon logs it, logs a change of it, and stops when
-connected.
+"""Tests that kvbus logs why a source has no connection, and logs each change of the reason.
+
+After a connection it logs no reason any more.
 """
 
 from __future__ import annotations

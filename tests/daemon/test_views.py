@@ -1,4 +1,7 @@
-"""Tests for views: which views exist, which client keys read which view, and what a change of the allow-list causes."""
+"""Tests for views, the separate streams of routers with limited rights.
+
+They test which views exist, which client keys read which view, and what a change of the allow-list causes.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ def test_a_key_that_is_added_joins_and_the_last_one_that_goes_closes_a_view() ->
 
 
 def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_rights() -> None:
-    """The client has received seqs of its old view, and the seqs of the existing view may be lower."""
+    """A router whose rights change gets a new view, even if a view with its new rights exists.
+
+    It has received seqs of its old view, and the seqs of the existing view may be lower.
+    """
     views = Views(config(), keys(r1=A, r2=B))
     found = keys(r1=B, r2=B)
     assert views.change(config(), found) == [2]

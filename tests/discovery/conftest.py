@@ -1,4 +1,4 @@
-"""Fixtures for the tests that run on every installed kind of discovery, each with a world of real files or servers."""
+"""Fixtures by which a test runs once for each installed kind of discovery, with real files or servers for it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tests.discovery.worlds import WORLDS, World
 FINDING = [
     kind for kind in parts.installed(parts.DISCOVERY) if not issubclass(parts.load(parts.DISCOVERY, kind), LogStreams)
 ]
-"""Kinds of discovery that only find engines.
+"""Kinds of discovery that find engines and do not bring their batches.
 
-The kinds that read a log also bring the engines' batches, so they have no world: see tests/log/test_aggregator.py.
+The kinds that read a log also bring the engines' batches, so the tests with this list leave them out: see
+log/test_aggregator.py.
 """
 
 

@@ -1,4 +1,4 @@
-"""A DNS server on loopback (UDP and TCP) that answers from a table, which also says how it fails."""
+"""A DNS server on loopback (UDP and TCP) for tests. A table has its answers and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A bus that finds its engines, running engines on loopback, and a router whose view must be exact."""
+"""A kvbus that discovers its engines, engines that run on loopback, and a router that must hold exactly their
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class Worker:
             await asyncio.sleep(0.01)
 
     async def rest(self) -> None:
-        """Stop publishing. The published blocks stay in the engine's cache."""
+        """Stop publishing batches. The engine keeps the blocks in its cache."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -138,7 +140,7 @@ class DiscoveringBus:
 
 
 def write(path: Path, workers: list[dict[str, Any]]) -> None:
-    """Replace a list of engines atomically, by a rename."""
+    """Replace a file with a list of engines atomically, by a rename."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(workers))
     new.rename(path)

@@ -1,4 +1,4 @@
-"""A Kubernetes API on loopback with list and watch: versions, bookmarks, expiry and errors."""
+"""A double of the Kubernetes API on loopback with list and watch, versions, bookmarks, expiry and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5
 
 
 class KubeServer:
-    """The objects of one kind with their versions, and the newest events.
+    """A double of the Kubernetes API: the objects of one kind with their versions, and the newest events.
 
     A watch can start from any version since the oldest of these events.
     """
@@ -45,7 +45,7 @@ class KubeServer:
         self.oldest = 0
         self.status = 200
         self.answer: bytes | None = None
-        """The body of every answer, instead of a list. None: the server answers as usual."""
+        """A body that the server sends instead of every list; None: the server answers as usual."""
         self.lists = 0
         self.watched_from: list[str] = []
         self._changed = asyncio.Condition()

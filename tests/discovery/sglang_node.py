@@ -1,4 +1,4 @@
-"""Run SGLang's own gRPC server of a node without an HTTP API, from a released wheel.
+"""Run the real gRPC server of an SGLang node that has no HTTP API, from a released wheel.
 
 Usage: ``sglang_node.py LIBRARY PORT JSON``. The program ends with its standard input.
 """

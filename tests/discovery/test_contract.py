@@ -1,4 +1,4 @@
-"""Tests for the contract of every kind of discovery: see kvbus/parts/discovery/contract.py."""
+"""Tests that every kind of discovery fulfils its contract: see kvbus/parts/discovery/contract.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 60
 
 
 class Watched:
-    """The sets of engines that a discoverer finds."""
+    """The sets of engines that a discoverer returns, one after the other."""
 
     def __init__(self, world: World, ranks: int = 1) -> None:
         cls = parts.load(parts.DISCOVERY, world.kind)
@@ -32,7 +32,7 @@ class Watched:
             return {engine.name: engine for engine in await anext(self.sets)}
 
     async def becomes(self, expected: dict[str, tuple[Publisher, ...]]) -> None:
-        """Wait until the discoverer returns this set. It may return any sets before."""
+        """Wait until the discoverer returns exactly these engines. It may return other sets before."""
         async with asyncio.timeout(SECONDS):
             while {name: engine.publishers for name, engine in (await self.next()).items()} != expected:
                 pass
@@ -111,7 +111,7 @@ async def test_no_engine_is_an_answer(world):
 
 
 async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
-    """A failing discoverer must not return an empty set, because that would clear every engine.
+    """A discoverer that cannot reach its server reports a failure and no set of engines: an empty set would remove all.
 
     A new watch works again.
     """

@@ -1,4 +1,4 @@
-"""Tests for a daemon that discovers engines on real sockets.
+"""Tests for a kvbus daemon that discovers engines on real sockets.
 
 Workers appear, leave, move and flap under traffic. Workers that stay must not be affected.
 """
@@ -25,7 +25,10 @@ def found_in(file):
 
 
 async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
-    """An aggregator with two replicas: each discovers and numbers by itself, and a router reads only one of them."""
+    """Two replicas of a kvbus discover the same engines.
+
+    Each numbers its own streams, and a router reads only one of them.
+    """
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
         await worker.start()
@@ -71,7 +74,10 @@ async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
 
 
 async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_epoch(file):
-    """kvbus asks the worker whether it is in the same epoch, and clears none of its blocks."""
+    """A discovered worker moves to another address.
+
+    A replay shows that it is in the same epoch, so no block is cleared.
+    """
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -153,7 +159,10 @@ async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_n
 
 
 async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):
-    """The worker has only got a new name. With both names at the same time, its blocks would be announced twice."""
+    """A worker with a new name at the address of a removed worker becomes a source immediately.
+
+    It is the same worker. If kvbus kept the old name for the grace time, its blocks would be announced twice.
+    """
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -173,7 +182,10 @@ async def test_a_daemon_ends_while_it_is_asking(file):
 
 
 async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked(file, tmp_path):
-    """The sources are the same as before the restart, so their state on disk is used and no router is cleared."""
+    """After a restart, kvbus begins with the engines that it had discovered before.
+
+    The sources are the same, so their state on disk is used and no router is cleared.
+    """
     workers = [Worker(f"pod-{n}", n) for n in (3, 1, 2)]
     for worker in workers:
         await worker.start()
@@ -232,7 +244,10 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
 
 
 async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, monkeypatch, caplog):
-    """The contract does not forbid a discoverer of another project to return an engine without ranks."""
+    """kvbus counts an unexpected error while it changes its sources, and tries again.
+
+    The contract does not forbid a discoverer of another project to return an engine without ranks.
+    """
     monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 0.05)
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
@@ -255,7 +270,9 @@ async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, mo
 
 
 async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(file, tmp_path, caplog):
-    """kvbus logs the failure once, and tries again with the next set."""
+    """kvbus logs once that it cannot read the key files of discovered engines, and tries again with the next set of
+    engines.
+    """
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])

@@ -37,7 +37,7 @@ def settings_of(server: DnsServer, **more: Any) -> dict[str, Any]:
 
 
 class Watched:
-    """The sets of engines that are found in the DNS, one after the other."""
+    """The sets of engines that DNS discovery returns, one after the other."""
 
     def __init__(self, server: DnsServer, **more: Any) -> None:
         from kvbus.parts.discovery.dns import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
@@ -260,7 +260,7 @@ def connections_to(workers: Iterable[Worker]) -> dict[str, set[str]]:
 
 
 async def three_ten_two(bus: DiscoveringBus, workers: list[Worker], serve: Any) -> None:
-    """Change from three workers to ten and then to two, under traffic.
+    """Change the DNS entries from three workers to ten and then to two, under traffic.
 
     Check after each step that the router is exact, and that the workers that stay keep their connections.
     """

@@ -1,4 +1,4 @@
-"""Tests for several nodes of one SGLang engine, each of which answers over gRPC.
+"""Tests for discovery over gRPC of an SGLang engine with several nodes, each of which answers for its own ranks.
 
 The server is SGLang's own if its wheel was extracted.
 """
@@ -50,7 +50,9 @@ def library() -> str:
 
 
 def info(*ranks: int, described: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the description of a node with these ranks, as ``describe_local_source`` of SGLang 0.5.23 writes it."""
+    """Return a node's description of itself with these ranks, in the form of SGLang 0.5.23's
+    ``describe_local_source``.
+    """
     sources = [
         {
             "dp_rank": rank,
@@ -77,7 +79,7 @@ async def node(port: int, said: dict[str, Any]) -> AsyncIterator[None]:
 
 
 async def found(*ports: int, patience: float = 30) -> tuple[Engine, ...]:
-    """Return the first set of engines that is found. The nodes may still be starting."""
+    """Return the first engines that gRPC discovery finds. The nodes may still be starting."""
     settings = GrpcSettings(nodes=tuple(f"127.0.0.1:{port}" for port in ports))
     end = asyncio.get_running_loop().time() + patience
     while True:
@@ -126,7 +128,7 @@ async def test_a_node_that_is_down_leaves_the_set_as_it_was():
 
 
 async def test_the_front_before_a_node_names_kvbuss_endpoint_of_its_own_ranks():
-    """The front is before the second of two nodes, whose only rank is rank 1."""
+    """kvbus's API proxy before one of two nodes names kvbus's endpoint for this node's only rank, which is rank 1."""
     engine_port, front_port = free_ports(2)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}
     async with node(engine_port, info(1, described={**DESCRIBED, "dp_size": 2})):

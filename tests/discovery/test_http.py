@@ -1,5 +1,6 @@
-"""Tests for discovery by an engine's HTTP API: answers of released engines, and a restart of an engine at other
-ports.
+"""Tests for discovery by an engine's HTTP API.
+
+They use answers of released engines, and an engine that restarts at other ports.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def test_sglang_with_a_port_for_each_rank():
 
 
 def test_sglang_over_several_hosts():
-    """The replay of each rank is on the rank's own host."""
+    """Ranks of an SGLang engine are on different hosts. kvbus requests each rank's replay from the rank's own host."""
     publishers = [{"dp_rank": 1, "endpoint": "tcp://10.0.0.9:5558"}]
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
     ranks, _ = of_sglang(answer, HOST)
@@ -126,7 +127,7 @@ def test_sglang_that_knows_its_own_node_alone():
 
 
 def test_sglang_on_several_nodes():
-    """``dp_size`` counts the ranks of all nodes, but the list has only the publishers of this node."""
+    """An SGLang node gives kvbus only its own ranks. ``dp_size`` in its answer counts the ranks of all nodes."""
     of_all_nodes = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
     here = [
         {"dp_rank": rank, "endpoint": f"tcp://10.0.0.3:{5557 + rank}", "topic": "kv", "block_size": 64}

@@ -1,6 +1,7 @@
-"""Tests for discovery by the Kubernetes API: which pods and endpoints count, and watches that end or are refused.
+"""Tests for discovery by the Kubernetes API.
 
-The API is a double that implements list and watch as documented. tests/cluster uses a real API server.
+They test which pods and endpoints count, and watches that end or are refused. The API is a double that implements list
+and watch as documented. The tests in cluster use a real API server.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, t
 
 @pytest.mark.parametrize("how", ["status", "event"])
 async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_path, how):
-    """A pod that was deleted in the meantime is missing from the new list, so its engine leaves."""
+    """If the API refuses the version from which a watch continues, kvbus reads a new list.
+
+    A pod that was deleted in the meantime is missing from this list, so its engine leaves.
+    """
     server.put(pod("a", "10.0.0.1"))
     server.put(pod("b", "10.0.0.2"))
     async with watching(server, tmp_path) as watched:
@@ -225,14 +229,19 @@ DEFAULT_CONTEXT = ssl.create_default_context
 
 
 def strictly(*args: Any, **kwargs: Any) -> ssl.SSLContext:
-    """Return the context that Python 3.13 and newer versions return: it refuses authorities such as that of Amazon EKS."""
+    """Return a TLS context as Python 3.13 and newer make it: it refuses certificate authorities such as Amazon
+    EKS's.
+    """
     context = DEFAULT_CONTEXT(*args, **kwargs)
     context.verify_flags |= ssl.VERIFY_X509_STRICT
     return context
 
 
 async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, monkeypatch):
-    """The server's certificate is checked against the cluster's authority, and the token is read for each request."""
+    """In a pod, kvbus uses the pod's service account: it reads the token for each request, because the token changes.
+
+    It checks the server's certificate against the cluster's authority.
+    """
     authority = Authority(tmp_path)
     issued = authority.issue("kube-apiserver")
     account = tmp_path / "account"

@@ -1,4 +1,7 @@
-"""Tests for discovered workers on one endpoint, each with its own topic: workers join and leave, and ranks are kept."""
+"""Tests for discovered workers on one output endpoint, where each worker has its own topic.
+
+Workers join and leave, and keep their ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of discovery is removed from a copy of the code, or its library from the environment.
+"""Tests that a kind of discovery can be removed from a copy of the code, or its library from the environment.
 
 The other kinds must work.
 """
@@ -30,7 +30,7 @@ OF_A_LOG = (
     "outputs[0].numbers=log",
 )
 OTHERS = dict.fromkeys(("kafka", "nats", "redis"), OF_A_LOG)
-"""Further settings that a kind needs. A kind without an entry needs a merged output."""
+"""Settings that a kind of discovery needs in addition. A kind without an entry needs a merged output."""
 LIBRARIES = {"dns": "dns", "grpc": "grpc", "kafka": "aiokafka", "nats": "nats", "redis": "redis"}
 
 

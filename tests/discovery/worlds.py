@@ -1,4 +1,6 @@
-"""A world for each kind of discovery: real files or servers in which engines appear and leave, and which can fail."""
+"""For each kind of discovery, real files or a server in which a test lets engines appear and leave, and which can
+fail.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,9 @@ class World(ABC):
 
     kind: ClassVar[str]
     one: ClassVar = False
-    """Whether the world has at most one engine at a time."""
+    """Whether this kind of discovery finds at most one engine at a time."""
     says_ranks: ClassVar = False
-    """Whether the world always names the number of an engine's ranks."""
+    """Whether this kind of discovery always learns the number of an engine's ranks."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -56,11 +58,11 @@ class World(ABC):
     @property
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The settings of the kind for this world."""
+        """The configuration by which kvbus discovers the engines of this world."""
 
     @abstractmethod
     def have(self, engines: dict[str, Address]) -> None:
-        """Replace the engines that exist."""
+        """Let exactly these engines exist, by name."""
 
     @abstractmethod
     def fail(self) -> None:
@@ -71,7 +73,7 @@ class World(ABC):
         """Let the file or server answer again as before :meth:`fail`."""
 
     def some(self, *numbers: int) -> tuple[int, ...]:
-        """Return those of these engines that can exist at the same time."""
+        """Return those of the engines with these numbers that can exist at the same time."""
         return numbers[:1] if self.one else numbers
 
     def place(self, number: int) -> Address:

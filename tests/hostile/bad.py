@@ -1,4 +1,7 @@
-"""Bad input, by name: messages of a broken, old or hostile publisher, and the reason under which kvbus counts each."""
+"""Bad input by name: messages that a broken, old or hostile publisher may send to kvbus.
+
+Each has the reasons under which kvbus must count it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from kvbus.core.types import Filtered, Reason
 from tests.doubles.payloads import pack, payload, removed, store
 
 HEAD = b"\x93\xcb" + bytes(8)
-"""The first bytes of an encoded batch: an array of three elements, and its ``ts``."""
+"""The first bytes of an encoded batch: the head of an array with three elements, and the batch's ``ts``."""
 DEEP = 1_000_000
-"""Number of nested levels that Python cannot decode.
+"""A number of nested levels in an event that is more than Python can decode.
 
 Python up to 3.13 limits the levels, and 3.14 the bytes of its stack.
 """

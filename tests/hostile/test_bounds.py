@@ -26,23 +26,26 @@ PEERS: Final = 40
 """Number of peers that request a snapshot and read one byte of it."""
 
 BLOCKS: Final = 2_000
-"""Number of blocks in the snapshot. The snapshot has 2.6 MB."""
+"""Number of blocks in the requested snapshot, which then has 2.6 MB."""
 
 BLOCK_SIZE: Final = 256
 """Number of tokens in a block. An encoded token has five bytes."""
 
 PER_PEER: Final = 500_000
-"""Maximum number of bytes that may wait for one peer. It is less than a complete snapshot."""
+"""Maximum number of bytes that kvbus may keep for one peer that does not read. A complete snapshot has more."""
 
 SENT: Final = 4 * MB
-"""Number of bytes of the endless message that the test sends."""
+"""Number of bytes that the test sends of a message without end."""
 
 STATE_BLOCKS: Final = 10_000
 """Number of blocks in the saved state. kvbus reads its write-ahead log of 13 MB in a quarter of a second."""
 
 
 class BoundExceeded(Exception):  # noqa: N818
-    """kvbus exceeded its limit, so the attack succeeded. Any other exception is an error of the test."""
+    """An error: kvbus exceeded the limit of a test, so the attack succeeded.
+
+    Other exceptions are errors of the test.
+    """
 
 
 def require(kept: bool, found: str) -> None:

@@ -1,4 +1,6 @@
-"""Tests for bad input to the relay without I/O: kvbus counts the reason, and only the bad batch or event is lost."""
+"""Tests for bad input to kvbus's relay without I/O: kvbus counts the reason, and only the bad batch or event is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def say(script: Script, *happens) -> list:
 
 
 def goes_on(script: Script, seq: int = 1) -> None:
-    """Check that the relay relays the engine's next batch, and that the router is exact."""
+    """Check that the relay still relays: after the engine's next batch, the router has exactly the right blocks."""
     script >> live(seq, *AFTER)
     script.whatever()
     live_blocks = {block for _, _, block in script.router.blocks}
@@ -102,10 +104,7 @@ def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
 
 @pytest.mark.parametrize("length", [2, 3, 50])
 def test_a_cycle_of_parents_ends(length):
-    """The parent of each block is the previous block, and the parent of the first block is the last.
-
-    A replay must end too.
-    """
+    """An engine sends blocks whose parents form a cycle. Announcing these blocks and a replay must end."""
     ring = [store([100 + n], 100 + (n - 1) % length) for n in range(length)]
     script = begun() >> live(1, *ring)
     script.whatever()
@@ -118,7 +117,7 @@ def test_a_cycle_of_parents_ends(length):
 
 @pytest.mark.slow
 def test_a_million_hashes_in_one_event():
-    """The blocks have one token. Storing and removing them must take linear time."""
+    """kvbus stores and removes a million blocks of one event in linear time. Each block has one token."""
     many = list(range(10_000, 1_010_000))
     script = begun(max_blocks=2_000_000)
     stored = store(many, tokens=[1] * len(many), block_size=1, group=7)
@@ -229,7 +228,10 @@ def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
 
 
 def test_groups_without_end_are_bounded():
-    """Each event has a new group. The limit of blocks also limits the number of groups."""
+    """An engine sends events of ever new groups.
+
+    The limit of blocks also limits the number of groups that kvbus keeps.
+    """
     script = begun(max_blocks=100)
     for n in range(1000):
         script >> live(1 + n, store([10_000 + n], group=n), removed([10_000 + n], group=n))

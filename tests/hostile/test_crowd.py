@@ -1,7 +1,8 @@
-"""Test with a steady load, eight routers, a router that reads nothing, and a router that joins every ten seconds.
+"""Test of kvbus under a steady load, with eight routers that read and other routers that do not or that join.
 
-kvbus's event loop must rarely be late, its memory must not grow, and its routers must be exact at the end. ``make flood
-SECONDS=600`` runs the test for longer and prints the measured values.
+One more router reads nothing, and every ten seconds another one joins. kvbus's event loop must rarely be late, its
+memory must not grow, and its routers must be exact at the end. ``make flood SECONDS=600`` runs the test for longer and
+prints the measured values.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RATE = 500
 """Number of batches that the engine publishes per second. Each stores 8 blocks."""
 
 LIVE = 2_500 if LONG else 500
-"""Number of newest batches whose blocks are live. The engine removes older blocks."""
+"""Number of the engine's newest batches whose blocks it still has. It removes older blocks."""
 
 JOINS = 10.0 if LONG else 1.0
 """Seconds from one joining router to the next."""
@@ -41,17 +42,20 @@ ENOUGH = SECONDS / JOINS / 3
 """Minimum number of routers that must have joined at the end."""
 
 LOOKS = 6
-"""Minimum number of memory samples."""
+"""Minimum number of samples of kvbus's memory."""
 
 MOST_AT_ONCE = 100
 """Maximum number of batches that the engine publishes without a pause."""
 
 LATE = 0.05 if LONG else 0.5
-"""Seconds by which a tick of the event loop may be late. 1 % of the ticks, or one tick of a short run, may be later."""
+"""Seconds by which a tick of kvbus's event loop may be late.
+
+1 % of the ticks, or one tick of a short run, may be later.
+"""
 
 
 class Crowd:
-    """The engine and the routers of a kvbus, and memory samples of the kvbus process."""
+    """The engine and the routers of a kvbus process, and samples of the memory of this process."""
 
     def __init__(self, place: Place, engine: EnginePublisher) -> None:
         self.place = place
@@ -59,7 +63,7 @@ class Crowd:
         self.routers = [RouterOnASet(place.out, place.out_replay) for _ in range(ROUTERS)]
         self.joined = 0
         self.sizes: list[tuple[float, float]] = []
-        """Time in seconds and kvbus's memory in MiB of each sample."""
+        """Samples of kvbus's memory: the time of each in seconds, and the memory in MiB."""
         self._stored: list[list[int]] = []
 
     @property
@@ -130,7 +134,7 @@ class Crowd:
 
 
 def lag(metrics: str) -> dict[float, float]:
-    """Return for each bound in seconds the number of event loop ticks that were at most that late."""
+    """Return how many ticks of kvbus's event loop were at most how late: a count by each limit in seconds."""
     buckets = re.findall(r'kvbus_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', metrics)
     return {float(bound): float(count) for bound, count in buckets}
 

@@ -1,7 +1,7 @@
-"""Tests with wrong values in every field of every event, in every dialect: kvbus relays the event correctly or
-counts it.
+"""Tests with wrong values in every field of every event, in every dialect.
 
-The tests decode kvbus's output with the types of the strictest routers, which drop a batch for one bad value.
+kvbus relays the event correctly or counts it. The tests decode kvbus's output with the types of the strictest routers,
+which drop a batch for one bad value.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", forb
 _maps = msgspec.msgpack.Decoder(tuple[float, list[Stored | Removed | Cleared], I32]).decode
 _arrays = msgspec.msgpack.Decoder(tuple[float, list[StoredArray | RemovedArray | ClearedArray], I32]).decode
 PROFILES: Final = ("vllm", "dynamo", "llm-d-sglang", "mooncake")
-"""Profiles whose encodings differ: unchanged maps, maps with changed values, arrays, and maps without groups."""
+"""Names of output profiles whose encodings differ.
+
+They send unchanged maps, maps with changed values, arrays, and maps without groups.
+"""
 
 
 def read_by_a_router(profile: str, published: bytes) -> list[Any]:
@@ -184,9 +187,9 @@ def begun(dialect: Dialect, *, settled: bool) -> Script:
 
 
 def check(script: Script, sent: bytes, what: Any) -> None:
-    """Relay a batch with one odd event or envelope.
+    """Relay a batch in which one event, or the batch around it, has an odd value.
 
-    Check that routers can decode the result, or that one reason is counted.
+    Check that routers can decode the result, or that kvbus counts one reason.
     """
     stats = script.stats
     seq = script.source.sequencer.next

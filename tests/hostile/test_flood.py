@@ -1,4 +1,4 @@
-"""Tests with ten times more input than each limit permits: kvbus keeps the limits, its memory does not grow.
+"""Tests with ten times more input than each limit of kvbus permits: it keeps the limits, and its memory does not grow.
 
 Afterwards the stream must be exact. ``FLOOD_SECONDS=60`` (``make flood``) runs
 `test_a_running_bus_stays_as_large_as_it_is` for longer.
@@ -34,7 +34,7 @@ BUFFER = 1_000
 """Size of the engine's replay buffer in batches. Each replay answer has all of them."""
 
 SETTLED = 15
-"""Number of rounds after which every limited quantity has reached its limit."""
+"""Number of rounds after which everything that kvbus limits has reached its limit."""
 
 
 class TakesTheState(RouterOnASet):
@@ -44,7 +44,7 @@ class TakesTheState(RouterOnASet):
 
 
 def test_the_core_keeps_no_more_than_its_limits() -> None:
-    """The input is gaps that no replay fills, new blocks without end, stale batches and late answers, again and
+    """The relay gets gaps that no replay fills, new blocks without end, stale batches and late answers, again and
     again.
     """
     script = Script(
@@ -92,7 +92,10 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
 
 
 def test_suspects_are_bounded() -> None:
-    """The engine answers no replay request, and a second publisher sends old seqs."""
+    """kvbus limits the number of batches that it cannot attribute to an epoch.
+
+    The engine answers no replay request, and a second publisher sends old seqs.
+    """
     script = Script(replay=True)
     script.relay.handle(BatchReceived(0, batch(0, store([1]))), script.now)
     for n in range(1, 3000):
@@ -154,7 +157,7 @@ def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
                         "kvbus_source_held_overflow_total{",
                     ):
                         assert float(metrics.partition(f"\n{full}")[2].partition("} ")[2].split()[0]) > 0, full
-                    # kvbus requests each missing batch twice, and each answer has the complete replay buffer
+                    # For each missing batch, kvbus requests a replay twice, and each answer has the complete replay buffer.
                     await eventually(lambda: place.sources()[0]["state"] == "live", "the bus at rest", SECONDS + 200)
                     assert place.sources()[0]["partial"]
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([7])))

@@ -1,4 +1,4 @@
-"""Tests that the tokens of good and bad input appear neither in logs nor on HTTP, whatever kvbus refuses."""
+"""Tests that kvbus shows no prompt content in logs or over HTTP, whether it accepts or refuses the input."""
 
 from __future__ import annotations
 

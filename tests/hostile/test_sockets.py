@@ -1,4 +1,4 @@
-"""Tests for bad input to a real ``kvbus run``: it counts the input and survives, and the router is exact."""
+"""Tests for bad input to a real ``kvbus run``: it counts the input and survives, and its router stays exact."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Observed:
     lasted: float = 0.0
     """Seconds from the first fault to the last expected alert."""
     alerts: list[dict[str, Any]] = field(default_factory=list)
-    """The alerts in the form in which a receiver of notifications gets them."""
+    """The alerts as Prometheus sends them to a receiver of notifications."""
     metrics: dict[str, str] = field(default_factory=dict)
     """The text of /metrics of each kvbus process."""
 

@@ -1,7 +1,7 @@
-"""Several kvbus processes with one or more faults each, one without faults, and the expected alerts of Prometheus.
+"""The set-up of the tests with a real Prometheus: kvbus processes with faults, and the alerts that these must cause.
 
 Each source of the faulty kvbus has its own engine, which does one thing wrong for the complete scene. Therefore each
-alert has one cause, and an unexpected alert is an error.
+alert has one cause, and an unexpected alert is an error. One kvbus has no faults.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 
 SCRAPE: Final = 1.0
-"""Seconds between scrapes, and maximum duration of one scrape in seconds."""
+"""Seconds between two scrapes of Prometheus, and the maximum duration of one scrape."""
 PATIENCE: Final = 180.0
 """Seconds after which the test fails if an expected alert does not fire.
 
@@ -47,10 +47,10 @@ WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent", "un
 KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing", "reading")
 
 OTHER: Final = "other"
-"""Prefix of a log in Redis with only one writer, which stops writing."""
+"""Key prefix of a second log in Redis, whose only writer stops writing."""
 
 Alert = tuple[str, ...]
-"""Name of the alert, name of the kvbus, and the source, output or queue that the alert is about."""
+"""An expected alert: its name, the name of the kvbus, and the source, output or queue that it is about."""
 
 EXPECTED: Final[frozenset[Alert]] = frozenset(
     {
@@ -125,7 +125,7 @@ class Kvbus(KvbusProcess):
         super().__init__(directory / name, config)
 
     def follow(self, *engines: tuple[str, str, str]) -> None:
-        """Configure the engines as sources, each by its name, live endpoint and replay endpoint."""
+        """Configure these engines as sources. Each is a tuple of name, live endpoint and replay endpoint."""
         self.config["sources"] = [
             {"name": name, "endpoint": endpoint, "replay_endpoint": replay} for name, endpoint, replay in engines
         ]
@@ -159,7 +159,7 @@ def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
 
 
 def damage(state: Path) -> list[Path]:
-    """Make every saved state unusable, and return the files."""
+    """Make every saved state below a directory unusable, and return its files."""
     files = list(state.glob("state.db"))
     for file in files:
         file.write_bytes(b"damaged" + file.read_bytes())
@@ -200,7 +200,7 @@ def endpoints(engine: EnginePublisher) -> tuple[str, str]:
 
 
 class Scene:
-    """All processes of the test, and the faults that it causes in them."""
+    """All processes of the test with Prometheus, and the faults that the test causes in them."""
 
     def __init__(self, directory: Path, stack: contextlib.AsyncExitStack, redis: str) -> None:
         self.directory = directory
@@ -225,12 +225,13 @@ class Scene:
         }
         self.buses = {name: Kvbus(directory, name, **special.get(name, {})) for name in KVBUS}
         self.lag = 0.0
-        """Maximum delay of a timer in this process, in seconds: it shows how much the machine's load delays all
-        processes.
+        """Maximum delay of a timer in this process, in seconds.
+
+        It shows how much the machine's load delays all processes.
         """
 
     def _locked(self, directory: Path) -> dict[str, Any]:
-        """Return an output that accepts only routers on an allow-list, which is empty."""
+        """Return the configuration of an output that accepts only routers on an allow-list, which is empty."""
         port = free_port()
         self.locked = f"tcp://127.0.0.1:{port}"
         public, secret = create_certificates(directory, "kvbus")
@@ -302,7 +303,7 @@ class Scene:
         ]
 
     async def _take_a_stream(self, server: Prometheus) -> None:
-        """Claim a log stream that the bus writes, as another writer of the same name."""
+        """Become the writer of a log stream that the bus writes, so that the bus loses the stream to another writer."""
         key = Stream("default", "m", "writing/quiet", 0).key
         taken = 'kvbus_output_streams_written{instance="writing", output="log"} == 2'
         await self._until(lambda: server.query(taken), "both streams in the log")
@@ -310,7 +311,9 @@ class Scene:
         await writer.close()
 
     async def _fall_silent_in_the_log(self) -> None:
-        """Write leases as the only writer of a stream, then a record of an unknown schema, and then nothing more."""
+        """Write leases as the only writer of a log stream, then a record of an unknown schema, and then nothing
+        more.
+        """
         writer = await self._other_log.claim(Stream("default", "m", "gone/engine", 0).key)
         for seq in itertools.count():
             await writer.append([lease(writer.epoch, seq)])
@@ -321,7 +324,7 @@ class Scene:
         await writer.close()
 
     def _read_a_log(self, bus: Kvbus, address: str, **keys: str) -> None:
-        """Let the bus read its sources only from a log."""
+        """Configure the bus to read its sources only from a log."""
         where = {"endpoint": f"tcp://{address}", **keys}
         bus.config["sources"] = [{"name": "streams", "discover": {"redis": where}}]
         bus.config["discovery_grace"] = 0
@@ -329,7 +332,7 @@ class Scene:
         bus.config["outputs"] = [output | each for output in bus.config["outputs"]]
 
     async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
-        """Start two engines that dial one endpoint. The replay endpoint belongs to the first engine."""
+        """Start two engines that connect to the same endpoint of the bus. Replay requests go to the first engine."""
         live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
         bus.config["sources"].append({"name": "twofold", "endpoint": live, "replay_endpoint": replay, "bind": True})
         return [
@@ -372,7 +375,7 @@ class Scene:
             self.lag = max(self.lag, loop.time() - due)
 
     def go_wrong(self, server: Prometheus) -> None:
-        """Start the fault of each engine, after which the engine is named."""
+        """Let each faulty engine begin its fault, which its name describes."""
         keep, wrong = self.engines.keep, self.wrong
         turn, other_turn = itertools.count(), itertools.count()
 
@@ -440,7 +443,7 @@ class Scene:
         await every(1.0, lambda: dealer.send_multipart([b"", b"not eight bytes"]))
 
     async def _starve(self, bus: Kvbus) -> None:
-        """Stop the process for every second interval of about 0.3 s, so that it gets no CPU."""
+        """Stop the bus's process for every second interval of about 0.3 s, so that it seems to get no CPU."""
         try:
             while True:
                 bus.signal(signal.SIGSTOP)
@@ -536,7 +539,7 @@ def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
 
 @contextlib.asynccontextmanager
 async def scene(directory: Path, redis: str) -> AsyncIterator[Scene]:
-    """Start the scene. ``redis`` is the address of a Redis server."""
+    """Start all processes and yield the set-up. ``redis`` is the address of a Redis server."""
     async with contextlib.AsyncExitStack() as stack:
         played = Scene(directory, stack, redis)
         try:

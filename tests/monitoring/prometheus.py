@@ -22,7 +22,7 @@ from tests.ports import free_port
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "kvbus.rules.yml"
 SCALE: Final = 40
-"""Factor by which the rules' durations are shortened: an hour becomes one and a half minutes."""
+"""Factor by which the test shortens the durations in kvbus's alert rules: an hour becomes one and a half minutes."""
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _yaml: Final = YAML(typ="safe", pure=True)
@@ -42,12 +42,12 @@ def alerts(file: Path = RULES) -> dict[str, dict[str, Any]]:
 
 
 def faster(duration: str) -> str:
-    """Return a duration of the rules, such as ``5m``, as milliseconds of the test."""
+    """Convert a duration of the alert rules, such as ``5m``, to the shortened one of the test, in milliseconds."""
     return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // SCALE}ms"
 
 
 def rules_in_a_hurry() -> str:
-    """Return the rules with shorter windows, offsets and pending times. The thresholds do not change."""
+    """Return the alert rules with shorter windows, offsets and pending times. The thresholds do not change."""
     loaded = _yaml.load(RULES.read_text())
     for rule in (rule for group in loaded["groups"] for rule in group["rules"]):
         rule["expr"] = re.sub(r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]", lambda m: faster(m[0]), rule["expr"])

@@ -1,4 +1,4 @@
-"""Tests with a real Prometheus and real faults: every expected alert fires, and no other."""
+"""Tests with a real Prometheus and real faults of kvbus and its peers: every expected alert fires, and no other."""
 
 from __future__ import annotations
 

@@ -21,14 +21,15 @@ EVERY: Final[list[dict[str, Any]]] = [panel for each in DASHBOARDS.values() for 
 PANELS: Final[list[dict[str, Any]]] = [panel for panel in EVERY if panel["type"] != "row"]
 VARIABLES: Final[dict[str, dict[str, Any]]] = {each["name"]: each for each in DASHBOARDS["kvbus"]["templating"]["list"]}
 NOT_MADE: Final = {row.name for row in OUTPUTS if row.part in {"interpose", "dynamo"} or row.name.startswith("router_")}
-"""Metrics of optional parts that no bus of the scene uses. They are absent from its /metrics."""
+"""Names of metrics of optional parts that no kvbus of the test uses. They are absent from its /metrics."""
 OF_GRAFANA: Final = {"$__rate_interval": "8s", "$__range": "60s"}
-"""Variables that Grafana itself fills in."""
+"""Values for variables in queries that Grafana itself fills in."""
 
 
 def filled_in(expression: str, chosen: dict[str, str]) -> str:
-    """Return a query as Grafana sends it: with the chosen value of each variable, or with the value that matches
-    everything.
+    """Return a dashboard's query as Grafana sends it.
+
+    A variable is replaced by its chosen value, or by the value that matches everything.
     """
     values = OF_GRAFANA | {f"${name}": chosen.get(name, each.get("allValue", "")) for name, each in VARIABLES.items()}
     for name in sorted(values, key=len, reverse=True):
@@ -45,7 +46,10 @@ def test_it_is_what_its_script_makes(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_grafanas_own_types_give_it_back_unchanged(name: str) -> None:
-    """Grafana's types drop unknown keys. A difference is therefore a key that is misspelt or in the wrong place."""
+    """A dashboard is unchanged after it was read with Grafana's own types, which drop unknown keys.
+
+    A difference would be a key that is misspelt or in the wrong place.
+    """
     reason = "grafana-foundation-sdk is not installed (.ci/run installs it from .ci/tools.lock)"
     types = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason=reason)
     plugins = pytest.importorskip("grafana_foundation_sdk.cog.plugins", reason=reason)
@@ -87,7 +91,10 @@ def test_no_panel_covers_another(name: str) -> None:
 
 
 def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
-    """Operators look at the dashboard first. The test names each metric that it leaves out on purpose."""
+    """The dashboard uses every metric of sources, outputs and replays, because operators look at it first.
+
+    The test names each metric that the dashboard leaves out on purpose.
+    """
     elsewhere = {
         "kvbus_source_epoch",  # the dashboard shows restarts instead; a variable uses this metric
         "kvbus_source_last_sequence",  # operators compare this number by hand in /sources

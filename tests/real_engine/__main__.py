@@ -4,8 +4,7 @@
 
 ``TEST_REAL_ENGINE_HOME`` names the directory into which .ci/real-engine.sh has installed the engine, and
 ``TEST_ROUTERS_HOME`` that of .ci/routers.sh. If cases or engines are selected, the document is not changed. Exit code
-1:
-some blocks differed.
+1: some blocks differed.
 """
 
 from __future__ import annotations

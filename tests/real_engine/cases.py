@@ -50,7 +50,7 @@ ENGINES: Final = {
     "gemma3": Setup(model="gemma3"),
     "mistral": Setup(model="mistral"),
 }
-"""The engines. All cases of an engine use the same engine process.
+"""The settings of the engines under test, by name. All cases of an engine use the same engine process.
 
 Each case starts its own kvbus, so kvbus joins late.
 """
@@ -110,7 +110,7 @@ async def engine_killed(scene: Scene) -> None:
 
 
 async def behind_front(scene: Scene) -> None:
-    """A client that asks the front for the engine's event endpoints gets kvbus's. Here the client is another kvbus."""
+    """A client that asks kvbus's API proxy for the engine's event endpoints gets kvbus's. Here it is another kvbus."""
     front = f"http://{scene.config['front']['listen']}"
     told = json.loads(await fetched(f"{front}/kv_event_sources"))["0"]
     assert (told["endpoint"], told["replay_endpoint"]) == scene.streams[0], told
@@ -123,9 +123,9 @@ async def behind_front(scene: Scene) -> None:
 
 
 async def conforms(scene: Scene) -> None:
-    """Run `kvbus conform engine`.
+    """Run `kvbus conform engine` against the engine, and compare the routers afterwards.
 
-    It resets the cache and puts the engine to sleep, so routers are compared afterwards.
+    The command resets the cache and puts the engine to sleep.
     """
     engine = scene.engine
     command = [
@@ -172,7 +172,7 @@ def with_front(engine: Engine) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """What happens, to which engine, and with which configuration of kvbus."""
+    """One case: what happens, to which engine, and with which configuration of kvbus."""
 
     name: str
     play: Play

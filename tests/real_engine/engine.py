@@ -26,7 +26,7 @@ MODEL: Final = "tiny"
 """The name under which each model is served."""
 
 START: Final = 300.0
-"""Maximum duration of a start, in seconds. An idle machine needs 25 seconds."""
+"""Maximum seconds until a started engine is ready. An idle machine needs 25 seconds."""
 
 PREFIX_KINDS: Final = {"full_attention", "mla_attention", "sink_full_attention"}
 
@@ -55,7 +55,7 @@ class Pool:
     waiting: int
 
     def of(self, groups: str) -> Blocks:
-        """Return the blocks that kvbus announces with this value of the setting ``groups``."""
+        """Return the blocks of the pool that kvbus announces with this value of its setting ``groups``."""
         if groups == "all":
             return self.blocks
         return {key: copies for key, copies in self.blocks.items() if self.kinds[key[1]] in PREFIX_KINDS}
@@ -150,7 +150,7 @@ class Engine:
 
 
 def on_cpu(blocks: int, context: int) -> list[str]:
-    """Return the arguments for a tiny model without weights, on a CPU."""
+    """Return the command-line arguments of vLLM for a tiny model without weights, on a CPU."""
     arguments = f"--served-model-name {MODEL} --load-format dummy --dtype float32 --enforce-eager --max-num-seqs 16"
     arguments += f" --max-model-len {context} --num-gpu-blocks-override {blocks}"
     return [*arguments.split(), "--host", "127.0.0.1", "--enable-prompt-tokens-details"]

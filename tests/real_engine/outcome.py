@@ -1,4 +1,4 @@
-"""Results of the tests with a real engine: how its block pool differs from the blocks of kvbus and of routers."""
+"""Results of the tests with a real engine: the differences between its block pool and what kvbus and routers have."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ Blocks = dict[tuple[int, int, str], int]
 
 
 ARRIVAL = "kvbus comes late"
-"""Name of a scene's first quiet point. There kvbus has replayed the history before its start."""
+"""Name of the first comparison in a case. kvbus has then replayed what the engine published before kvbus's start."""
 
 
 class Score(NamedTuple):
-    """Numbers of missing blocks, of blocks that the engine no longer has, and of wrong copy counts."""
+    """The differences between the engine's blocks and a view.
+
+    They are the numbers of missing blocks, of blocks that the engine no longer has, and of wrong copy counts.
+    """
 
     missing: int
     dead: int
@@ -95,13 +98,16 @@ class Outcome:
 
 
 def score(pool: Blocks, held: Blocks, *, counted: bool = False) -> Score:
-    """Compare the blocks of the engine and of kvbus or a router. ``counted``: also compare the numbers of copies."""
+    """Compare the engine's blocks with those of kvbus or a router.
+
+    If ``counted``, also compare the numbers of copies.
+    """
     wrong = sum(held[key] != copies for key, copies in pool.items() if key in held) if counted else 0
     return Score(len(pool.keys() - held.keys()), len(held.keys() - pool.keys()), wrong)
 
 
 def blocks_of(rows: Iterable[dict[str, Any]]) -> Blocks:
-    """Return the blocks in rows of ``/blocks`` or ``kvbus dump``."""
+    """Return the blocks that the rows of kvbus's ``/blocks`` or of ``kvbus dump`` describe."""
     return {(row["rank"], row["group_idx"] or 0, str(row["hash"])): row["copies"] for row in rows}
 
 

@@ -1,4 +1,4 @@
-"""Run the README's commands word by word with a real engine. The ports in the commands must be free."""
+"""Run the commands of README.md unchanged with a real engine. The ports in the commands must be free."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commands(text: str) -> tuple[list[str], str, list[str]]:
 
 
 async def play(home: Path, directory: Path) -> Outcome:
-    """Run all commands in the README's order."""
+    """Run all commands of README.md in their order, and return the results."""
     outcome = Outcome("as in the README", "the README's commands")
     serve, config, lines = commands(README.read_text())
     engine = Engine(home, Setup(), directory, "engine")
@@ -68,7 +68,7 @@ async def compare(line: str, engine: Engine, outcome: Outcome, dumped: dict[str,
 
 
 async def typed(lines: list[str], engine: Engine, directory: Path, outcome: Outcome) -> None:
-    """Run kvbus's commands. kvbus and ``kvbus dump`` must have the engine's blocks."""
+    """Run the README's kvbus commands, and check that kvbus and ``kvbus dump`` have exactly the engine's blocks."""
     traffic = Traffic(engine.api, seed=3)
     prompt = tokens(random.Random(4), 200)
     (directory / "prompt.json").write_text(json.dumps(prompt))

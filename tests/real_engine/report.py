@@ -24,7 +24,10 @@ BEGIN: Final = "<!-- everything below is written by `make real-engine` -->"
 
 
 def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, engine: str, router: str) -> None:
-    """Replace the part of the document below the comment. ``kvbus``, ``engine`` and ``router`` are version numbers."""
+    """Replace the results in docs/REAL-ENGINE.md, which are below a marker comment.
+
+    ``kvbus``, ``engine`` and ``router`` are version numbers.
+    """
     head, begin, _ = DOCUMENT.read_text().partition(BEGIN)
     assert begin, f"no line {BEGIN!r} in {DOCUMENT}"
     DOCUMENT.write_text(head + "\n\n".join([BEGIN, *sections(outcomes, routed, kvbus, engine, router)]) + "\n")
@@ -83,7 +86,7 @@ def remarks(outcome: Outcome) -> list[str]:
 
 
 def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
-    """Return the row for all runs with the same events, with or without a restart of the router."""
+    """Return the table row for all runs with the same source of events, with or without a restart of the router."""
     runs = [run for run in routed if (run.restart, run.events) == (restart, events)]
 
     def total(name: str) -> int:

@@ -1,7 +1,7 @@
-"""The real vLLM router in front of two real engines with small block pools, with the engines' events or with kvbus's.
+"""Run the real vLLM router in front of two real engines with small block pools.
 
-Eight conversations have eight turns each. Before each request kvbus's client says which engine has its longest prefix.
-The engine's answer says how many tokens of the prompt it had in its cache.
+It reads the engines' events or kvbus's. Eight conversations have eight turns each. Before each request kvbus's client
+says which engine has its longest prefix. The engine's answer says how many tokens of the prompt it had in its cache.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
 CONVERSATIONS: Final = 8
 TURNS: Final = 8
 RESTART: Final = TURNS // 2
-"""Number of the turn before which the router restarts."""
+"""Number of the turn of the conversations before which the router restarts."""
 
 SEEDS: Final = (5, 6, 7, 8)
 """Seeds of the runs. One run is not enough, because chance decides which engine evicts."""
 
 SETUP: Final = Setup(blocks=65, buffer_steps=8)
-"""A pool that must evict, and a replay buffer that is as incomplete as a usual buffer after hours."""
+"""Settings of the engines: a pool so small that it must evict, and a small replay buffer.
+
+The buffer lacks as many batches as a usual buffer does after hours.
+"""
 
 DIRECTLY, THROUGH_KVBUS = "directly", "through kvbus"
 _DECISION: Final = re.compile(r"KV prefix decision .*credited_prefix_tokens=(\d+)")
@@ -48,7 +51,7 @@ _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass
 class Routed:
-    """The results of one run.
+    """The results of one run of the vLLM router.
 
     Attributes:
         requests: number of requests.
@@ -77,7 +80,7 @@ class Routed:
 
 
 def program() -> Path:
-    """Return the path of the router that .ci/routers.sh has installed."""
+    """Return the path of the vLLM router that .ci/routers.sh has installed."""
     return Path(os.environ[ROUTERS_ENV]) / "vllm-router" / "bin" / "vllm-router"
 
 
@@ -127,7 +130,7 @@ class VllmRouter:
 
 
 async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -> None:
-    """Send all turns. The requests of one turn are sent to all conversations at the same time."""
+    """Send the requests of all turns. Those of one turn are sent at the same time, one for each conversation."""
     rng = random.Random(run.seed)
     systems = [tokens(rng, 128) for _ in range(4)]
     prompts = [systems[number % 4] + tokens(rng, 40) for number in range(CONVERSATIONS)]

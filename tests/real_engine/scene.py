@@ -1,4 +1,7 @@
-"""One engine, one kvbus, a router from the start and a late router, compared at quiet points."""
+"""The set-up of a case with a real engine: one kvbus, a router that starts with it, and a router that starts late.
+
+Their blocks are compared with the engine's whenever it serves no request.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 QUIET: Final = 20.0
-"""Seconds within which all views must become equal at a quiet point."""
+"""Maximum seconds until all views are equal to the engine's blocks, once it serves no request."""
 
 KVBUS: Final = str(Path(sys.executable).with_name("kvbus"))
 
@@ -56,7 +59,7 @@ class Bus:
 
 
 class Router:
-    """A router's view of one stream."""
+    """A router that reads one stream with kvbus's client library, and the blocks that it has."""
 
     def __init__(self, live: str, replay: str) -> None:
         self._subscriber = Subscriber(live, replay)
@@ -64,7 +67,7 @@ class Router:
         self.updates = self.removed = 0
 
     async def follow(self, *, until_synced: bool = False) -> None:
-        """Read the stream for ever, or only until the state is complete."""
+        """Read the stream for ever. With ``until_synced``, stop when the state is complete."""
         async with self._subscriber:
             while True:
                 update = await self._subscriber.receive()
@@ -136,7 +139,7 @@ class Scene:
         await eventually(arrived, "every batch")
 
     async def quiet(self, what: str, *, within: float = QUIET, asleep: bool = False) -> None:
-        """Compare all views until they are equal, or for ``within`` seconds.
+        """Compare all views with the engine until they are equal, for at most ``within`` seconds.
 
         An engine that is ``asleep`` does not publish its last events.
         """

@@ -1,4 +1,4 @@
-"""Tests for the functions that parse and compare blocks. `make real-engine` itself needs a real engine."""
+"""Tests for the functions that parse and compare blocks in `make real-engine`, which itself needs a real engine."""
 
 from __future__ import annotations
 

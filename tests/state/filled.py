@@ -1,4 +1,4 @@
-"""A process with a relay that saves its state: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
+"""Fill or load a state directory in a process of its own: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
 
 It prints the peak memory of the process in kilobytes. The index stays small, however long the write-ahead log is.
 """
@@ -51,7 +51,7 @@ def fill(relay: Relay, state: StateWriter, directory: Path, size: int) -> None:
 
 
 def main(what: str, path: str, size: str) -> None:
-    """Fill a state directory and end without closing it, as if killed. Or load the state of a directory."""
+    """Fill a state directory and end without closing it, as if killed, or load the state of a directory."""
     sqlite.CHECKPOINT_AFTER = 10**12  # type: ignore[misc]
     directory = Path(path)
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("routers", Profile(), [None], heartbeat=0)])

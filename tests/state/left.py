@@ -1,4 +1,7 @@
-"""Helpers for the files that a process leaves in a state directory: rows of its database, and reservations of seqs."""
+"""Helpers that read and change what a kvbus process leaves in its state directory.
+
+They concern the rows of its database, and its reservations of seqs.
+"""
 
 from __future__ import annotations
 

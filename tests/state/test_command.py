@@ -1,4 +1,7 @@
-"""Tests for ``kvbus state``: what it reports of a directory, what it deletes, and that seqs never go back after it."""
+"""Tests for ``kvbus state``, which reports what a state directory contains and deletes it.
+
+After a deletion, seqs never go back.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Left(NamedTuple):
 
     directory: Path
     older: Path
-    """Directory with a copy of the files from an earlier moment of the same process."""
+    """Directory with a copy of the process's state files from an earlier moment."""
     config: Config
     blocks: set[int | bytes]
     next_seq: int
@@ -78,11 +78,9 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Left:
 
 
 async def killed(base: Path) -> Left:
-    """Run a daemon that writes several checkpoints, and a write-ahead log after them.
+    """Run a daemon that writes several checkpoints, and a write-ahead log after them, and kill it.
 
-    Return the files that a kill leaves.
-
-    The last checkpoint is incomplete.
+    Return the files that it leaves. The last checkpoint is incomplete.
     """
     config = load(
         None,
@@ -122,9 +120,9 @@ async def killed(base: Path) -> Left:
 
 
 async def started_again(left: Left, directory: Path) -> str:
-    """Start a daemon on a copy of the directory and return the result: ``exact``, ``older``, ``refused`` or ``new``.
+    """Start a daemon on a copy of the state directory, and check that it uses no seq twice.
 
-    Check that the daemon uses no seq twice.
+    Return what it did with the saved state: ``exact``, ``older``, ``refused`` or ``new``.
     """
     daemon = Daemon(left.config.model_copy(update={"state_dir": str(directory)}))
     sent: list[int] = []
@@ -282,7 +280,10 @@ async def test_every_prefix_of_a_file_is_noticed(left: Left, tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", [DATABASE, WAL, "lock"])
 async def test_a_flipped_bit_is_noticed_or_changes_nothing(left: Left, tmp_path: Path, name: str) -> None:
-    """The bit is in a header, in the pointers of a page, in a row, in a checksum, or in an unused page."""
+    """After a flipped bit in a state file, kvbus refuses the state or loads it exactly.
+
+    The bit is in a header, in the pointers of a page, in a row, in a checksum, or in an unused page.
+    """
     size = HEAD_BYTES if name == "lock" else (left.directory / name).stat().st_size
     places = [*range(0, min(size, 120), 7), *range(120, size, max(size // 60, 1)), size - 1]
     found = set()
@@ -408,9 +409,9 @@ def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
 @settings(max_examples=60 if LONG else 20, deadline=None)
 @given(data=st.data())
 def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """One or more files are damaged, but not the lock file.
+    """Random damage of one or more state files never makes a seq go back. The lock file stays undamaged.
 
-    Without its mark too, no file would show the highest used seq.
+    It contains a mark of the highest used seq, without which no file would show this seq.
     """
     directory = tmp_path_factory.mktemp("random") / "a"
     shutil.copytree(left.directory, directory)
@@ -425,7 +426,10 @@ def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, dat
 async def test_a_state_of_a_newer_kvbus_is_left_as_it_is(
     left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_dir: str
 ) -> None:
-    """kvbus does not try another directory either, because its reservations would be those of another numbering."""
+    """kvbus refuses to start on the state of a newer version, and changes nothing in it.
+
+    It does not try another directory either, because its reservations would be those of another numbering.
+    """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     directory = tmp_path / ("a" if state_dir == "named" else name_of(left.config, Base(tmp_path)))

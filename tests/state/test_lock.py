@@ -1,5 +1,6 @@
-"""Tests for the lock of a directory: a second process learns which process holds it, and a killed process releases
-it.
+"""Tests for the lock of a state directory.
+
+A second process learns which process holds it, and a killed process releases it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Test that loading a state takes no more memory than the process that wrote it took, however long the log is."""
+"""Test that loading a saved state needs no more memory than the process had that wrote it.
+
+This is so however long the write-ahead log is.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Machine:
             self._patch.delenv(name)
 
     def used(self, of: Config | None = None) -> str | None:
-        """Return the base directory that kvbus chooses now, or None if it keeps no state."""
+        """Return the base directory in which kvbus keeps its state now, or None if it keeps none."""
         store = open_store(of or config())
         if store is None:
             return None
@@ -165,7 +165,7 @@ class TestAgain:
 
     @pytest.mark.parametrize("furthest", ["told", "memory"])
     def test_of_several_the_one_whose_numbering_has_got_furthest(self, machine: Machine, furthest: str):
-        """Two directories exist, because kvbus was started with different environment variables.
+        """kvbus finds two state directories, because it was started with different environment variables before.
 
         It uses the one that has reserved the highest seqs. With the other one, its seqs would go back.
         """
@@ -266,7 +266,10 @@ class TestName:
         assert len({*names, named()}) == len(names) + 1
 
     def test_the_first_address_decides(self):
-        """No two running buses can have bound the first address, and it does not change when an output is appended."""
+        """The address of the first output gives a bus's state directory its name.
+
+        No two running buses can have bound this address, and it does not change when an output is appended.
+        """
         one, other = {"endpoint": "tcp://*:5657"}, {"name": "more", "endpoint": "tcp://*:6657"}
         assert named(outputs=[one, other]) == named(outputs=[one])
         dialling = {"name": "dials", "endpoint": "tcp://router:1", "bind": False}

@@ -1,4 +1,4 @@
-"""Tests for seq reservations: after a restart, no seq is below a used one, even if the process was killed."""
+"""Tests for seq reservations: after a restart, kvbus uses no seq below a used one, even if it was killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["routers tcp://*:5657", "routers tcp://*:5658"]
 
 
 def named(store: SqliteStore | None, names: Sequence[str] = NAMES) -> SeqReservations:
-    """Return the reservations of one output whose streams have these names."""
+    """Return the seq reservations of one output whose streams have these names."""
     made = SeqReservations(store)
     for slot, name in enumerate(names):
         made.add(0, slot, name)
@@ -29,7 +29,7 @@ def named(store: SqliteStore | None, names: Sequence[str] = NAMES) -> SeqReserva
 
 @contextlib.contextmanager
 def process(directory: Path, names: Sequence[str] = NAMES) -> Iterator[SeqReservations]:
-    """Yield the reservations of a process that ends without closing them, as after a kill."""
+    """Yield the seq reservations of a process that ends without closing them, as after a kill."""
     with opened(directory) as store:
         yield named(store, names)
 

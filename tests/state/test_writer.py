@@ -1,5 +1,6 @@
-"""Tests for ``state_dir`` on a real file system: kvbus reads back what it wrote, and survives a full disk without
-state.
+"""Tests for writing kvbus's state to a real file system.
+
+kvbus reads back what it wrote. If the disk is full, it continues without a state.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path
 
 
 def held_back(process: Process, count: int) -> None:
-    """Publish batches from seq 10 on, but lose the first, so that the others wait.
+    """Publish batches from seq 10 on, and lose the first of them, so that the others wait in the reorder buffer.
 
     Then deliver the first by a replay.
     """
@@ -177,7 +178,10 @@ def held_back(process: Process, count: int) -> None:
 
 
 def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
-    """More batches are delivered together than kvbus keeps fingerprints of. kvbus handles them in slices."""
+    """A state is restored after many waiting batches were delivered together: more than kvbus keeps fingerprints of.
+
+    kvbus handles them in slices.
+    """
     process = started(tmp_path)
     process.publish(10)
     held_back(process, 3 * RING)
@@ -241,7 +245,10 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("room", [60_000, 100])
 def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int) -> None:
-    """The disk has room for an empty state, or for nothing at all."""
+    """If the disk is full, kvbus gives up its state and continues.
+
+    The disk has room for an empty state, or for nothing.
+    """
     process = started(tmp_path)
     process.publish(5)
     process.store.reserved.raise_to(4096)
@@ -282,7 +289,10 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
 
 
 def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
-    """The mark in the lock file was written when the disk was full, and is lower than the seqs that were used later."""
+    """If the state's database was deleted, kvbus skips many seqs.
+
+    The lock file has a mark of the used seqs, but it was written when the disk was full, and later seqs are higher.
+    """
     process = started(tmp_path)
     with room_for(100):
         process.publish(300, tokens=200)
@@ -300,8 +310,9 @@ def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Pa
 def test_a_reservation_that_cannot_be_written_costs_the_state_until_the_next_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This may happen between two slices of a checkpoint, which must not continue in the new database and look
-    complete.
+    """kvbus gives up its state if it cannot write a seq reservation, even between two slices of a checkpoint.
+
+    The checkpoint must not continue in the new database, where it would look complete.
     """
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
     monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
@@ -383,8 +394,9 @@ def test_a_first_start_on_a_full_disk_begins_a_state_once_there_is_room(tmp_path
 
 
 def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
-    """A router that was reading the state when kvbus was killed requests a replay from its next seq, inside the
-    state.
+    """After a restart, kvbus answers a request for seqs inside a state with a complete state, not from the journal.
+
+    A router was reading the state when kvbus was killed, and requests the rest by a replay.
     """
     process = started(tmp_path)
     process.publish(20)
@@ -433,7 +445,7 @@ def test_changed_sources_begin_a_checkpoint_of_their_own(tmp_path: Path) -> None
 def test_an_end_in_the_midst_of_the_first_checkpoint_of_changed_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_order: bool
 ) -> None:
-    """The previous state is of other sources.
+    """kvbus ends during the first checkpoint after its sources have changed. The previous state is of other sources.
 
     A graceful end writes the rest of the checkpoint; a kill leaves no state.
     """
@@ -467,8 +479,9 @@ def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_p
 
 
 def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
-    """Until all endpoints are bound, kvbus does not know whether this process will use the state, so it must not
-    change it.
+    """Loading a state does not change it.
+
+    Until all endpoints are bound, kvbus does not know whether this process will use the state.
     """
     process = started(tmp_path)
     process.publish(20)
@@ -502,8 +515,9 @@ def test_reading_ends_when_the_process_is_asked_to_end(tmp_path: Path, caplog: p
 
 
 def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint would record these batches as delivered, so a kill before kvbus has handled them would lose
-    them.
+    """kvbus begins no checkpoint while delivered batches wait to be handled.
+
+    The checkpoint would record them as handled, so they would be lost if kvbus was killed before.
     """
     process = started(tmp_path)
     process.publish(10)

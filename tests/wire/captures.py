@@ -1,4 +1,5 @@
-"""Recorded streams of engines with the engine's real cache contents, and the comparison of a router with them.
+"""Captures (recorded streams of engines, with the blocks that they had at the end), and a comparison of a router with
+them.
 
 >>> router = PlainSetRouter()
 >>> for message in published:
@@ -22,7 +23,7 @@ from tests.doubles.router import PlainSetRouter
 DATA: Final = Path(__file__).parent / "data"
 CAPTURES: Final = sorted(path.name.removesuffix(".jsonl") for path in DATA.glob("*.jsonl"))
 BY_PREFIX: Final = frozenset({"syn_sglang_variable"})
-"""Captures whose truth identifies a block by the SHA-256 of its complete prefix.
+"""Captures whose list of true blocks names a block by the SHA-256 of the complete prompt prefix that it ends.
 
 In these captures the engine's hashes identify radix nodes, not blocks.
 """
@@ -76,8 +77,9 @@ def digest(keys: Iterable[Key]) -> str:
 
 
 def points(name: str) -> dict[int, str]:
-    """Return digests of the engine's cache at several points of a capture, by the number of messages published
-    before.
+    """Return digests of the engine's cache at several moments of a capture.
+
+    The key is the number of messages that the engine had published before.
     """
     found = json.loads((DATA / f"{name}.truth.json").read_text()).get("points", ())
     return {int(messages): str(held) for messages, held in found}

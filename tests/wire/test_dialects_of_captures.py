@@ -1,4 +1,6 @@
-"""Tests that compare the simulator's dialects with captured bytes of the engine releases that they imitate."""
+"""Tests that the dialects of kvbus's engine simulator have the form of captured bytes of the imitated engine
+releases.
+"""
 
 from pathlib import Path
 
@@ -75,7 +77,7 @@ def hashes_of(payloads):
 
 
 def domain(values):
-    """Return the range of a list of hashes: type and length of bytes, or the signs and sizes of integers."""
+    """Return what values the hashes of a stream have: type and length of bytes, or the signs and sizes of integers."""
     if any(isinstance(value, bytes) for value in values):
         return {(kind(value), len(value)) for value in values}
     return min(values) < 0, max(values) >= 2**63
@@ -128,9 +130,10 @@ def test_tiers_have_the_captured_names(capture, dialect):
 
 
 def test_positional_lengths_without_a_capture():
-    """These releases send arrays of fixed length with trailing nulls (vLLM 0.14 to 0.18, llm-d-inference-sim).
+    """The simulator sends arrays of the right length for releases of which there is no capture.
 
-    The lengths include the tag.
+    These releases send arrays of fixed length with trailing nulls (vLLM 0.14 to 0.18, llm-d-inference-sim). The lengths
+    include the tag.
     """
     lengths = {"vllm-0.14": (8, 3), "vllm-0.18": (9, 3), "sglang-0.5.8": (6, 2), "llm-d-sim": (9, 3)}
     for name, (stored, removed) in lengths.items():

@@ -49,11 +49,11 @@ FILTERED = {
 """Reasons for which kvbus leaves out events of a capture. kvbus relays all events of captures that are not listed."""
 
 LMCACHE = "lmcache056_vllm032"
-"""Its chunks on the CPU have 64 tokens, and the engine's blocks 32."""
+"""Name of a capture with LMCache, whose chunks on the CPU have 64 tokens. The engine's blocks have 32."""
 
 
 class Played:
-    """A capture after codec and normalizer, and a router with a plain set that has read the result."""
+    """A capture that has passed kvbus's codec and normalizer, and a router that has applied the resulting events."""
 
     def __init__(self, name, *, each=None, profile="vllm", **rules):
         self.stats = SourceStats()
@@ -61,7 +61,7 @@ class Played:
         self.router = PlainSetRouter()
         self.sent = []
         self.held = {}
-        """Digests of the router's blocks at the points for which the capture has a digest of the engine's cache."""
+        """Digests of the router's blocks, at the moments for which the capture has a digest of the engine's cache."""
         told, messages, seq = points(name), 0, 0
         for life in self.lives(name):
             self.normalizer.reset()
@@ -202,9 +202,9 @@ def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
 
 
 def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined():
-    """One relay reads the stream from the start, another learns the state from the first.
+    """Two kvbus derive the same hashes for pages of radix nodes.
 
-    Both must use the same hashes.
+    One relay reads the stream from the start, another learns the state from the first.
     """
     played = Played("syn_sglang_variable")
     copy = Normalizer(SourceSpec(), SourceStats())
@@ -248,7 +248,10 @@ def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
     ],
 )
 def test_all_groups_on_request(capture, masked):
-    """Some of vLLM's stores for Mamba contain masked blocks, and placeholders of these on the CPU."""
+    """With ``groups: all``, routers also have the blocks of groups without prefix caching.
+
+    Some of vLLM's stores for Mamba contain masked blocks, and placeholders of these on the CPU.
+    """
     played = Played(capture, groups="all")
     assert {key[0] for key in played.router.blocks} == {0, 1}
     assert set(played.router.blocks) == truth(capture, every_group=True)
@@ -258,12 +261,12 @@ def test_all_groups_on_request(capture, masked):
 
 
 def test_counting_copies_is_what_makes_the_mamba_capture_exact():
-    """This is the counter-check: without counted copies, the router lacks blocks."""
+    """If kvbus did not count copies, a router of this capture would lack blocks."""
     assert matches_truth("vllm033_mamba_64_16", Played("vllm033_mamba_64_16", duplicates="ignore").router) is not None
 
 
 def test_chunks_on_an_expiring_medium_expire():
-    """For an LMCache that announces no evictions."""
+    """The setting ``expiring_media`` removes chunks of an LMCache that announces no evictions."""
     script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
     for message in load(LMCACHE):
         script >> raw(message.topic, message.seq.to_bytes(8, "big"), message.payload)
@@ -312,7 +315,7 @@ class TestCopies:
         assert matches_truth(name, played.router) is None
 
     def test_counting_it_leaves_dead_blocks(self):
-        """This is the counter-check: these streams really contain copies that one removal ends."""
+        """If kvbus counts the copies of such an engine, routers keep dead blocks: one removal ends all copies."""
         assert "dead" in str(matches_truth("vllm033_window", OnlyTheLast("vllm033_window").router))
 
 

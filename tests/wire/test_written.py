@@ -60,7 +60,7 @@ class SglangRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """The AllBlocksCleared of every engine."""
+    """The AllBlocksCleared event, which is the same for every engine."""
 
 
 class Rfc1527Event(msgspec.Struct, forbid_unknown_fields=True):

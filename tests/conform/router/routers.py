@@ -1,4 +1,4 @@
-"""Let the conformance kit play its cases to the routers of ``tests.interop``.
+"""Play the cases of the conformance kit to the routers of ``tests.interop``.
 
 ``python -m tests.conform.router.routers NAME…`` plays all cases to these routers, and writes the results to files.
 """

@@ -1,4 +1,7 @@
-"""Tests for the adapters by which the kit queries a router: as a program, by a command, or at a URL."""
+"""Tests for the adapters by which the conformance kit asks a router for its blocks.
+
+They run a program, run a command, or request a URL.
+"""
 
 from __future__ import annotations
 

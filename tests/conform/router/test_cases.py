@@ -1,4 +1,4 @@
-"""Tests for the table of cases.
+"""Tests for the table of cases of the conformance kit for routers.
 
 Each clause for readers has a case, or a reason why it has none. The expected cache of each case follows from its steps.
 """

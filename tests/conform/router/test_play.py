@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PATIENT: Final = Settings(settle=60.0)
-"""Settings for cases that the router keeps.
+"""Settings with a long time limit, for cases in which the router should be right.
 
 The kit stops waiting once the view is right, so a long limit costs nothing.
 """
@@ -73,7 +73,7 @@ async def play(adapter: Adapter, cases: Sequence[Case], settings: Settings = PAT
 
 
 def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return the outcomes and counts of the cases that the router does not keep, by case."""
+    """Return what is wrong in each case that the router does not keep: the outcome, and the numbers of wrong blocks."""
     bad = [each for each in report.verdicts if each.outcome is not Outcome.KEPT]
     return {each.case: (str(each.outcome), dict(each.counts)) for each in bad}
 
@@ -113,9 +113,7 @@ async def test_a_router_that_is_wrong_is_found_out(double):
 
 
 class OneByOne(Double):
-    """A router that is asked for one block after another: its answer mixes the blocks of the last view with new
-    ones.
-    """
+    """A router that must be asked for one block after the other, so its answer mixes blocks of two moments."""
 
     _before: frozenset[Held] = frozenset()
 

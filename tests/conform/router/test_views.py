@@ -1,5 +1,6 @@
-"""Tests for reading the blocks that a router reports, in each format, and for comparing them with the engine's
-blocks.
+"""Tests for reading the blocks that a router reports to the conformance kit, in each format.
+
+They also test the comparison of these blocks with the engine's.
 """
 
 from __future__ import annotations

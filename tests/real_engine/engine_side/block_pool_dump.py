@@ -21,8 +21,9 @@ PORT = "BLOCK_POOL_DUMP_PORT"
 
 
 def dump(manager: Any, publisher: Any) -> dict[str, Any]:
-    """Return the pool's blocks as [group, hash, physical copies], the groups' kinds, and the number of unsent
-    events.
+    """Return the blocks of the engine's pool, the kinds of its groups, and the number of unsent events.
+
+    A block is a list: group, hash, and number of physical copies.
     """
     pool = manager.block_pool
     blocks = []

@@ -1,6 +1,6 @@
-"""Record a stream of an engine, or compare streams of many seeds with kvbus's view (tests/wire/data/README.md).
+"""Record a stream of an engine, or compare streams of many seeds with kvbus's view (see wire/data/README.md).
 
-python -m tests.wire.recording record vllm:window --batches 300 --out tests/wire/data
+python -m tests.wire.recording record vllm:window --batches 300 --out wire/data
 python -m tests.wire.recording soak vllm:window --seeds 50 --batches 3000
 """
 
@@ -19,7 +19,7 @@ from tests.wire.captures import digest
 from tests.wire.recording.compare import View, with_prefixes
 
 POINTS = 50
-"""Number of batches between two points of a capture at which it records a digest of the engine's cache."""
+"""Number of batches after which a capture records another digest of the engine's cache."""
 
 
 def engine(family: str, seed: int) -> Any:

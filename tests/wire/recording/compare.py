@@ -1,4 +1,4 @@
-"""A comparison of kvbus's view of a stream with the engine's own cache, batch by batch."""
+"""Compare the blocks that kvbus announces for a stream with the engine's own cache, batch by batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record a real ``vllm serve`` whose connector is LMCache's, beside a real LMCache server, on the CPU.
+"""Record the stream of a real ``vllm serve`` that uses LMCache's connector, beside a real LMCache server, on the CPU.
 
 python -m tests.wire.recording.lmcache --engine E --lmcache L --name lmcache056_vllm032
 
@@ -36,7 +36,9 @@ from tests.wire.captures import DATA
 BLOCK, CHUNK = 32, 64
 SERVER: Final = "from lmcache.cli.main import main; main()"
 KEYS: Final = "result = [key.chunk_hash.hex() for key in app.state.engine.context.storage_manager._l1_manager._objects]"
-"""The LMCache server runs this for ``POST /run_script``: the chunks that it holds."""
+"""A script for the LMCache server's ``POST /run_script``, whose result is the list of the chunks that the server
+holds.
+"""
 
 
 class LMCacheServer:
@@ -85,7 +87,10 @@ async def read(socket: zmq.asyncio.Socket, lines: list[dict[str, Any]]) -> None:
 
 
 async def rest(engine: Engine) -> None:
-    """Let the engine publish what LMCache has told it: it does so in its next steps only."""
+    """Send a few requests, so that the engine publishes what LMCache has told it.
+
+    It publishes these events only in its next steps.
+    """
     for _ in range(3):
         await asyncio.sleep(1)
         await fetched(f"{engine.api}/v1/completions", {"model": MODEL, "prompt": [3, 4, 5], "max_tokens": 2})

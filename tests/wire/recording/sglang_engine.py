@@ -1,4 +1,4 @@
-"""SGLang's real radix caches on a CPU, used as SGLang's scheduler uses them.
+"""An SGLang engine for recordings: SGLang's real radix caches on a CPU, used as SGLang's scheduler uses them.
 
 It matches a prefix, locks it, inserts the prompt chunk by chunk, unlocks and evicts. Two things are not SGLang's own:
 the scheduler, and the pool of slots, of which only the number of free slots matters here.
@@ -157,7 +157,7 @@ class Engine:
         self.slots.free += request.held
 
     def pool(self) -> dict[Key, int]:
-        """Return every page of every node of the radix tree, by the hash that the engine gives it."""
+        """Return every page in the radix tree by the hash that SGLang gives it, with its number of copies."""
         found: Counter[Key] = Counter()
         nodes = list(self.cache.root_node.children.values())
         while nodes:

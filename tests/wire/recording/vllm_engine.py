@@ -1,4 +1,4 @@
-"""vLLM's real scheduler, cache managers and offload connectors on a CPU, with a fake model.
+"""A vLLM engine for recordings: its real scheduler, cache managers and offload connectors on a CPU, with a fake model.
 
 Three things are not vLLM's own: the model (`continuation`), the copying of blocks (a transfer is reported as complete
 some steps later), and the publisher's thread. Batches are encoded as that thread does it, and kept.
@@ -282,7 +282,7 @@ class Engine:
         self.scheduler.update_draft_token_ids(DraftTokenIds(names, drafts))
 
     def transferred(self, output: Any) -> KVConnectorOutput | None:
-        """Report transfers as complete that the connector requested some steps ago."""
+        """Report that transfers of blocks are complete, some steps after the connector has requested them."""
         if self.scheduler.connector is None:
             return None
         meta = output.kv_connector_metadata

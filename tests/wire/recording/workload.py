@@ -1,5 +1,6 @@
-"""Requests with shared prefixes from a seed: system prompts, continued conversations, repeated prompts, salts,
-sessions.
+"""Requests for recorded engines, made from a seed.
+
+They have shared prefixes: system prompts, continued conversations, repeated prompts, salts and sessions.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def continuation(tokens: list[int], vocabulary: int = 900) -> int:
 
 
 class Kept:
-    """A list of batches, encoded and numbered as by an engine's publisher thread.
+    """The batches of a recorded engine, encoded and numbered as the engine's publisher thread does it.
 
     ``clock`` makes their times reproducible.
     """
