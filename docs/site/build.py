@@ -44,9 +44,9 @@ _SEEN: Final = """\
 router does, and prints their number."""
 
 _LIVE: Final = """\
-`live` in `kvbus top` means only that the router reads every batch. kvbus cannot notice that a router's decoder drops
-events. `kvbus doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the requirements of the
-decoder. The router understands the stream if it counts as many blocks as `kvbus dump` prints."""
+`live` in `kvbus top` means only that the router reads every batch, not that its decoder accepts the events. `kvbus
+doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the requirements of the decoder. The
+router understands the stream if it counts as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
 Each router's page has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in Kubernetes,
@@ -74,9 +74,8 @@ kubectl exec POD -c kvbus -- kvbus dump --replay-endpoint tcp://127.0.0.1:REPLAY
 ```"""
 
 _COMPOSE: Final = """\
-[compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Replace
-`deploy/kvbus.yaml` by the `kvbus.yaml` above, and set `KVBUS_SOURCES__0__ENDPOINT` and
-`KVBUS_SOURCES__0__REPLAY_ENDPOINT` to your engine's endpoints.
+Replace the file `deploy/kvbus.yaml` by the `kvbus.yaml` above. In [compose.yaml](../../deploy/compose.yaml), set
+`KVBUS_SOURCES__0__ENDPOINT` and `KVBUS_SOURCES__0__REPLAY_ENDPOINT` to your engine's endpoints.
 
 ```
 docker compose -f deploy/compose.yaml up --build
