@@ -1,4 +1,4 @@
-"""Measure the CPU seconds of each directory of tests, and compare them with its budget in budgets.toml.
+"""Measure the CPU seconds that the tests of each directory take, and compare them with the limits in budgets.toml.
 
 The CPU seconds include those of processes that the tests started and waited for. ``TEST_BUDGETS=1`` (`.ci/run`) prints
 the table, and fails the session if a directory takes more than :data:`GRACE` times its budget.
@@ -20,17 +20,17 @@ import pytest
 FILE: Final = Path(__file__).with_name("budgets.toml")
 
 GRACE: Final = 2.5
-"""Factor of its budget that a directory may take: on a busy machine the same tests need twice the CPU seconds."""
+"""Factor by which a directory's tests may exceed their budget: on a busy machine they need twice the CPU seconds."""
 
 FLOOR: Final = 5.0
-"""CPU seconds that a directory may always take, whatever its budget."""
+"""CPU seconds that the tests of a directory may always take, whatever its budget."""
 
 _of_servers: list[float] = []
 """CPU seconds of each server that several tests shared."""
 
 
 def budgets(*tiers: str) -> dict[str, float]:
-    """Return the budget of each directory of these tiers (default: all), in CPU seconds."""
+    """Return the budget in CPU seconds of each directory of tests, by default of all tiers."""
     return {
         name: seconds for tier, each in _read().items() if tier in tiers or not tiers for name, seconds in each.items()
     }
@@ -61,7 +61,7 @@ def ends_servers() -> Iterator[None]:
 
 
 def over_budget(taken: Mapping[str, float], allowed: Mapping[str, float]) -> list[str]:
-    """Return a line for each directory that takes too much or has no budget."""
+    """Return a message for each directory whose tests take too many CPU seconds, or that has no budget."""
     wrong = []
     for name, seconds in sorted(taken.items()):
         if name not in allowed:

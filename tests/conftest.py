@@ -54,7 +54,7 @@ FAST: Final = {"conftest.py", "__init__.py", *budget.budgets("fast")}
 
 @pytest.fixture(scope="session", autouse=True)
 def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set the first directory at which ``state_dir: auto`` looks, for this process and its child processes."""
+    """Let ``state_dir: auto`` use a directory of the test session, in this process and its child processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STATE_DIRECTORY", str(tmp_path_factory.mktemp("state")))
         yield
@@ -93,7 +93,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsS
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
-    """A running Redis or Valkey server."""
+    """A running Redis or Valkey server, which all tests of the session share."""
     yield from _running(
         redis_server.command(), redis_server.MISSING, redis_server.RedisServer, tmp_path_factory.mktemp("redis")
     )
@@ -101,7 +101,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Red
 
 @pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """A running Kafka cluster of three brokers."""
+    """A running Kafka cluster of three brokers, which all tests of the session share."""
     yield from _running(
         os.environ.get(broker.HOME_ENV), broker.MISSING, clusters.brokers, tmp_path_factory.mktemp("brokers")
     )
@@ -109,7 +109,7 @@ def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters
 
 @pytest.fixture(scope="session")
 def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """A running cluster of three nats-servers."""
+    """A running cluster of three NATS servers, which all tests of the session share."""
     yield from _running(
         nats_server.command(), nats_server.MISSING, clusters.nats_servers, tmp_path_factory.mktemp("nats-servers")
     )

@@ -1,4 +1,4 @@
-"""Run a generator of kvbus, which yields between slices of its work, to its end."""
+"""Run a generator of kvbus to its end. kvbus's generators yield between slices of long work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def driven(work: Generator[None, None, T]) -> tuple[T, int]:
-    """Return the result of a generator, and how often it yielded."""
+    """Run a generator to its end. Return its result, and how often it yielded."""
     turns = 0
     while True:
         try:

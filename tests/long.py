@@ -1,4 +1,4 @@
-"""Whether tests run longer: ``TEST_LONG=1``, which ``make test-all`` sets."""
+"""Tell tests whether they should take longer and test more: ``TEST_LONG=1``, which ``make test-all`` sets."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ LONG: Final = os.environ.get("TEST_LONG") == "1"
 
 
 def sample(values: Sequence[T], every: int) -> list[T]:
-    """Return all values if tests run longer, otherwise every ``every``-th value, including the first and the last."""
+    """Return all values in a long test run. Otherwise return every ``every``-th value, with the first and the last."""
     return list(values) if LONG else [*values[:-1:every], *values[-1:]]

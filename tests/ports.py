@@ -1,6 +1,6 @@
 """Free ports on loopback for tests.
 
-A test process gets no port of another one, so that tests do not disturb each other.
+Test processes that run in parallel get different ports, so that they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 from typing import Final
 
 LOWEST, HIGHEST = 10_000, 32_000
-"""The ports for tests, below the range of the operating system for outgoing connections.
+"""The range of port numbers for tests. It lies below the ports that the operating system uses for outgoing connections.
 
 In that range, a client that dials an engine before the engine listens may get the engine's own port as its local port.
 It then connects to itself, and the engine can never bind the port.
@@ -20,7 +20,7 @@ It then connects to itself, and the engine can never bind the port.
 
 
 class Ports:
-    """One test process's share of the ports.
+    """The port numbers that belong to one of several parallel test processes.
 
     It hands them out in order from a random start, and begins again after the last.
 

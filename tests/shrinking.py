@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def place_of(error: Exception) -> str:
-    """Return the type and the place of an error.
+    """Return a text with the type of an error and the function that raised it.
 
     Two errors of the same cause give the same text, even with other numbers.
     """
@@ -21,7 +21,10 @@ def place_of(error: Exception) -> str:
 
 
 def shorten(steps: list[T], fails: Callable[[list[T]], bool], seconds: float) -> list[T]:
-    """Remove the steps that the failure does not need, larger slices first, for at most this number of seconds."""
+    """Return a shorter list of steps that still fails.
+
+    Steps that the failure does not need are removed, larger slices first, for at most ``seconds`` seconds.
+    """
     end = time.monotonic() + seconds
     piece = max(1, len(steps) // 2)
     while piece and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Tests for commands that read a bus over its HTTP port: they report a server that is not a kvbus."""
+"""Tests that commands which read a kvbus over HTTP report an error if another server answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the tiers and budgets of tests."""
+"""Tests for how the tests' CPU seconds are limited, and for the tiers (such as fast) to which tests belong."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests that a server which a test has started ends with the test's process, even if the starting thread ended
-before.
+"""Tests that a server which a test has started ends with the test's process.
+
+It must also end if the thread that started it ended before.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Tests that the tests of a group run in one worker."""
+"""Tests that tests which share an expensive setup run in one worker process of pytest-xdist."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ Thing = TypeVar("Thing")
 
 
 def there(thing: Thing | None) -> Thing:
-    """Return the value, after checking that it is not None."""
+    """Check that a value is not None, and return it with the narrower type."""
     assert thing is not None
     return thing
 

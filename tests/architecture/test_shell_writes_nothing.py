@@ -1,5 +1,4 @@
-"""Tests that the shell (all of kvbus outside kvbus.core) changes no object of the core: it sends the core events
-instead.
+"""Tests that code outside kvbus.core changes no object of kvbus.core: it sends the core events instead.
 
 The test copies the package. Before each statement that changes a value through an object, it inserts a line that asks
 mypy for the type of that object. Therefore the names of the variables do not matter.
@@ -54,8 +53,9 @@ def changed(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def owners(target: ast.expr) -> Iterator[str]:
-    """Return the expressions through which a statement reaches its target, as source text: ``a.b`` and ``a`` for
-    ``a.b.c``.
+    """Return, as source text, the expressions through which a statement reaches what it changes.
+
+    For ``a.b.c`` these are ``a.b`` and ``a``.
     """
     if isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:
@@ -66,8 +66,9 @@ def owners(target: ast.expr) -> Iterator[str]:
 
 
 def asking(text: str) -> str:
-    """Return a module's text with ``reveal_type`` calls for all owners, each call before the statement that uses
-    the owner.
+    """Return a module's text with a ``reveal_type`` call before each statement that changes a value through an object.
+
+    The call is for this object, so that mypy reports its type.
     """
     lines = text.split("\n")
     for node in sorted((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.stmt)), key=lambda n: -n.lineno):
@@ -83,7 +84,7 @@ def asking(text: str) -> str:
 
 
 def may_change(dotted: str) -> bool:
-    """Return whether objects of a class of the core are mutable and belong to the core only."""
+    """Return whether objects of a class are mutable, and may be changed only by kvbus.core."""
     module, _, name = dotted.rpartition(".")
     if name in OWN:
         return False

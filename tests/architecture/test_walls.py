@@ -77,7 +77,7 @@ def client_offences(root: Path) -> list[str]:
 
 
 def layers(root: Path) -> subprocess.CompletedProcess[str]:
-    """Run import-linter on a source tree."""
+    """Run import-linter with the project's rules on a source tree, and return the finished process."""
     command = Path(sys.executable).with_name("lint-imports")
     return subprocess.run(
         [command, "--no-cache", "--config", str(ROOT / "pyproject.toml")],

@@ -1,4 +1,4 @@
-"""Tests for the index's look-up page in a real browser: a query, its answer, and signing in."""
+"""Tests for the page on which a user queries `kvbus index`, in a real browser: a query, its answer, and signing in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 
 async def asked(browser: Browser, kind: str, values: str) -> str:
-    """Fill in and send the form of the page, and return the sentence of the answer."""
+    """Fill in and send the form of the page, and return the sentence that the page shows as the answer."""
     await browser.run(
         f"""document.querySelector('#ask-said').textContent = '';
         document.querySelector('#ask-kind').value = '{kind}';

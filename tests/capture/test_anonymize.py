@@ -1,5 +1,6 @@
-"""Tests for anonymized captures: kvbus treats them like the original, and they contain no name or hash of the
-original.
+"""Tests for anonymized captures: kvbus treats them like the originals.
+
+They contain no name and no hash of the original.
 """
 
 import struct
@@ -39,7 +40,9 @@ def streamed(payloads):
 
 @pytest.mark.parametrize("name", sorted({*sample(CAPTURES, 3), "syn_mooncake_rfc1527"}))
 def test_a_capture_is_the_same_but_for_its_names(name):
-    """The test compares three ways to read the capture.
+    """kvbus sends the same for a capture and its anonymized copy, except for names.
+
+    The test compares three ways to read it.
 
     They are the live stream, the engine's replay after a fifth of the live batches was lost, and the replay that kvbus
     sends to routers.
@@ -68,9 +71,9 @@ RENAMED = {
 
 
 def test_each_field_that_kvbus_reads_is_renamed_or_kept():
-    """The developer who adds a field must put it into one of the lists.
+    """Each field of an event is in the list of fields that are renamed or in the list of those that are kept.
 
-    Fields on which kvbus bases decisions keep their values.
+    Fields on which kvbus bases decisions keep their values. A developer who adds a field must put it into a list.
     """
     events: list[type[Any]] = [BlockStored, BlockRemoved, AllBlocksCleared, BlockInactive]
     assert {name for event in events for name in event.__struct_fields__} == RENAMED | STAYS - {"type"} | {COUNTS} | {
@@ -87,7 +90,7 @@ def test_copies_that_are_left_are_kept():
         assert len({name for kind, name in renaming.names if kind is int}) >= 51
 
 
-# One batch with a million levels is enough.
+# One batch with a million nested levels is enough.
 BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]
 BAD += [payload(with_field(*field)) for field in fields()]
 
@@ -197,7 +200,9 @@ HASHES = [0x5EC2E75EC2E70000 + at for at in range(4)]
 
 
 def told():
-    """Return a stream with recognisable values in every place where an engine, or a defective engine, may put them."""
+    """Return a stream that has recognisable values wherever an engine, or a defective engine, may put names or
+    numbers.
+    """
     event = store(
         HASHES,
         0x5EC2E75EC2E7FFFF,

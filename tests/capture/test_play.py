@@ -1,4 +1,4 @@
-"""Tests for playing a capture: the schedule of simulated faults, and the publisher that follows it."""
+"""Tests for playing a capture as an engine: the schedule of batches and simulated faults, and the publisher."""
 
 import asyncio
 

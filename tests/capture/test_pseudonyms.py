@@ -1,4 +1,7 @@
-"""Tests for the keyed permutations that give each original name or number one pseudonym of the same kind and length."""
+"""Tests for the pseudonyms in anonymized captures.
+
+Keyed permutations give each original name or number one pseudonym of the same kind and length.
+"""
 
 import math
 import struct
@@ -21,7 +24,7 @@ def test_a_small_class_is_permuted(low, high):
 
 
 def spelled(number):
-    """Return the number of bits of the narrowest signed and unsigned types that hold a number."""
+    """Return whether a number is negative, and the bits of the narrowest signed and unsigned types that hold it."""
     signed = next(bits for bits in (6, 8, 16, 32, 64, 65) if -(2 ** (bits - 1)) <= number < 2 ** (bits - 1))
     return number < 0, signed, next(bits for bits in (7, 8, 16, 32, 64) if abs(number) < 2**bits)
 
@@ -113,7 +116,10 @@ def test_the_same_key_gives_the_same_names_and_another_one_others():
 
 
 def test_what_begins_alike_does_not_end_alike():
-    """A long value is renamed in chunks. The pseudonym of each chunk depends on the chunks before it."""
+    """Two long values that differ only in their first byte get pseudonyms that also differ in later chunks.
+
+    A long value is renamed in chunks. The pseudonym of each chunk depends on the chunks before it.
+    """
     one, two = NAMES.octets(b"a" * 9000), NAMES.octets(b"b" + b"a" * 8999)
     assert one[5000:8992] != two[5000:8992]
     assert len(set(one[:4096])) > 100

@@ -154,7 +154,10 @@ def test_what_is_no_msgpack_is_said(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
-    """The command reads a pipe that is never closed, so the signal arrives while it works."""
+    """A signal that arrives while the command works ends it without an output file.
+
+    Its input is a pipe that stays open.
+    """
     out = tmp_path / "out.jsonl"
     with subprocess.Popen(
         [sys.executable, "-m", "kvbus", "anonymize", "-", "-o", out], stdin=subprocess.PIPE, stderr=subprocess.PIPE
@@ -174,9 +177,9 @@ def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
 
 @pytest.mark.parametrize("name", ["vllm033_restart", "vllm033_map_bytes", "sglang0523_eagle_bigram"])
 async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(name, tmp_path):
-    """`kvbus play` publishes the anonymized file.
+    """With an anonymized capture, kvbus and a router hold the engine's blocks under their pseudonyms.
 
-    A fifth of the live batches is lost, and the bus gets them by a replay.
+    `kvbus play` publishes the capture. A fifth of the live batches is lost, and the bus gets them by a replay.
     """
     key, out = tmp_path / "key", tmp_path / "out.jsonl"
     key.write_bytes(b"k" * 32)

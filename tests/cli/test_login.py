@@ -1,4 +1,4 @@
-"""Tests for commands that query another kvbus over HTTP, with a token and over https."""
+"""Tests for kvbus commands that query another kvbus over HTTP, with a bearer token and over https."""
 
 from __future__ import annotations
 

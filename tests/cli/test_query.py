@@ -1,4 +1,4 @@
-"""Tests for ``kvbus query``: its request to an index, the index that it builds itself, and how it shows the answer."""
+"""Tests for ``kvbus query``, which looks up a prompt: in an index process, or in an index that it builds itself."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def query(*args: str, tokens: Any = (1, 2, 3)) -> subprocess.CompletedProcess[st
 
 
 class Scene:
-    """An engine, a bus and an index, and a prompt whose blocks the engine holds."""
+    """A running engine, a bus and an index, with a prompt whose blocks the engine holds."""
 
     def __init__(self, engine: Engine, bus: Bus, index: Index, truth: Truth) -> None:
         self.engine = engine

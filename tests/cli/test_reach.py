@@ -1,4 +1,4 @@
-"""Tests for the explanations of ``tail`` and ``record`` if no publisher answers."""
+"""Tests that ``kvbus tail`` and ``kvbus record`` explain why no publisher answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads of stored and removed blocks with two tokens each: block ``n`` has the tokens ``2n`` and ``2n + 1``."""
+"""Payloads of events for tests of the client: block ``n`` has the two tokens ``2n`` and ``2n + 1``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the subscriber without asyncio, which a plain loop reads."""
+"""Tests for the client library's subscriber that needs no asyncio: a plain loop reads it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ except KeyboardInterrupt:
 
 
 def test_a_ctrl_c_that_python_forgets_is_raised() -> None:
-    """Runner.run resets its count of interrupts after it has installed its handler, so an interrupt in between is
+    """A Ctrl-C always raises KeyboardInterrupt, even if asyncio's Runner forgets it.
+
+    Runner.run resets its count of interrupts after it has installed its handler, so an interrupt in between is
     forgotten.
     """
 

@@ -1,4 +1,4 @@
-"""Tests for the client's subscribers at a real bus whose journal keeps ten batches.
+"""Tests for the client library's subscribers at a real kvbus, whose journal keeps only ten batches.
 
 With replays, snapshots or both, each subscriber ends with the engine's true blocks.
 """
@@ -46,7 +46,7 @@ def keys(view):
 
 
 async def until(subscriber, view, condition):
-    """Receive updates until the condition holds for one, and return all updates until then."""
+    """Receive updates until one fulfils a condition. Return all received updates."""
     seen: list[Any] = []
     while not seen or not condition(seen[-1]):
         seen.append(await subscriber.receive())

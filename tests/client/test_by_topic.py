@@ -1,4 +1,4 @@
-"""Tests for one subscription to many workers: a real kvbus with ``layout: per_topic``, read by topic."""
+"""Tests for a client that reads many workers with one subscription, at a real kvbus with ``layout: per_topic``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for Feed, which applies one stream's events to an index of prefixes."""
+"""Tests for the client library's Feed, which applies the events of one stream to an index of prompt prefixes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests for the index of prefixes: it knows which blocks of a prompt each worker holds, whatever the order of
-events.
+"""Tests for the client library's index of prompt prefixes.
+
+It knows how many blocks of a prompt each worker holds, whatever the order of events.
 """
 
 import gc
@@ -162,7 +163,7 @@ def test_removed_blocks_leave_nothing_in_memory():
     def come_and_go(first):
         names = range(first, first + 2000)
         index.apply("a", store(names, None, *names))
-        # The block's parent is unknown, so it waits, and is removed meanwhile.
+        # The block's parent is unknown, so the index has not placed the block yet when it is removed.
         index.apply("a", store([first + 5000], first + 4000, first))
         index.apply("a", BlockRemoved((*names, first + 5000)))
 
@@ -194,8 +195,9 @@ def test_removed_blocks_leave_nothing_in_memory():
 
 @dataclass
 class Known:
-    """A block of a worker: its parent, its content, its media, and the prompt up to its end if all its ancestors
-    are known.
+    """A block of a worker in the simple index: its parent, its content and its media.
+
+    It also has the prompt up to its end, if all its ancestors are known.
     """
 
     parent: bytes | None
@@ -206,7 +208,7 @@ class Known:
 
 @dataclass
 class Naive:
-    """A simple and slow index to compare with: the blocks of each worker, by hash."""
+    """A simple and slow index with which the tests compare the real one: the blocks of each worker, by hash."""
 
     workers: dict = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Tests for the updates in which a subscriber reports why it has no connection."""
+"""Tests for the updates by which a subscriber of the client library reports why it has no connection."""
 
 from __future__ import annotations
 

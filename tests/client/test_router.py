@@ -1,4 +1,7 @@
-"""Tests for one query over the blocks of many publishers, with real sockets, in an event loop and in a thread."""
+"""Tests for the client's PrefixRouter, which looks up a prompt in the blocks of many publishers.
+
+They use real sockets, in an event loop and in a thread.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def subscribed(publisher, timing=SOON):
 
 @contextlib.asynccontextmanager
 async def two_engines():
-    """Two engines: the first holds the blocks 1 and 2, the second holds the block 1 on two ranks."""
+    """Two running engines: the first holds the blocks 1 and 2, the second holds block 1 on two ranks."""
     async with engine() as a, engine() as b:
         a.publish(batch(stored(1, 2)))
         b.publish(batch(stored(1)))

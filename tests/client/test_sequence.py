@@ -1,4 +1,7 @@
-"""Tests for the client's sequencing: one test for each rule about the updates that the application receives."""
+"""Tests for the client library's sequencing of batches.
+
+There is one test for each rule about the updates that the application gets.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class Stream:
         self.opened = self.follow(self.sequence.open(self.now))
 
     def follow(self, outputs: list[Output]) -> list[Any]:
-        """Record the requests as sent, and return first the updates, then the requests in a short form."""
+        """Record that the requests in these outputs were sent.
+
+        Return the updates first, and then the requests in a short form.
+        """
         said: list[Any] = []
         asked: list[str] = []
         for output in outputs:
@@ -142,9 +148,9 @@ def test_a_trimmed_replay_is_a_loss_at_once():
 )
 @pytest.mark.parametrize("unanswered", [0, 1])
 def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
-    """kvbus answers like this: the clear voids all earlier batches, and the state follows.
+    """A replay answer that begins after the requested seq with a clear is a state, so the client reports no loss.
 
-    Earlier requests without an answer no longer matter then.
+    The clear makes all earlier batches irrelevant, also those of earlier requests without an answer.
     """
     stream = Stream()
     stream.connected()
@@ -157,9 +163,9 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
 
 
 def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
-    """The state's seqs are higher than all lost ones.
+    """After requests without an answer, the client applies a state whose seqs are higher than all lost ones.
 
-    A client that reads the state as a trimmed replay would lack its blocks.
+    If it read the state as a trimmed replay, it would lack the blocks.
     """
     stream = Stream()
     stream.connected()

@@ -138,7 +138,10 @@ def test_tokens_of_masked_blocks_are_unknown_not_wrong():
 
 
 def test_the_tokens_of_a_long_store_are_read_in_time_that_grows_with_it(monkeypatch):
-    """The test counts decoded bytes. An earlier version decoded the complete store once for each of its blocks."""
+    """Reading the tokens of all blocks of a store takes linear time. The test counts the decoded bytes.
+
+    An earlier version decoded the complete store once for each of its blocks.
+    """
     read = 0
 
     def counted(function):

@@ -1,4 +1,7 @@
-"""Tests with many short random worlds. They cost less than worlds drawn by Hypothesis, so there are more of them."""
+"""Tests of the client library in many short random worlds.
+
+They need less time than worlds drawn by Hypothesis, so there are more of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random worlds for the client's sequencing: whatever the network does, the view must equal the publisher's state.
+"""Random worlds for tests of the client library: whatever the network does, its blocks must equal the publisher's.
 
 ``python -m tests.client.walk --steps 1000000`` runs them for a long time. Each world has its own seed. The program
 prints the seeds of the worlds that fail, and then exits with code 1.
@@ -220,8 +220,9 @@ class Subscription:
         return (self.sequence.next_seq or 0) > newest and not self.sequence.held
 
     def in_step(self) -> None:
-        """Check that a client which has all batches of the publisher and waits for no answer also has the
-        publisher's blocks.
+        """Check that a client with all batches has exactly the publisher's blocks.
+
+        A client that waits for an answer or lacks a batch is not checked.
         """
         if self.up and self.synced and self.asked is None and not self.answer and self.exact:
             assert {block.hash for block in self.view} == self.truth

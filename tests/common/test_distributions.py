@@ -1,4 +1,4 @@
-"""Tests for two installed distributions that contain the same package in one directory."""
+"""Tests for an environment with two installed distributions that contain the same package."""
 
 from __future__ import annotations
 

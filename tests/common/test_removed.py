@@ -1,5 +1,6 @@
-"""Tests that the error for a removed key, command or option names the replacement, and appears with all other
-errors.
+"""Tests for the error about a removed configuration key, command or option.
+
+It names the replacement, and appears with all other errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tests for ending asyncio tasks that clean up, that fail, or that lose their cancellation."""
+"""Tests for kvbus's function that ends asyncio tasks.
+
+The tasks clean up, fail, or lose their cancellation.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,9 @@ async def test_who_cleans_up_is_waited_for(monkeypatch):
 
 
 async def test_a_cancellation_that_was_lost_is_not_the_last_one():
-    """`asyncio.wait_for` of Python 3.11 loses a cancellation if the awaited result arrives in the same loop
-    iteration.
+    """kvbus cancels a task again if it does not end.
+
+    `asyncio.wait_for` of Python 3.11 loses a cancellation if the awaited result arrives in the same loop iteration.
     """
     lost = 0
 
@@ -141,7 +145,10 @@ async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_tol
 
 
 async def test_the_answer_comes_in_the_turn_of_the_cancellation():
-    """dnspython and nats-py wait with `asyncio.wait_for`. The test uses the real one of the running Python version."""
+    """A task ends although the result that it waits for arrives in the same loop iteration as its cancellation.
+
+    dnspython and nats-py wait with `asyncio.wait_for`. The test uses the real one of the running Python version.
+    """
     answer = asyncio.get_running_loop().create_future()
 
     async def asks_again_and_again():

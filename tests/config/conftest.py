@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., Config]:
-    """Load a configuration from YAML text, environment variables and overrides.
+    """A function that loads a configuration from YAML text, environment variables and overrides.
 
-    By default, add one source and one output.
+    By default, it adds one source and one output.
     """
 
     def _read(text: str | None = None, *, env: dict[str, str] | None = None, **overrides: Any) -> Config:
@@ -31,7 +31,7 @@ def read(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def problems(read: Callable[..., Config]) -> Callable[..., dict[str, str]]:
-    """Load an invalid configuration and return its problems: for each key, the complete line of the error."""
+    """A function that loads an invalid configuration, and returns the complete line of the error about each key."""
 
     def _problems(text: str | None = None, **kwargs: Any) -> dict[str, str]:
         with pytest.raises(ConfigError) as caught:

@@ -1,4 +1,4 @@
-"""Tests for configurations whose addresses do not contradict each other."""
+"""Tests that kvbus accepts configurations in which equal addresses or ports do not contradict each other."""
 
 from __future__ import annotations
 

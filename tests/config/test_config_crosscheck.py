@@ -1,4 +1,4 @@
-"""Tests for keys that are valid on their own and contradict each other."""
+"""Tests for errors about configuration keys that are valid on their own but contradict each other."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_the_example_holds_every_key_and_its_default():
 
 
 def test_the_example_holds_for_sections_that_are_commented_out(tmp_path):
-    """The keys and values of these sections must be valid once the comment signs before them are removed."""
+    """The sections of the example file that are comments are valid after the comment signs are removed."""
     text = re.sub(r"^( *)(\w+): null\n\1# \2:$", r"\1\2:", EXAMPLE.read_text(), flags=re.MULTILINE)
     text = re.sub(r"^( *)#   (?=\w+: \S+$)", r"\1  ", text, flags=re.MULTILINE)
     section = parse(text, "example").data

@@ -1,4 +1,7 @@
-"""Tests for the priority of settings: command line, then environment variables, then the file, then the defaults."""
+"""Tests for the order in which kvbus looks for a setting.
+
+It is the command line, then environment variables, then the file, then the defaults.
+"""
 
 from __future__ import annotations
 

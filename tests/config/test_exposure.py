@@ -1,4 +1,4 @@
-"""Tests for the part of ``kvbus check`` that says who can reach which port."""
+"""Tests for the part of the output of ``kvbus check`` that says who can reach which port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests for ``front``: its valid values, and the combinations that are refused."""
+"""Tests for the section ``front`` of the configuration (the proxy before an engine's API).
+
+They test its valid values, and the combinations that are refused.
+"""
 
 from __future__ import annotations
 

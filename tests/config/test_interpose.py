@@ -1,4 +1,6 @@
-"""Tests for ``interpose`` in its short and its long form, and for the settings that follow from it."""
+"""Tests for the configuration key ``interpose`` in its short and long form, and for the settings that follow from
+it.
+"""
 
 from __future__ import annotations
 

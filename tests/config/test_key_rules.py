@@ -1,4 +1,4 @@
-"""Tests for CURVE keys, and keys of the state, that are incomplete or have no effect."""
+"""Tests for configurations whose CURVE keys or state settings are incomplete or have no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for sources that are read from a log: routers get the seqs of the log.
+"""Tests for configurations with sources that are read from a log: routers get the seqs of the log.
 
 Settings that would give routers other seqs are refused.
 """

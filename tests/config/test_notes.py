@@ -1,4 +1,4 @@
-"""Tests for the notes of ``kvbus check`` about a valid configuration."""
+"""Tests for the notes that ``kvbus check`` prints about a valid configuration."""
 
 from __future__ import annotations
 

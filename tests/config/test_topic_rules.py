@@ -1,4 +1,4 @@
-"""Tests for topics that the routers of a profile cannot read."""
+"""Tests that kvbus refuses an output's topic that the routers of its profile cannot read."""
 
 from __future__ import annotations
 

@@ -31,9 +31,10 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 
 @pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
 async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
-    """Clause 11.3: after a reboot, kvbus does not know whether routers have read the output before.
+    """If routers get no state on subscription, kvbus breaks clause 11.3 in its first epoch, because it sends no clear.
 
-    Their subscriptions show it, so a first epoch needs no clear.
+    After a reboot it does not know whether the output existed before. The routers' subscriptions show them the new
+    epoch.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

@@ -1,4 +1,4 @@
-"""Search inputs that cost much for their size: ``python -m tests.cost.search --seed 1 --inputs 100000``.
+"""Search for inputs that cost kvbus much for their size: ``python -m tests.cost.search --seed 1 --inputs 100000``.
 
 Each input is a stream of valid and invalid batches of one engine, given to the real core. The cost is counted, not
 timed. The search changes the most expensive inputs a little, again and again, and so finds still more expensive ones.
@@ -24,29 +24,33 @@ from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import payload
 
 INSTRUCTIONS: Final = {"engine live": 200.0, "engine replay": 200.0, "router replay": 40.0}
-"""Maximum of bytecode instructions for each byte of an input, by the endpoint that receives the input."""
+"""Maximum number of bytecode instructions that kvbus may execute for each byte of an input.
+
+The key is the endpoint that receives the input.
+"""
 
 BYTES: Final = {"engine live": 200.0, "engine replay": 200.0, "router replay": 1.0}
-"""Maximum of bytes of memory that stay allocated for each byte of an input, by the endpoint that receives the input.
+"""Maximum number of bytes that kvbus may keep in memory for each byte of an input.
 
-A block of one token takes 2 bytes of a batch and about 130 bytes in the index.
+The key is the endpoint that receives the input. A block of one token takes 2 bytes of a batch and about 130 bytes in
+the index.
 """
 
 SMALLEST: Final = 400
-"""Minimum size of an input in the calculation, in bytes. It hides the fixed cost of a batch in very small inputs."""
+"""Number of bytes that an input counts at least. It hides the fixed cost of a batch in very small inputs."""
 
 MEDIA: Final = ("GPU", "CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "gpu", None, "nowhere")
 KINDS: Final = (None, None, None, "full_attention", "mamba")
 
 NEAR: Final = 0.7
-"""Share of the maximum of lines for each byte so far, from which the instructions of an input are counted."""
+"""Share of the highest cost so far, counted in lines, above which the search also counts an input's instructions."""
 
 LARGEST: Final = 8_000
 """Maximum size of an input in bytes. Many small inputs find more in the same time than large ones."""
 
 Event = dict[str, Any]
 Input = list[list[Event]]
-"""The batches of a stream, each a list of events."""
+"""An input of the search: the batches of a stream, each as a list of events."""
 
 
 def make_event(rng: random.Random) -> Event:
@@ -75,7 +79,7 @@ def make_event(rng: random.Random) -> Event:
 
 
 def make_input(rng: random.Random) -> Input:
-    """Return a random input."""
+    """Return a random input: some batches with random events."""
     return [[make_event(rng) for _ in range(rng.choice((1, 1, 4, 20)))] for _ in range(rng.choice((1, 2, 4, 8)))]
 
 
@@ -105,14 +109,15 @@ def make_relay() -> Relay:
 
 
 def live(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Return the messages as batches of the live stream."""
+    """Return the relay events in which an engine's live stream brings these messages."""
     del bus
     return [BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]) for seq, message in enumerate(messages)]
 
 
 def replay(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Return the messages as the answer to the relay's first replay request, which the relay sends after a late
-    live batch.
+    """Return the relay events in which these messages answer the relay's first replay request.
+
+    The relay sends this request after a late live batch.
     """
     late = len(messages)
     commands = bus.handle(SourceUp(0), 1.0)
@@ -122,7 +127,10 @@ def replay(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
 
 
 def asked(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Return replay requests of a router with these bytes as their content, after the stream has some state."""
+    """Return the relay events in which a router sends replay requests with these bytes as their content.
+
+    Before, the relay gets two batches, so that the stream has some state.
+    """
     for seq, message in enumerate(messages[:2]):
         bus.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]), 1.0)
     return [ReplayAsked(0, 0, [b"router", b"", message[:8]]) for message in messages for _ in range(4)]
@@ -169,7 +177,7 @@ def _counted(endpoint: str, given: Input, what: str) -> float:
 
 
 def bytes_for(endpoint: str, given: Input) -> float:
-    """Return the bytes of memory that stay allocated for each byte of an input."""
+    """Return the bytes of memory that the core keeps for each byte of an input."""
     messages = [payload(*batch) for batch in given]
     bus = make_relay()
     events = ENDPOINTS[endpoint](bus, messages)
@@ -181,7 +189,7 @@ def bytes_for(endpoint: str, given: Input) -> float:
 
 
 def size_of(events: list[RelayEvent]) -> int:
-    """Return the size of the received frames in bytes, at least ``SMALLEST``."""
+    """Return the size of an input: the bytes of its received frames, at least ``SMALLEST``."""
     return max(SMALLEST, sum(len(frame) for event in events for frame in getattr(event, "frames", ())))
 
 
@@ -193,7 +201,7 @@ def _handle(bus: Relay, events: list[RelayEvent]) -> None:
 
 
 def search(endpoint: str, seed: int, inputs: int) -> tuple[float, Input]:
-    """Try this number of inputs, and return the most expensive one with its instructions for each byte."""
+    """Try ``inputs`` random inputs, and return the most expensive one with its instructions for each byte."""
     rng = random.Random(f"{endpoint} {seed}")
     best: list[tuple[float, Input]] = []
     most, cost, dearest = 0.0, 0.0, make_input(rng)

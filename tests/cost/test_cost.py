@@ -1,7 +1,4 @@
-"""Tests that no input costs more for each of its bytes than the budget.
-
-A short random search looks for such inputs.
-"""
+"""Tests that search for a short time for inputs that cost kvbus more for each of their bytes than a limit."""
 
 import pytest
 
@@ -17,9 +14,9 @@ def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
 
 
 def test_hundreds_of_tables_and_clears_that_leave_them():
-    """A short search does not find this input.
+    """An input with hundreds of groups and media, which a short search does not find, is cheap.
 
-    A core that looks at each table for each event would execute 100 instructions for each byte.
+    A core that looks at each table of blocks for each event would execute 100 instructions for each byte.
     """
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     tables = [
@@ -32,9 +29,9 @@ def test_hundreds_of_tables_and_clears_that_leave_them():
 
 
 def test_stores_of_ever_another_number_of_tokens():
-    """kvbus caches values for each number of tokens in a store.
+    """An input in which each store has another number of tokens is cheap.
 
-    Computing them must be cheap if each store has another number.
+    kvbus caches values for each number of tokens in a store, and must compute them cheaply.
     """
     given = [[store([n * 100 + k for k in range(count)], block_size=1)] for n, count in enumerate(range(201, 261))]
     assert instructions_for("engine live", given) <= 20

@@ -28,7 +28,7 @@ def showing(directory, seconds=1.0, story=None):
 
 
 async def played(show):
-    """Play the demo. Return whether kvbus's routers were exact, and the final counts of all routers."""
+    """Play the demo. Return whether kvbus's routers were exact, and the numbers of blocks of all routers at the end."""
     async with asyncio.TaskGroup() as group:
         try:
             return await show.play(group), show.rows()
@@ -53,7 +53,7 @@ async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp
 
 
 async def test_without_faults_the_router_without_kvbus_is_right_too(tmp_path, monkeypatch):
-    """Only the demo's faults make this router wrong, and not the way in which the demo reads the stream for it."""
+    """If the demo causes no faults, the router without kvbus is exact. So only the faults make it wrong."""
 
     async def nothing(*_):
         pass

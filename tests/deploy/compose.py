@@ -1,4 +1,4 @@
-"""The services of ``deploy/compose.yaml``, for two tests.
+"""Read the services of ``deploy/compose.yaml`` for tests that run them.
 
 One test runs them as processes. The other runs them with podman, if podman is installed.
 """
@@ -48,6 +48,6 @@ def mounts(service: str) -> dict[str, Path]:
 
 
 def kept(service: str) -> list[str]:
-    """Return the paths in the container that are named volumes."""
+    """Return the paths in a service's container at which a named volume is mounted."""
     pairs = (volume.split(":")[:2] for volume in SERVICES[service].get("volumes", []))
     return [there for name, there in pairs if name in COMPOSE["volumes"]]

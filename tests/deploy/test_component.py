@@ -43,7 +43,10 @@ def pod_annotations() -> dict[str, str]:
 
 
 def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
-    """Return the sidecar's environment as the kubelet would fill it in, with ports and a directory of this machine."""
+    """Return the sidecar's environment variables as the kubelet would set them from the pod's annotations.
+
+    Ports and directories are those of this machine.
+    """
     (sidecar,) = read("component/llm-d/sidecar.yaml")["template"]["spec"]["initContainers"]
     assert sidecar["args"] == ["run"]
     fields = {"status.podIP": POD_IP} | {f"metadata.annotations['{key}']": value for key, value in said.items()}
@@ -77,7 +80,7 @@ def sidecar(env: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 @contextlib.contextmanager
 def connected(kind: int, port: int, *options: tuple[int, bytes]) -> Iterator[Callable[[], list[list[bytes]]]]:
-    """Connect a router's socket. Calling the result receives all waiting messages and returns all messages so far."""
+    """Connect a router's socket, and yield a function that returns all messages that it has received so far."""
     context = zmq.Context()
     socket = context.socket(kind)
     for option, value in options:
@@ -140,8 +143,9 @@ def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> No
 
 
 def test_without_its_annotation_the_sidecar_says_what_is_missing(tmp_path: Path) -> None:
-    """Without a model's name, llm-d would index the pod's blocks under an empty name, and would not find them by
-    the real one.
+    """Without the annotation with the model's name, the sidecar ends with an error.
+
+    llm-d would index the pod's blocks under an empty name, and would not find them by the real one.
     """
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     log = tmp_path / "kvbus.log"

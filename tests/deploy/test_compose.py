@@ -41,7 +41,7 @@ def test_every_file_that_is_mounted_is_there() -> None:
 
 
 def test_what_kvbus_knows_is_kept_in_a_volume() -> None:
-    """The volume is where the image sets the state directory.
+    """The volume in the Compose file is at the path of the image's state directory.
 
     The container's root is read-only, and its /dev/shm is small and does not outlive it.
     """

@@ -19,7 +19,7 @@ DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 UNIT: Final = DEPLOY / "systemd" / "kvbus.service"
 KVBUS: Final = "/opt/kvbus/bin/kvbus"
 EXPOSURE: Final = 15
-"""Maximum exposure by `systemd-analyze security`, in tenths: 0 is safe, 100 is fully exposed."""
+"""Maximum exposure of the service that `systemd-analyze security` may report, in tenths: 0 is safe, 100 is exposed."""
 
 
 def service() -> configparser.SectionProxy:

@@ -1,4 +1,7 @@
-"""Mistakes that operators make, on real sockets, each with the key and the words that doctor's first line must have."""
+"""Mistakes of operators for tests of `kvbus doctor`, made on real sockets.
+
+Each has the key and the words that doctor's first line must have.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ class Scene:
         self.stack.callback(task.cancel)
 
     async def engine(self, live: Any = None, replay: Any = None, **more: Any) -> EnginePublisher:
-        """Start an engine that publishes, at the endpoints of the configured source or at other endpoints."""
+        """Start an engine that publishes batches. By default its endpoints are those of the configured source."""
         what, rank, ts = more.pop("what", None), more.pop("rank", 0), more.pop("ts", None)
         silent = more.pop("silent", False)
         publisher = EnginePublisher(

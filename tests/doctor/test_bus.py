@@ -1,4 +1,4 @@
-"""Tests for doctor at a running bus's HTTP port, and at HTTP servers that are not a kvbus."""
+"""Tests for `kvbus doctor` if a kvbus, or another HTTP server, already runs at the configured HTTP port."""
 
 from __future__ import annotations
 

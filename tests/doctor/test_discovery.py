@@ -1,4 +1,7 @@
-"""Tests for doctor about sources with discovery: found engines, engines that are not found, and failed requests."""
+"""Tests for `kvbus doctor` with sources that are discovered.
+
+Some engines are found, some are not, and some requests fail.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ async def said(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[
 
 
 async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
-    """The keys in the findings use the positions in the configuration file, also after an entry that discovers
-    engines.
+    """Doctor also probes discovered engines.
+
+    The keys in its findings have the positions of the configuration file, also after an entry that discovers engines.
     """
     one = Worker("pod-1", 1)
     await one.start()

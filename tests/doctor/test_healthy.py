@@ -1,4 +1,4 @@
-"""Test that a healthy bus has no finding while engines of every dialect publish."""
+"""Test that a kvbus has no finding while it reads healthy engines of every dialect."""
 
 from __future__ import annotations
 

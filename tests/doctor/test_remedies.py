@@ -1,4 +1,4 @@
-"""Tests that each reason for which a log's server refuses kvbus has a configuration key and a remedy."""
+"""Tests that doctor has a configuration key and a remedy for each reason for which a log's server refuses kvbus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that kvbus's first message about each mistake names the cause and the configuration key.
+"""Tests that kvbus's first message about each operator's mistake names the cause and the configuration key.
 
 ``NUMBERED`` is the score. Mistakes 1 to 25 were made by a person who had not seen kvbus before; ten more are the
 developers' own. With some mistakes kvbus refuses to start, so no running bus has them.
@@ -31,7 +31,7 @@ from tests.ports import free_port, free_ports
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
 TIMEOUT = 5.0
 SLACK = 20.0
-"""Seconds that a loaded machine may take beyond the timeouts."""
+"""Seconds that a test permits in addition to kvbus's timeouts, because the machine may be busy."""
 
 OFFLINE = [each for each in MISTAKES if each.says]
 RUNNING = [each for each in MISTAKES if each.running]

@@ -1,4 +1,7 @@
-"""A pod with an engine's gRPC API, kvbus's front before this API, and the engine's event publisher."""
+"""A pod for tests of kvbus's gRPC front, its proxy before an engine's gRPC API.
+
+It has the engine's API, the front, and the engine's event publisher.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def message(**fields: bytes | int) -> bytes:
 
 
 class GrpcApi:
-    """An engine's gRPC API with the behaviours that a front can get wrong.
+    """A double of an engine's gRPC API, with answers that are difficult to forward.
 
     ``answers`` are the answers by method. Each release of ``step`` sends one more message of a stream.
     """
@@ -87,14 +90,14 @@ class GrpcApi:
             self.sent += 1
 
     async def upload(self, _: str, context: aio.ServicerContext) -> None:
-        """Read no message before ``take`` is set, and then return the number of bytes."""
+        """Read no message before ``take`` is set. Then read all messages, and return their number of bytes."""
         await self.take.wait()
         async for each in _messages(context):
             self.taken += len(each)
         await context.write(str(self.taken).encode())
 
     async def think(self, _: str, __: aio.ServicerContext) -> None:
-        """Never answer."""
+        """Record that the method was called, and never answer."""
         self.asked.set()
         await asyncio.get_running_loop().create_future()
 
@@ -114,7 +117,7 @@ async def serve(api: GrpcApi, port: int) -> aio.Server:
 
 
 class GrpcPod:
-    """The engine's API and the bus of a pod, and functions that call the front."""
+    """A running pod: the engine's API, kvbus with its front, and functions that call the front."""
 
     def __init__(self, api: GrpcApi, bus: Bus, port: int, start_engine: Callable[[], Any]) -> None:
         self.api = api
@@ -138,7 +141,7 @@ class GrpcPod:
 
 @contextlib.asynccontextmanager
 async def running_grpc_pod(front: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[GrpcPod]:
-    """Run an engine's API, and a bus with a front before it."""
+    """Run an engine's gRPC API, and a kvbus whose front forwards calls to it."""
     api = GrpcApi()
     (port,) = free_ports(1)
 

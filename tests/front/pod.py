@@ -1,4 +1,7 @@
-"""A pod with an engine's HTTP API, kvbus's front before this API, and the engine's event publisher."""
+"""A pod for tests of kvbus's HTTP front, its proxy before an engine's HTTP API.
+
+It has the engine's API, the front, and the engine's event publisher.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.ports import free_ports
 
 
 class Api:
-    """An engine's HTTP API with the behaviours that a front can get wrong.
+    """A double of an engine's HTTP API, with answers that are difficult to forward.
 
     ``answers`` are the answers by path. Each release of ``step`` sends one more part of a streamed answer.
     """
@@ -72,7 +75,7 @@ class Api:
         return response
 
     async def _upload(self, request: web.Request) -> web.Response:
-        """Read no part of a body before ``take`` is set, and then return the number of bytes."""
+        """Read no part of a body before ``take`` is set. Then read all parts, and return their number of bytes."""
         await self.take.wait()
         async for part in request.content.iter_any():
             self.taken += len(part)
@@ -114,7 +117,7 @@ class Pod:
 
 @contextlib.asynccontextmanager
 async def running_pod(front: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Pod]:
-    """Run an engine's API, and a bus with a front before it."""
+    """Run an engine's HTTP API, and a kvbus whose front forwards requests to it."""
     api = Api()
     (port,) = free_ports(1)
     app = web.Application(client_max_size=2**30)

@@ -1,4 +1,7 @@
-"""Tests for the answers of released engines, in which kvbus names its own endpoints: routers must find them there."""
+"""Tests for the front's answers to routers that ask for the event endpoints.
+
+They are the answers of released engines, in which kvbus puts its own endpoints. Routers must find these there.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ HOST = "10.0.0.9"
 def offers(
     *ranks: int, host: str = HOST, at: str = "tcp://*", replay: bool = True, topic: str | None = ""
 ) -> dict[int, Offer]:
-    """Return endpoints for ranks: rank r has port 6000 + r, and its replay has port 7000 + r."""
+    """Return the endpoints that kvbus offers for ranks: rank r has port 6000 + r, and its replay has port 7000 + r."""
     return {
         rank: Offer(f"{at}:{6000 + rank}", f"{at}:{7000 + rank}" if replay else None, topic, host) for rank in ranks
     }
@@ -55,7 +58,7 @@ def test_an_engine_without_the_path_has_kvbuss_own_answer() -> None:
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_reader_of_sglangs_answer_finds_kvbus(replay: bool) -> None:
-    """A wildcard in the answer stays. It means the host of the worker's URL."""
+    """The host in the answer stays a wildcard, which for a router means the host in the worker's URL."""
     got = of_sglang(SGLANG_023, offers(0, 1, replay=replay))
     assert got["kv_events"]["endpoint_host"] == "*"
     assert read_of_sglang(got, HOST) == (announced(0, 1, replay=replay), "")
@@ -83,7 +86,10 @@ def test_an_engine_that_says_no_ranks_has_one() -> None:
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3)])
 def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> None:
-    """``dp_size`` counts the ranks of all nodes, but kvbus has only the ranks of this node."""
+    """For one of several nodes, the front's answer has only the ranks of this node, as kvbus has no others.
+
+    ``dp_size`` in the engine's answer counts the ranks of all nodes.
+    """
     listed = [{**LOCAL, "dp_rank": rank} for rank in ranks]
     described = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
     got = of_sglang({"kv_events": described, "kv_event_sources": listed}, offers(*ranks))

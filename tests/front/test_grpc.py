@@ -1,4 +1,6 @@
-"""Tests for the gRPC front: it forwards calls unchanged in both directions, and passes on a call's abrupt end."""
+"""Tests for the gRPC front: it forwards calls unchanged in both directions, and also forwards that a call breaks
+off.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,10 @@ async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
 
 
 async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
-    """While the client does not read, the engine cannot send. The other direction is the same."""
+    """The front reads from the engine only as fast as the client reads, so that the engine has to wait.
+
+    The same holds in the other direction.
+    """
     down = pod.both("/x/Stream")
     await down.write(b"100000")
     for _ in range(2000):
@@ -225,7 +230,7 @@ async def test_one_connection_too_many_is_closed() -> None:
 
 
 async def test_an_engine_that_breaks_off_is_seen_to(pod: GrpcPod) -> None:
-    """The engine's connection ends in the middle of an answer."""
+    """The client sees an error if the engine's connection ends in the middle of an answer."""
     (listening,) = free_ports(1)
     link = Link("engine", listening, pod.port)
     await link.start()
@@ -265,9 +270,9 @@ async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
 
 
 async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
-    """Calls are ended by their client, by a deadline, by a refusal, or with the engine.
+    """The front counts each call once and keeps nothing of it, however it ends.
 
-    Each received call is counted once.
+    The client, a deadline, a refusal, or the end of the engine ends it.
     """
     rng, wrong = random.Random(0), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
@@ -301,7 +306,10 @@ async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
 
 
 async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
-    """gRPC's own clients never send such metadata, so the test uses curl."""
+    """The front refuses a call with metadata that it cannot forward.
+
+    The test sends it with curl: gRPC's clients do not.
+    """
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("there is no curl")

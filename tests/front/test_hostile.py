@@ -1,4 +1,7 @@
-"""Tests for bad input at the front: it is refused and counted, and never becomes two requests to the engine."""
+"""Tests for bad input from clients of the front: it refuses and counts the input.
+
+One request of a client never becomes two requests to the engine.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,9 @@ async def test_what_is_no_request_is_refused(pod: Pod, said: bytes, caplog: pyte
 async def test_a_body_that_does_not_go_on_is_not_the_engines_fault(
     rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the body is either missing or invalid."""
+    """If the rest of a request's body is missing or invalid, the front reports an error of the client, not of the
+    engine.
+    """
     monkeypatch.setattr(server, "IDLE", 0.5)
     async with running_pod() as pod:
         pod.api.take.set()

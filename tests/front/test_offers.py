@@ -1,4 +1,4 @@
-"""Tests for the endpoints that the front offers for an engine's events. It finds them anew for each request."""
+"""Tests for the event endpoints that the front names to routers. It determines them anew for each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = "10.0.0.9"
 
 
 class Observed:
-    """A configuration, of whose sources all or only some are present."""
+    """A configuration, and those of its sources that are present."""
 
     def __init__(self, *slots: int, **overrides: Any) -> None:
         front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", **overrides.pop("front", {})}

@@ -1,4 +1,4 @@
-"""Tests for the HTTP front: it forwards requests unchanged in both directions, and passes on an answer's abrupt end."""
+"""Tests for the HTTP front: it forwards requests and answers unchanged, and also forwards that an answer breaks off."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_headers_of_the_connection_stay_on_it(pod: Pod) -> None:
 
 
 async def test_an_answer_arrives_as_it_was_given(pod: Pod) -> None:
-    """The front adds no header: no date, no server and no content type."""
+    """The front forwards an answer without adding a header: no date, no server and no content type."""
     raw = b"HTTP/1.1 207 Odd Words\r\nset-cookie: a\r\nset-cookie: b\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\0\1\2"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,7 +175,9 @@ async def test_a_websocket_is_refused_and_said_to_be(pod: Pod, client: aiohttp.C
 
 
 async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientSession) -> None:
-    """The engine decides which clients may ask. Its refusals and errors are forwarded unchanged."""
+    """The front forwards the engine's refusals and errors unchanged, because the engine decides which clients may
+    ask.
+    """
     pod.api.answers = {
         "/kv_event_sources": lambda: web.Response(status=401, text="no", headers={"WWW-Authenticate": "Bearer"}),
         "/server_info": lambda: web.Response(status=404, text="none"),
@@ -201,7 +203,10 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
 async def test_what_cannot_be_said_is_an_error(
     pod: Pod, client: aiohttp.ClientSession, answer: bytes, wrong: str
 ) -> None:
-    """If the front forwarded the engine's own endpoints, routers would bypass kvbus."""
+    """The front answers with an error if it cannot name kvbus's endpoints in an engine's answer.
+
+    If it forwarded the engine's own endpoints, routers would bypass kvbus.
+    """
     pod.api.answers = {"/kv_event_sources": lambda: web.Response(body=answer)}
     async with client.get(f"{pod.url}/kv_event_sources") as got:
         assert got.status == 503

@@ -1,4 +1,4 @@
-"""The front is removed from a copy of the code. All other parts must work as before."""
+"""Test that removes the front from a copy of the code: all other parts must work as before."""
 
 from __future__ import annotations
 

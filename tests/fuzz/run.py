@@ -1,7 +1,8 @@
-"""Fuzz with atheris, guided by code coverage: ``python -m tests.fuzz.run codec --seconds 60`` (``make fuzz``).
+"""Fuzz one target of kvbus with atheris, guided by code coverage.
 
-Inputs that reach new code are added to a separate directory, from which a developer may pick some for the committed
-corpus. An input that crashes the target is written to the same directory and ends the run with exit code 77.
+Run it with ``python -m tests.fuzz.run codec --seconds 60`` (``make fuzz``). Inputs that reach new code are added to a
+separate directory, from which a developer may pick some for the committed corpus. An input that crashes the target is
+written to the same directory and ends the run with exit code 77.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tests that run the committed corpus, and every input that once broke a target, without a fuzzer."""
+"""Tests that run the fuzz targets without a fuzzer.
+
+Their inputs are the committed corpus, and every input that once broke a target.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the golden streams and texts, recorded outputs of kvbus, with the outputs of this source tree.
+"""Compare the golden cases (recorded outputs of kvbus: streams and texts) with the outputs of this source tree.
 
 python -m tests.golden                      compare every case with the recorded hash
 python -m tests.golden --diff COMMIT        and show the lines that differ from the outputs of COMMIT
@@ -23,7 +23,7 @@ from tests.golden.texts import DATA, texts
 ROOT: Final = Path(__file__).parents[2]
 
 MOST_LINES: Final = 60
-"""Maximum number of lines shown of the difference of each case."""
+"""Maximum number of differing lines that are shown for each case."""
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
-"""A relay without sockets, built from a configuration: it gets engines' frames and returns the batches of all streams.
+"""A kvbus without sockets for the golden cases, built from a configuration.
 
-Only this module knows how kvbus's parts are connected. The other modules of this package use frames, seqs and events.
+It gets engines' frames and returns the batches of all streams. Only this module knows how kvbus's parts are connected.
+The other modules of this package use frames, seqs and events.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ order.
 
 
 class Published(NamedTuple):
-    """A published batch. ``identity`` is a small number for the publisher's id, which is random."""
+    """A batch that kvbus has published. ``identity`` is a small number instead of the random id of the publisher."""
 
     stream: Stream
     topic: bytes
@@ -105,7 +106,7 @@ class GoldenBus:
                 self._handle(Tick(self.now))
 
     def replay(self, stream: Stream, start: int) -> list[tuple[int, bytes]] | None:
-        """Return the batches of a replay answer to a router, or None if it has no END."""
+        """Return the batches of kvbus's replay answer from the seq ``start``, or None if the answer has no END."""
         frames = [b"router", b"", start.to_bytes(8, "big")]
         found = self._answer(ReplayAsked(*stream, frames))
         if not found or found[-1][-2][:8] != END_SEQ:

@@ -28,10 +28,10 @@ SEEDS: Final = 60
 """Number of simulated worlds, each of which is a golden case."""
 
 SECOND: Final = 60
-"""Number of messages of a capture that the second rank sends."""
+"""Number of messages from the beginning of a capture that a second rank also sends."""
 
 FORMS: Final[list[dict[str, Any]]] = [{"token_ids": "drop"}, {"layout": "merged"}, {"layout": "per_topic"}]
-"""Outputs of other forms, in addition to one output for each profile."""
+"""Configurations of outputs that the golden cases use in addition to one output for each profile."""
 
 
 def cases() -> dict[str, Case]:
@@ -102,7 +102,7 @@ def frames(message: Message) -> list[bytes]:
 
 
 def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
-    """Answer every replay request of the relay with the engine's kept batches of its current epoch."""
+    """Answer every open replay request of the relay with the batches that the engine still has of its current epoch."""
     while bus.asked:
         source, request, start = bus.asked.pop(0)
         life: dict[int, bytes] = {}
@@ -120,7 +120,7 @@ def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
 
 
 def _world(seed: int) -> Iterator[str]:
-    """Play two ranks of an engine.
+    """Play a simulated world of one seed, with two ranks of an engine.
 
     Some batches are lost, sent twice or swapped. Connections break, and the engine restarts.
     """
@@ -172,7 +172,7 @@ def _world(seed: int) -> Iterator[str]:
 
 
 def _again(sent: list[Message]) -> list[Message]:
-    """Return the first messages as a new epoch of the engine, which begins at seq 0."""
+    """Return the first of these messages as the batches of a new epoch of the engine, which begins at seq 0."""
     return [msgspec.structs.replace(message, seq=seq) for seq, message in enumerate(sent[:40])]
 
 
@@ -202,7 +202,7 @@ def _plain(value: object) -> str:
 
 
 def _asked(bus: GoldenBus, stream: Stream) -> Iterator[str]:
-    """Yield lines about the relay's answers to a router's replay requests, subscription and snapshot request."""
+    """Yield lines that describe what a router gets from a stream by replay requests, a subscription and a snapshot."""
     newest = max((seq for out, _, seq, _, _ in bus.published if out == stream), default=0)
     for start in (0, newest // 2, newest, newest + 10):
         batches = bus.replay(stream, start)

@@ -1,4 +1,4 @@
-"""Tests that kvbus sends what is recorded for captured engines and simulated worlds.
+"""Tests that kvbus's outputs for captured engines and simulated worlds are the recorded ones.
 
 `make golden` shows differences.
 """

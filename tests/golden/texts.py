@@ -1,4 +1,4 @@
-"""Golden texts: kvbus's outputs for people and programs, recorded word by word in ``data``."""
+"""Golden texts: what kvbus prints for people and programs, recorded word by word in ``data``."""
 
 from __future__ import annotations
 

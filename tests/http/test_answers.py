@@ -1,5 +1,6 @@
-"""Tests for HTTP answers: the event loop does other work between the parts of a long answer, and refusals are
-counted.
+"""Tests for the answers of kvbus's HTTP server.
+
+Between the parts of a long answer, the event loop does other work, and refused requests are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tests for the log of clients that read token ids: it adds up the amounts and leaves out no read."""
+"""Tests for the log lines about clients that read token ids over HTTP.
+
+They contain the total numbers of requests, blocks and bytes, and leave out no read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests for ``/events``: its events, their order, its start positions, its access rules, and the cost of bad
-clients.
+"""Tests for the event stream ``/events`` of kvbus's HTTP server.
+
+They test its events, their order, its start positions, its access rules, and the cost of bad clients.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests for the history of the last five minutes: rates, levels, a bounded size, and removal together with the
-source.
+"""Tests for the history of the last five minutes that kvbus keeps for its status page.
+
+They test rates and levels, a bounded size, and that a removed source's history is removed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def sampling(history, daemon, now, wall):
 
 
 def pieces(history, daemon, now, wall):
-    """Take a complete sample, and return in how many slices it was taken."""
+    """Take a complete sample of the daemon, and return the number of slices in which it was taken."""
     return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
 

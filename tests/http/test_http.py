@@ -1,6 +1,4 @@
-"""Tests for the HTTP endpoints of a running bus, also while engines fail, and that requests do not disturb the
-stream.
-"""
+"""Tests for the HTTP endpoints of a running bus, also while engines fail. Requests do not disturb the stream."""
 
 import asyncio
 import contextlib
@@ -31,7 +29,7 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.typed import there
 
 LARGE = 6280583736533942967
-"""A hash that JSON readers with double-precision numbers would change."""
+"""A block hash so large that JSON readers with double-precision numbers would change it."""
 
 
 class Web:
@@ -273,7 +271,9 @@ async def test_bytes_hashes_are_hex_and_groups_are_told():
 
 
 async def test_reblocked_blocks_are_those_that_routers_know():
-    """kvbus sends each block of 32 tokens as two blocks of 16. Two blocks of the engine with the same tokens and parent
+    """`/blocks` shows the blocks that kvbus sends to routers, which may be smaller than the engine's.
+
+    kvbus sends each block of 32 tokens as two blocks of 16. Two blocks of the engine with the same tokens and parent
     become one block with one hash.
     """
     async with web_and_engine(block_size=16) as (client, engine):
@@ -330,7 +330,7 @@ async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
 
 
 async def test_a_dump_is_one_moment_however_slowly_it_is_read():
-    """The stream continues during a dump, and its batches do not change the dump."""
+    """A dump of blocks does not change while it is read, although the engine publishes more batches."""
     async with web_and_engine() as (client, engine):
         count = 40_000
         for first in range(0, count, 1000):
@@ -355,14 +355,17 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
 
 
 async def more_than_sockets_hold(client, engine):
-    """Publish 60,000 blocks. Their dump is larger than the socket buffers, so it waits for its reader."""
+    """Publish so many blocks, 60,000, that their dump exceeds the socket buffers and has to wait for its reader."""
     for first in range(0, 60_000, 1000):
         engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
     await relayed(client, 60)
 
 
 async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
-    """The incomplete answer does not look complete, and its slot is free for another dump."""
+    """kvbus breaks off a dump of blocks that its client does not read, so that another dump can begin.
+
+    The client can see that the answer is incomplete.
+    """
     async with web_and_engine() as (client, engine):
         await more_than_sockets_hold(client, engine)
         monkeypatch.setattr(connections, "TIMEOUT", 0.1)

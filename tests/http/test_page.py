@@ -1,5 +1,6 @@
-"""Tests for the status page's files and their restrictions, and for the configuration and access rights in the
-overview.
+"""Tests for the files of the status page and for the overview that the page shows.
+
+They test the page's restrictions, and the configuration and access rights in the overview.
 """
 
 from __future__ import annotations

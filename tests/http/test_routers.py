@@ -1,4 +1,7 @@
-"""Tests for ``/routers`` and the metrics of routers: connections, waiting batches, and reasons for disconnections."""
+"""Tests for what kvbus shows about routers in ``/routers`` and in metrics.
+
+It shows connections, waiting batches, and reasons for disconnections.
+"""
 
 import asyncio
 import time

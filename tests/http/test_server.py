@@ -1,6 +1,6 @@
-"""Tests for the admin port as an HTTP server: order of answers, headers, errors, other protocols and the shutdown.
+"""Tests for kvbus's HTTP server at the protocol level.
 
-They also cover the removed paths.
+They test the order of answers, headers, errors, other protocols, the shutdown, and removed paths.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Tests for the timeline of transitions: its numbers have no gap, its size is bounded, and it includes routers."""
+"""Tests for the timeline of changes of state that kvbus shows, also those of routers.
+
+Its numbers have no gap, and its size is bounded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for errors in the TLS files of the HTTP server."""
+"""Tests for the errors that kvbus reports about the TLS files of its HTTP server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for bearer tokens: the file of tokens, each error in it, and ``kvbus token``."""
+"""Tests for the bearer tokens of the HTTP server: the file of tokens, each error in it, and ``kvbus token``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the container image: its content, its needs, its shutdown, and an exact relay of a capture."""
+"""Tests for kvbus's container image: what it contains and needs, its shutdown, and that it relays a capture exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USER: Final = "65532"
 VERSION: Final = version("kvbus")
 OPERATIONS: Final = " ".join((ROOT / "docs" / "OPERATIONS.md").read_text().split())
 START_SECONDS: Final = 20.0
-"""Maximum of seconds from `podman run` until kvbus is ready, on a busy machine. OPERATIONS.md has measured times."""
+"""Maximum seconds from `podman run` until kvbus is ready, on a busy machine. OPERATIONS.md has measured times."""
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def test_its_labels(config: dict[str, Any]) -> None:
 
 
 def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) -> None:
-    """The test ignores the base image's own files. It looks for leftovers of kvbus's build."""
+    """The image contains nothing that only kvbus's build needs. The base image's own files are not checked."""
     assert podman.shell("for tool in gcc cc g++ clang ld make; do command -v $tool; done; true") == ""
     names = r"-name .cache -o -name 'hatchling*' -o -name 'ziglang*' -o -path '/src/*' -o -path '/opt/build*'"
     found = podman.shell(rf"find / -xdev -path /proc -prune -o \( {names} \) -print", "--user", "0")
@@ -76,16 +76,20 @@ def test_nothing_of_kvbus_can_be_written_by_its_user(podman: Podman) -> None:
 
 
 def test_byte_code_is_there(podman: Podman) -> None:
-    """With a read-only root, Python cannot store byte code later, so each start would compile every module."""
+    """The image contains compiled byte code.
+
+    With a read-only root, Python cannot store byte code later, so each start would compile every module.
+    """
     code = "import kvbus.daemon.daemon as d; print(d.__cached__)"
     (cached,) = podman.shell(f'python -c "{code}" | xargs ls').split()
     assert cached.endswith(".pyc")
 
 
 def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
-    """Byte code with dates would be stale if the image's files get the date of a commit.
+    """The image's byte code belongs to its source by a hash, not by a date.
 
-    It would also differ in each build.
+    Byte code with dates would be stale if the image's files get the date of a commit. It would also differ in each
+    build.
     """
     code = "import pathlib; print({path.read_bytes()[4] for path in pathlib.Path('/opt/kvbus').rglob('*.pyc')})"
     assert podman.shell(f'python -c "{code}"').strip() == "{1}", "PEP 552: hash-based, unchecked"
@@ -98,7 +102,10 @@ def test_what_it_adds_to_its_base(podman: Podman) -> None:
 
 
 def test_what_it_adds_over_the_wire(podman: Podman, tmp_path: Path) -> None:
-    """The test adds up the compressed layers, without the layers of the base image."""
+    """kvbus adds about as many compressed bytes to the base image as OPERATIONS.md says.
+
+    The test adds up the compressed layers, without the layers of the base image.
+    """
     podman("save", "--quiet", "--format", "oci-dir", "--output", str(tmp_path / "layout"), IMAGE)
     blobs = tmp_path / "layout" / "blobs" / "sha256"
     index = json.loads((tmp_path / "layout" / "index.json").read_text())
@@ -108,7 +115,7 @@ def test_what_it_adds_over_the_wire(podman: Podman, tmp_path: Path) -> None:
 
 
 def documented(pattern: str) -> float:
-    """Return a number from OPERATIONS.md."""
+    """Return the number in OPERATIONS.md that matches a pattern."""
     (figure,) = re.findall(pattern, OPERATIONS)
     return float(figure)
 
@@ -177,7 +184,7 @@ def test_a_capture_through_the_container_comes_out_exact(
 
 
 def sent(place: Place) -> int:
-    """Return the newest seq of the output."""
+    """Return the newest seq that kvbus has sent on its output, as its metrics show."""
     (value,) = re.findall(
         r'^kvbus_output_sequence\{output="routers",stream="0"\} (\S+)', place.get("/metrics")[1], re.MULTILINE
     )
@@ -211,8 +218,9 @@ main(["early"])
 
 
 def test_it_ends_at_once_when_it_is_told_to_while_it_starts(podman: Podman, name: str) -> None:
-    """The kernel's default actions do not apply to the first process of a container: without a handler it ignores
-    SIGTERM.
+    """SIGTERM ends the container's first process immediately, also while kvbus starts.
+
+    The kernel's default actions do not apply to this process: without a handler it ignores SIGTERM.
     """
     began = time.monotonic()
     options = ("--name", name, *SECURE, "--network", "none", "--entrypoint", "python")
@@ -230,9 +238,9 @@ def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_pa
 
 @pytest.mark.parametrize("state_dir", ["/var/lib/kvbus", "auto"])
 def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path, state_dir: str) -> None:
-    """`state_dir` is on a volume, which the value `auto` finds.
+    """A second container continues with the state of the first.
 
-    The second container continues with the state of the first.
+    The state is on a volume, which `state_dir: auto` finds, too.
     """
     state = tmp_path / "state"
     state.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Test that kills kvbus in a pod: its state outlives the container, so routers notice only a pause."""
+"""Test that kills kvbus in a pod of podman. Its state outlives the container, so routers notice only a pause."""
 
 from __future__ import annotations
 

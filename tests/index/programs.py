@@ -1,4 +1,4 @@
-"""Processes for tests of the index: an engine (`kvbus sim`), a bus and an index, on free ports of loopback."""
+"""Processes for tests of `kvbus index` on free ports of loopback: an engine (`kvbus sim`), a bus and an index."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ class Truth:
             self._media[block["rank"], block["hash"]].add((block["medium"] or "GPU").upper())
 
     def chains(self) -> list[list[dict[str, Any]]]:
-        """Return every chain of blocks that begins at a prompt's beginning, except chains that are the beginning of
-        another.
+        """Return the engine's chains of blocks from a prompt's beginning.
+
+        A chain that is the beginning of a longer one is left out.
         """
         parents = {(block["rank"], block["parent"]) for block in self.blocks}
         found = []
@@ -173,6 +174,6 @@ class Index(Program):
         return answer
 
     def matches(self, **question: Any) -> list[dict[str, Any]]:
-        """Return how much of one prompt each source holds."""
+        """Send one query to the index, and return how many blocks of the prompt each source holds."""
         found: list[dict[str, Any]] = self.ask(**question)["results"][0]["matches"]
         return found

@@ -1,4 +1,4 @@
-"""Tests that the index finds workers of one model with different hashes for the same prompts."""
+"""Tests that `kvbus index` notices workers of one model that give the same prompts different hashes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """Build an index in which workers hold blocks of one prompt, each with its own hashes, and return a sample of each
-    worker's hashes by their place in the prompt.
+    """Return a sample of each worker's hashes, by their place in the prompt.
+
+    The function builds an index in which workers hold blocks of one prompt, each with its own hashes.
     """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():

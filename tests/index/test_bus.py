@@ -1,4 +1,4 @@
-"""Tests for how an index follows a bus: the output that it chooses, and that output's address."""
+"""Tests for how `kvbus index` follows a bus: which output of the bus it reads, and at which address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for the HTTP port of an index: its formats, its access rules, and its limits."""
+"""Tests for the HTTP port of `kvbus index`: the formats of its answers, its access rules, and its limits."""
 
 from __future__ import annotations
 
@@ -217,7 +217,9 @@ def test_a_client_that_goes_away_in_its_body_leaves_the_index_as_it_was(scene):
 
 
 def test_seventeen_at_once_are_too_many(scene):
-    """Sixteen clients occupy the index, although they have not sent a body yet."""
+    """While sixteen clients are connected, the index refuses a seventeenth, although the others have sent no body
+    yet.
+    """
     address = urlsplit(scene.index.http)
     waiting = []
     try:

@@ -1,4 +1,4 @@
-"""Tests for the body of a query to an index, and for the forms in which it may contain hashes."""
+"""Tests for the body of a query to `kvbus index`, in which block hashes may have several forms."""
 
 from __future__ import annotations
 

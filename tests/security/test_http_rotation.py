@@ -78,7 +78,7 @@ async def following(here: Callers) -> AsyncIterator[socket.socket]:
 
 
 def ends(connection: socket.socket) -> bool:
-    """Return whether the server closes the connection before a read times out."""
+    """Wait until the server has closed the connection, and return True. A read that times out raises an error."""
     try:
         while connection.recv(65536):
             pass

@@ -1,4 +1,7 @@
-"""A simple correct reader for all dialects: it only decodes the events and counts the copies of blocks."""
+"""A simple correct reader for tests of the engine simulator. It reads all dialects.
+
+It only decodes the events and counts the copies of blocks.
+"""
 
 from collections import Counter
 from typing import Any
@@ -7,7 +10,7 @@ from tests.doubles.router import events_of as named_events_of
 
 
 def events_of(payload):
-    """Return (tag, fields) of every event of a batch, whether the event is an array or a map."""
+    """Return the type and the fields of every event of a batch, whether the event is an array or a map."""
     for event in named_events_of(payload):
         yield event.pop("type"), event
 

@@ -1,4 +1,4 @@
-"""Tests for the simulator's small cache: stored blocks, hits, evictions, and the reported events."""
+"""Tests for the small cache of the engine simulator: stored blocks, hits, evictions, and the reported events."""
 
 import random
 from collections import Counter
@@ -25,7 +25,7 @@ def serve(cache, prompt, output=0, tenant=""):
 
 
 def short(events):
-    """Return the events as (sign, tier, first token of each block)."""
+    """Return the cache's events in a short form: sign, tier, and first token of each block."""
     return [
         ("clear",)
         if isinstance(event, Cleared)

@@ -1,6 +1,4 @@
-"""Tests for the simulated engine in every dialect: a naive reader of its payloads ends with the engine's true
-blocks.
-"""
+"""Tests for the engine simulator in every dialect: a simple reader of its batches ends with its true blocks."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Tests that give the vectors to the real Dynamo indexer.
+"""Tests that give the specification's test vectors to the real Dynamo indexer.
 
 Its result for each vector is in a file, and a row of docs/spec/matrix.md shows it.
 """
@@ -26,7 +26,7 @@ WRONG: Final = json.loads(INDEXER.read_text())
 TIERS: Final = {"GPU": "device", "CPU": "host_pinned", "DISK": "disk"}
 NO_FURTHER: Final = "and it reads no further"
 LAST: Final = 999
-"""Hash of a block that is stored after each vector. An indexer that has this block has read the complete vector."""
+"""Hash of a block that the test stores after each vector. An indexer that has it has read the complete vector."""
 
 
 class Publisher:
@@ -97,7 +97,7 @@ def test_the_table_names_vectors() -> None:
 
 
 def finds(indexer: DynamoIndexer, model: str, tokens: list[int]) -> bool:
-    """Return whether the indexer finds these tokens. If it is known to fail at this vector, wait only 3 s."""
+    """Return whether the indexer finds these tokens in 60 s. If it is known to fail at this vector, wait only 3 s."""
     try:
         indexer.wait_until_finds(model, tokens, 3.0 if NO_FURTHER in WRONG.get(model, "") else 60.0)
     except AssertionError:

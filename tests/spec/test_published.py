@@ -1,4 +1,7 @@
-"""Tests that give the vectors to the published decoders of vLLM and SGLang. Their errors are in docs/spec/results."""
+"""Tests that give the specification's test vectors to the published decoders of vLLM and SGLang.
+
+Their known errors are in docs/spec/results.
+"""
 
 from __future__ import annotations
 

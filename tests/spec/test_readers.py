@@ -1,4 +1,6 @@
-"""Tests that readers in other languages, which use no code of kvbus, read the vectors as the vectors require."""
+"""Tests that readers in other languages, which use no code of kvbus, read the specification's test vectors
+correctly.
+"""
 
 from __future__ import annotations
 

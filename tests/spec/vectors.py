@@ -1,4 +1,4 @@
-"""Write the test vectors to files in docs/spec: ``python -m tests.spec.vectors``."""
+"""Write the test vectors of the specification to files in docs/spec: ``python -m tests.spec.vectors``."""
 
 from __future__ import annotations
 

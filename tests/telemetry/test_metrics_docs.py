@@ -67,7 +67,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(families):
 
 
 def test_every_line_of_a_table_is_read():
-    """A table row that this test module cannot read would not be compared."""
+    """This module reads every row of the tables. A row that it could not read would not be compared."""
     assert len(re.findall(r"^\| `kvbus_", BUS, re.MULTILINE)) == len(documented())
 
 
@@ -89,11 +89,11 @@ def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_st
 
 
 OPTIONAL = ROOT / "kvbus" / "parts" / "outputs" / "dynamo"
-"""Directory of an optional part. Its reasons appear only for outputs of its type."""
+"""Directory of an optional output type. Its reasons appear in metrics only for outputs of this type."""
 
 
 def counted_by_name(paths):
-    """Return every reason that the code counts under a literal name: the counter and the name."""
+    """Return every reason that kvbus's code counts under a literal name, each with its counter."""
     counters = {*SourceStats.__struct_fields__, *OutputStats.__struct_fields__}
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):

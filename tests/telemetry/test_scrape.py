@@ -1,4 +1,4 @@
-"""Tests for the cost of scraping an ordinary bus, in calls of kvbus's own functions, and for how values are read."""
+"""Tests for what a scrape of kvbus's metrics costs, counted in calls of its own functions, and how values are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readings of a bus at one moment, built from answers as the bus would send them."""
+"""States of a bus for tests of ``kvbus top``, built from answers as the bus would send them over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests for rates: between two readings, over several readings, and never across a restart of the bus."""
+"""Tests for the rates that ``kvbus top`` shows.
+
+They are computed from two or more readings of the bus, and never across its restart.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for reading a bus over its HTTP port."""
+"""Tests for how ``kvbus top`` reads a bus over its HTTP port."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Tests for the drawn page of ``kvbus top``: it fits the terminal, shows problems, and applies the sort order and
-filter.
+"""Tests for the page that ``kvbus top`` draws.
+
+It fits the terminal, shows problems, and applies the sort order and filter.
 """
 
 from __future__ import annotations

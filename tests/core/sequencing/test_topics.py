@@ -304,7 +304,7 @@ def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
     """kvbus corrects itself after two topics seemed to share one series of seqs.
 
-    Topic a lost two seqs, and two batches of topic b happened to have these seqs.
+    Topic a lost its batch 1, and the only received batch of topic b also has seq 1.
     """
     socket = Socket("each", A, B, replay=False)
     socket.up()
