@@ -99,9 +99,8 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])
 def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
-    """Without a volume the chart turns kvbus's state off: `state_dir: auto` would choose a directory in the
-    container, which
-    is lost with it.
+    """Without a volume the chart turns kvbus's state off: `state_dir: auto` would choose a directory in the container,
+    which is lost with it.
     """
     config = rendered("generic", tmp_path, configFrom=configured, state={"enabled": False})
     assert config.state_dir is None

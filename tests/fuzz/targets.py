@@ -116,8 +116,7 @@ def relay(data: bytes) -> None:
     """Give a relay arbitrary events in any order, and check its output and its counters.
 
     Routers must be able to rely on the output, and all batches must be counted. A step of ``data`` is ``kind, seq,
-    length
-    / 4``, followed by the payload of a live or a replayed batch.
+    length / 4``, followed by the payload of a live or a replayed batch.
     """
     source = SourceSpec("engine", 0, max_blocks=64, source_timeout=5.0)
     outputs = [

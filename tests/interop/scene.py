@@ -1,8 +1,7 @@
 """The set-up of an interop case: one engine, one kvbus, and two routers of the same kind.
 
 One router reads the engine directly, the other reads kvbus. Every connection of a router goes through a link that can
-be
-cut. Each event of a case happens to both routers at the same time, so that they are compared under the same traffic.
+be cut. Each event of a case happens to both routers at the same time, so that they are compared under the same traffic.
 """
 
 from __future__ import annotations

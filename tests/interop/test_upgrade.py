@@ -78,8 +78,7 @@ class Subscriber:
         silence in seconds.
 
         A jump is a tuple of the seqs before and after it, and whether the batch after it clears, as the first batch of
-        a state
-        does.
+        a state does.
         """
         seen = self.batches[first:]
         pairs = list(itertools.pairwise(seen))

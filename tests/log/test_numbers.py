@@ -345,8 +345,7 @@ def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_ba
 def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
     """An aggregator publishes batches only for records of the log.
 
-    Otherwise two aggregators would publish different batches
-    with the same seq.
+    Otherwise two aggregators would publish different batches with the same seq.
     """
     relay = relay_of(heartbeat=1.0, journal_bytes=1, max_batch_blocks=1)
     spec = relay.sources[0].spec

@@ -94,8 +94,8 @@ SHORT = 60.0
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
     """Run random seconds of a writer.
 
-    An element of ``seconds`` has the bytes of the batches in that second, and whether
-    retention deletes the newest state.
+    An element of ``seconds`` has the bytes of the batches in that second, and whether retention deletes the newest
+    state.
     """
     due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)

@@ -218,8 +218,7 @@ class TestOneStreamARank:
     """Tests of an output with one stream per rank, for routers that clear all ranks together.
 
     The streams are separate connections, so their batches have no common order. A clear on one stream may therefore
-    arrive
-    before or after a store on another stream.
+    arrive before or after a store on another stream.
     """
 
     def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:

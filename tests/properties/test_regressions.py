@@ -178,8 +178,7 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
 def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
     """One removal deleted a block with copies.
 
-    Then a copy and a new block were stored, and kvbus wrongly refused the new
-    block because of a full index.
+    Then a copy and a new block were stored, and kvbus wrongly refused the new block because of a full index.
     """
     world = World(Setup(max_blocks=5, block_size=2, duplicates="ignore"))
     world.publish(0, [("chain", 2, "GPU"), ("remove", 2, "GPU"), ("chain", 3, "GPU"), ("tail", 2, "GPU")], 1)

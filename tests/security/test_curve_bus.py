@@ -67,8 +67,7 @@ def subscribed(bus: Bus, *routers: Router) -> int:
     """Return the number of routers that are subscribed to the output.
 
     The function reads the routers' sockets first, because after a reconnection libzmq sends a subscription again only
-    if its
-    socket is used.
+    if its socket is used.
     """
     for router in routers:
         router.read()

@@ -126,8 +126,7 @@ def what_failed(error: Exception) -> str:
     """Return a text by which two runs with the same failure can be recognized.
 
     It consists of the place that raised the error and of the error's text without numbers, because one check has
-    several
-    errors.
+    several errors.
     """
     return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 

@@ -13,8 +13,7 @@ from tests.doubles.payloads import plain_all, removed, store
 def test_a_second_salt_of_a_live_hash_is_not_announced():
     """A store of a live hash with another salt is not announced.
 
-    Recorded engines do not send one: their hashes include the
-    salt.
+    Recorded engines do not send one: their hashes include the salt.
     """
     bench = Bench()
     assert bench.feed(store([1], cache_salt="red")) == plain_all([store([1], cache_salt="red")])

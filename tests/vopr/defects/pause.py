@@ -1,6 +1,5 @@
 """A former defect after a pause of kvbus: if a replay answer began after the last delivered batch, kvbus wrongly
-counted
-a restart of the engine.
+counted a restart of the engine.
 """
 
 from __future__ import annotations
