@@ -26,7 +26,7 @@ FLOOR: Final = 5.0
 """CPU seconds that the tests of a directory may always take, whatever its budget."""
 
 _of_servers: list[float] = []
-"""CPU seconds of each server that several tests shared."""
+"""The CPU seconds of each server (such as Kafka) that several tests shared. They count for no directory of tests."""
 
 
 def budgets(*tiers: str) -> dict[str, float]:

@@ -61,10 +61,10 @@ def ports_in_a_row(count: int) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports at which no process listens."""
+    """Return ``count`` loopback ports at which no process listens."""
     return [_MINE.in_a_row(1) for _ in range(count)]
 
 
 def free_port() -> int:
-    """Return a port at which no process listens."""
+    """Return a loopback port at which no process listens."""
     return _MINE.in_a_row(1)

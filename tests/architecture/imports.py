@@ -37,7 +37,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def reaching_out(path: Path) -> Iterator[str]:
-    """Return the functions of ``REACHING_OUT`` that a file calls."""
+    """Return the built-in functions that a file calls and that reach outside the process, such as ``open``."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REACHING_OUT:
             yield node.func.id

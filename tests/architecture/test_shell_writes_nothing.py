@@ -30,7 +30,7 @@ CHANGING = {
     *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft"),
     *("remove", "setdefault", "sort", "subtract", "update"),
 }
-"""Methods of built-in containers that change the container."""
+"""Names of methods of lists, dicts and other built-in containers that change the container."""
 
 QUESTION = re.compile(r"^(\S+?):(\d+): note: Revealed type is \"(.*)\"$")
 

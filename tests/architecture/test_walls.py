@@ -98,7 +98,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def put(root: Path, module: str, line: str) -> None:
-    """Append a line to a module."""
+    """Append a line of code to a module in a copy of kvbus, to break a rule."""
     path = modules(root, module)[module]
     path.write_text(f"{path.read_text()}\n\n{line}\n")
 

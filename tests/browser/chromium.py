@@ -51,7 +51,7 @@ class Browser:
         self.complaints: list[str] = []
 
     async def read(self) -> None:
-        """Process the browser's messages until the connection ends."""
+        """Process the DevTools messages of the browser until its connection ends."""
         async for message in self._socket:
             said = json.loads(message.data)
             if "id" in said:
@@ -122,7 +122,7 @@ async def _page(session: aiohttp.ClientSession, targets: str) -> str:
 
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """Start a browser with an empty page."""
+    """Start a headless Chromium, and yield its empty page."""
     assert PROGRAM is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(

@@ -196,7 +196,7 @@ class Cell:
         return total(await self.bus.metrics(), name)
 
     async def connected(self) -> None:
-        """Wait until kvbus follows every rank of the engine."""
+        """Wait until kvbus is connected to every rank of the engine and has its history."""
         async with asyncio.timeout(60):
             while not all(source["state"] == "live" for source in await self.bus.sources()):  # noqa: ASYNC110 - told by HTTP
                 await asyncio.sleep(0.05)
@@ -211,7 +211,7 @@ class Cell:
         return False
 
     async def restart_bus(self, *, orderly: bool = False) -> None:
-        """End kvbus and start it again."""
+        """End kvbus with SIGKILL, or with SIGTERM if ``orderly``, and start it again."""
         await self.bus.kill(orderly=orderly)
         self.bus_starts += 1
         await self.bus.start()

@@ -91,7 +91,7 @@ class Engine:
         raise NotImplementedError
 
     async def idle(self) -> None:
-        """Wait until the engine has published the round's traffic."""
+        """Wait until the engine has published all batches of the round."""
         await self._idle.wait()
 
     async def truths(self) -> list[Truth]:

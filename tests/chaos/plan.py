@@ -15,7 +15,7 @@ from typing import Final, Literal
 EngineKind = Literal["sim", "piped"]
 
 TRAFFIC: Final = 2.2
-"""Seconds of traffic in a round."""
+"""Seconds for which the engine publishes in a round."""
 
 
 @dataclass(frozen=True, slots=True)

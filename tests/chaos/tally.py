@@ -1,4 +1,4 @@
-"""The counters and findings of a fault campaign."""
+"""The counted faults and checks of a fault campaign, and its findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.doubles.growth import Samples
 
 @dataclass
 class Tally:
-    """All counters and findings of a campaign."""
+    """All counters and findings of a fault campaign."""
 
     faults: Counter[str] = field(default_factory=Counter)
     void: Counter[str] = field(default_factory=Counter)
@@ -21,7 +21,7 @@ class Tally:
     failures: list[str] = field(default_factory=list)
     rounds: int = 0
     blocks: int = 0
-    """Number of blocks in views that were found exact."""
+    """Number of blocks in routers' views that a check found exact."""
     given_up: int = 0
     """Number of routers' requests that were not answered while kvbus, or a network path to it, was unavailable."""
     latest: float = 0.0

@@ -1,4 +1,4 @@
-"""Tests that the examples of docs/CLIENT.md run."""
+"""Tests that the code examples of docs/CLIENT.md run without an error."""
 
 from __future__ import annotations
 

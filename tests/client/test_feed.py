@@ -38,7 +38,7 @@ from tests.wire.captures import DATA, load
 
 
 class Fed:
-    """An index with the blocks of one stream."""
+    """An index of prompt prefixes to which a Feed applies the events of one stream."""
 
     def __init__(self, *, copies=False):
         self.index = PrefixIndex[Worker]()

@@ -44,7 +44,7 @@ class Api:
         self.token = token
         self.ca_file = ca_file
         self.warnings: list[str] = []
-        """Warnings in the headers of the server's answers."""
+        """Texts of the warnings that the server has sent in headers of its answers."""
         self._context = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
 

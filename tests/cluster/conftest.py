@@ -32,7 +32,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def server(plane: ControlPlane) -> ApiServer:
-    """An API server that no test stops."""
+    """A running Kubernetes API server that all tests share, and that none of them stops."""
     return plane.api_server()
 
 

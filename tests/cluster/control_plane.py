@@ -54,7 +54,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the program, and wait until it answers."""
+        """Start the server program, and wait until it answers."""
         with self._said.open("ab") as said:
             self._process = subprocess.Popen(
                 ["timeout", "--signal=KILL", str(MOST), *self._command],

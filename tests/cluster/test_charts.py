@@ -36,7 +36,7 @@ def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: s
 
 @pytest.fixture
 def place(api: Api, of_the_cluster: None) -> str:
-    """A namespace with the restricted Pod Security Standard."""
+    """The name of a new namespace that enforces the restricted Pod Security Standard."""
     return api.namespace(RESTRICTED)
 
 
@@ -154,7 +154,7 @@ def hooks(each: Object) -> Object:
 
 
 def spec(each: Object) -> Object:
-    """Return the object without its metadata and status."""
+    """Return a Kubernetes object without its metadata and status."""
     return {key: value for key, value in each.items() if key not in {"metadata", "status"}}
 
 

@@ -28,7 +28,7 @@ from tests.ports import free_ports
 
 
 class Place:
-    """A namespace in which engines are pods."""
+    """A Kubernetes namespace in which the test creates and deletes the pods of engines."""
 
     def __init__(self, api: Api) -> None:
         self.api = api

@@ -1,4 +1,4 @@
-"""Write a configuration as YAML text, for tests."""
+"""Write a configuration of kvbus as YAML text, for tests."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Engine:
 
     @property
     def prompts(self) -> list[str]:
-        """All prompts that the engine has received."""
+        """All prompts that the simulated engine has received."""
         return list(self._prompts)
 
     def publish(self, *events: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Engine:
 
 @contextlib.asynccontextmanager
 async def serving(engine: Engine) -> AsyncIterator[str]:
-    """Serve the engine's HTTP API, and return its URL."""
+    """Serve a simulated engine's HTTP API until the ``with`` block ends, and yield its URL."""
     runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
     try:

@@ -30,7 +30,7 @@ from tests.doubles.payloads import batch, cleared, payload, removed, store
 from tests.properties.world import everything
 
 ONE, OTHER = b"1" * 16, b"2" * 16
-"""Publisher ids of two epochs."""
+"""Publisher ids that an engine has in two different epochs."""
 
 
 def make_relay() -> Relay:

@@ -92,7 +92,7 @@ STORES = {
 
 
 def partial(script: Script) -> bool:
-    """Return whether a finding says that blocks are missing."""
+    """Return whether a finding says that kvbus lacks blocks of the source."""
     return any(each.text.startswith("partial: ") for each in source_findings(script.source))
 
 

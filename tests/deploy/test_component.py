@@ -38,7 +38,7 @@ def read(path: str) -> Any:
 
 
 def pod_annotations() -> dict[str, str]:
-    """Return the annotations of the example's pods."""
+    """Return the annotations of the pods in the example engine's manifest."""
     return dict(read("example/engine.yaml")["spec"]["template"]["metadata"]["annotations"])
 
 

@@ -65,12 +65,12 @@ class KubeServer:
         self._record("DELETED", self._next(self.objects.pop(name)))
 
     def bookmark(self, versions: int) -> None:
-        """Send a bookmark after ``versions`` changes of other objects."""
+        """Send a bookmark to all watches, as after ``versions`` changes of objects that they do not watch."""
         self.version += versions
         self._record("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(self.version)}})
 
     def error(self, code: int, message: str) -> None:
-        """Send an error to all watches, which then end."""
+        """Send an error event to all watches, which then end."""
         self.version += 1
         self._record("ERROR", {"kind": "Status", "code": code, "message": message})
 

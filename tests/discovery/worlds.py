@@ -24,7 +24,7 @@ SERVER_INFO = "/sglang.runtime.v1.SglangService/GetServerInfo"
 
 @dataclass(frozen=True)
 class Address:
-    """The host and the ports of an engine."""
+    """The host of an engine, its live port and its replay port."""
 
     host: str
     port: int
@@ -77,11 +77,11 @@ class World(ABC):
         return numbers[:1] if self.one else numbers
 
     def place(self, number: int) -> Address:
-        """Return an address for an engine."""
+        """Return the address that the engine with this number has."""
         return Address("127.0.0.1", 7000 + 10 * number, 7001 + 10 * number)
 
     def name(self, number: int) -> str:
-        """Return the name under which an engine is found."""
+        """Return the name under which kvbus finds the engine with this number."""
         return f"pod-{number}"
 
 

@@ -16,7 +16,7 @@ def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
 
 
 def phase_table() -> str:
-    """Return the phases as a Markdown table."""
+    """Return the phases of the sequencer as a Markdown table."""
     rows = [
         "| phase | shown as | asks | meaning | a batch of the answer | its end, or none |",
         "|---|---|---|---|---|---|",
@@ -46,7 +46,7 @@ def diagram() -> str:
 
 
 def page() -> str:
-    """Return the table and the diagram for docs/ARCHITECTURE.md."""
+    """Return the table and the diagram of the sequencer's phases for docs/ARCHITECTURE.md."""
     return f"{phase_table()}\n```mermaid\n{diagram()}```\n"
 
 

@@ -31,12 +31,12 @@ def section(kind: Kind) -> str:
 
 
 def rows() -> list[Kind]:
-    """Return all kinds of findings in the catalogue."""
+    """Return all kinds of findings that kvbus can report."""
     return [each for module in (engine, bus) for each in vars(module).values() if isinstance(each, Kind)]
 
 
 def findings() -> str:
-    """Return the sections of all findings for docs/RUNBOOK.md."""
+    """Return the text of docs/RUNBOOK.md about all findings: one section for each."""
     return BEGIN + INTRO + "\n" + "\n".join(map(section, rows()))
 
 

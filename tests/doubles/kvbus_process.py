@@ -146,7 +146,7 @@ class KvbusProcess(Program):
         return self.directory / "kvbus.yaml"
 
     def write(self) -> None:
-        """Write the configuration to its file."""
+        """Write kvbus's configuration to its file, which the next start reads."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def start(self, before: Callable[[], None] | None = None) -> None:
@@ -177,7 +177,7 @@ class KvbusProcess(Program):
         return bool(self.running and self.get("/readyz"))
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the rows of `/sources`, one for each source."""
+        """Return what kvbus's `/sources` shows: one row for each source."""
         said: list[dict[str, Any]] = json.loads(self.get("/sources") or b"[]")
         return said
 
@@ -302,7 +302,7 @@ class Place:
         }
 
     def write(self) -> None:
-        """Write the configuration to its file."""
+        """Write kvbus's configuration to its file, which the next start reads."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def kvbus(self) -> Program:

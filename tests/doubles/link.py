@@ -169,7 +169,7 @@ class Link:
         return len(lonely)
 
     def drop_half_open(self) -> None:
-        """Close the client's side of each half-open connection."""
+        """Close the client's side of each connection whose server's side `half_open` has closed."""
         for connection in list(self._connections):
             if connection.half_open:
                 connection.close(reset=True)
@@ -183,7 +183,7 @@ class Link:
         self.cut(reset=False)
 
     async def listen(self) -> None:
-        """Listen again after `refuse`."""
+        """Accept connections again after `refuse` has ended that."""
         async with self._binding:
             if self._server is None:
                 await self.start()

@@ -64,7 +64,7 @@ def died_of(status: int) -> int:
 
 
 def serve(config: str) -> None:
-    """Execute the commands on stdin until stdin ends."""
+    """Execute the commands that arrive on stdin, until stdin ends."""
     signal.signal(signal.SIGUSR1, exhausted)  # set before the fork, so that a child has the handler from its start
     pid = 0
     for line in sys.stdin:

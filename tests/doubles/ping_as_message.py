@@ -24,7 +24,7 @@ class PingAsMessage:
         self.odd = 0
         """Number of received messages that are not batches."""
         self.lost = 0
-        """Number of times that the connection broke."""
+        """Number of times that the router's connection broke."""
         self._at = urlsplit(endpoint)
         self._running = asyncio.ensure_future(self._run())
 

@@ -12,7 +12,7 @@ Messages = list[list[bytes]]
 
 
 def silent(_: Messages) -> Messages:
-    """Send no answer."""
+    """Send no message, as an engine that does not answer a replay request."""
     return []
 
 

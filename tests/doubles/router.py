@@ -39,7 +39,7 @@ def events_of(payload: bytes) -> list[dict[str, Any]]:
 
 
 def unpack_rank(payload: bytes) -> int:
-    """Return the rank in a batch's payload."""
+    """Return the rank that the payload of a batch names."""
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
 

@@ -204,7 +204,7 @@ class StrictRouter(SocketRouter):
         The router then drops its blocks.
         """
         self.newest_ts = 0.0
-        """``ts`` of the newest batch that had events."""
+        """The time ``ts`` in the newest batch that had events."""
         self._newest = -1
         self._held: deque[tuple[int, bytes]] = deque()
         self._hwm = hwm
@@ -499,7 +499,7 @@ class TopicRouter:
         return {topic: {block for _, _, block in view.blocks} for topic, view in self.views.items() if view.blocks}
 
     def read(self) -> None:
-        """Apply the batches that have arrived."""
+        """Apply the batches of all topics that have arrived."""
         while self._socket is not None and self._socket.poll(0):
             topic, seq, payload = self._socket.recv_multipart()
             if not topic.startswith(tuple(self._topics)):

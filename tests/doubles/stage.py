@@ -52,7 +52,7 @@ class Connection:
     def __init__(self, number: int, place: Place) -> None:
         self.number, self.place = number, place
         self.waiting = True
-        """Whether the router waits for a state."""
+        """Whether the router has not got the state of its subscription yet."""
         self.reader: StateReader | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
@@ -258,7 +258,7 @@ class Stage:
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def send(self, source: int, *events: Any, rank: int = 0) -> None:
-        """Publish a batch as an engine."""
+        """Publish a batch with these events as the engine of a source."""
         self.said[source] += 1
         self.handle(BatchReceived(source, batch(self.said[source], *events, rank=rank)))
 

@@ -12,7 +12,7 @@ from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Found, 
 
 
 def say(text: str) -> None:
-    """Print a line immediately, without buffering."""
+    """Print a line of the report immediately, without buffering."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

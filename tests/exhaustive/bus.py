@@ -37,7 +37,7 @@ TIMEOUT = 3.0
 """Seconds for which an engine may be unreachable before kvbus clears its blocks."""
 
 Batch = tuple[int, bytes]
-"""Seq and payload of a batch."""
+"""A batch that kvbus sends to a router: its seq and its payload."""
 
 
 class Hooks(msgspec.Struct):
@@ -92,7 +92,7 @@ class Bus:
 
     @property
     def journal(self) -> int:
-        """Number of batches in the journal."""
+        """Number of batches in the journal of the output."""
         return len(self.relay.outputs[0].streams[0].journal)
 
     def connected(self, now: float, *, up: bool) -> None:

@@ -33,7 +33,7 @@ CONSTANT: Final = (SourceSpec, OutputSpec, FrameLimits, Profile, Wire, OutputSta
 """Types whose objects never change, and types that only count events. The digest omits their values."""
 
 CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, weakref.ref, type)
-"""Types without state. The digest omits their values."""
+"""Types without state, such as functions and classes. The digest omits their values."""
 
 NAMES_OF_REQUESTS: Final = frozenset({"_last_id", "id"})
 """Fields with request ids. The digest omits them, because an answer in transit always belongs to the newest request."""
@@ -58,7 +58,9 @@ class _Walk:
         self._seen: dict[int, int] = {}
 
     def plain(self, value: Any) -> Any:
-        """Return a value as lists, integers, strings and bytes."""
+        """Return a value of the model's state as lists, integers, strings and bytes, from which a digest can be
+        computed.
+        """
         kind = type(value)
         if kind in ATOMS:
             return value

@@ -92,7 +92,7 @@ class Model:
         self.answers: list[tuple[int, int]] = []
         """Epoch and seq of each message of the answer that kvbus has not read. The last message has END as its seq."""
         self.begun = False
-        """Whether kvbus has read a message of the answer."""
+        """Whether kvbus has read a message of the engine's replay answer."""
 
         # kvbus, and the model's record of what kvbus did
         self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
@@ -409,7 +409,7 @@ class Model:
 
     @property
     def settled(self) -> bool:
-        """Whether both routers have applied everything that is available."""
+        """Whether kvbus and both routers have read and applied everything that the engine has sent."""
         source = self.bus.source
         if self.request is not None or source.state is not State.LIVE or not self.knows_all:
             return False

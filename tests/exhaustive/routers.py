@@ -42,7 +42,7 @@ class Checking(Router):
         self.queue: deque[Batch] = deque()
         self.answer: Any = None
         self.wants = False
-        """Whether the router has to request a replay."""
+        """Whether the router will request a replay next."""
         self.stalled = False
 
     @property

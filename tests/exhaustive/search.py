@@ -88,7 +88,7 @@ class Found:
     seconds: float = 0.0
     """CPU seconds that the search has used."""
     levels: list[int] = field(default_factory=list)
-    """Number of new states at each depth."""
+    """Number of new states of the model that the search found at each depth."""
     exact_after: dict[str, float] = field(default_factory=dict)
     """Maximum seconds until both routers are exact, by the last fault. NO_FAULT stands for paths without a fault."""
 

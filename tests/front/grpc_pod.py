@@ -22,7 +22,7 @@ UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_le
 
 
 def number(value: int) -> bytes:
-    """Encode a number as protobuf does."""
+    """Encode an integer as a protobuf varint."""
     out = b""
     while value > 127:
         out, value = out + bytes([value % 128 + 128]), value // 128
@@ -108,7 +108,7 @@ async def _messages(context: aio.ServicerContext) -> AsyncIterator[bytes]:
 
 
 async def serve(api: GrpcApi, port: int) -> aio.Server:
-    """Serve the API at a loopback port."""
+    """Serve the double of an engine's gRPC API at a loopback port, and return the server."""
     server = aio.server(options=[("grpc.so_reuseport", 0), *UNLIMITED])
     server.add_generic_rpc_handlers((api,))
     server.add_insecure_port(f"127.0.0.1:{port}")

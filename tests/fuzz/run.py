@@ -20,7 +20,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def main() -> None:
-    """Fuzz one target for the given number of seconds."""
+    """Fuzz the target that the command line names, for the given number of seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=60)

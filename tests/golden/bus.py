@@ -74,7 +74,7 @@ class GoldenBus:
 
     @property
     def streams(self) -> list[Stream]:
-        """Return every output stream."""
+        """Return every output stream of the relay, by the indexes of its output and of the stream."""
         return [(at, each) for at, output in enumerate(self._relay.outputs) for each in range(len(output.streams))]
 
     def up(self, source: int) -> None:
@@ -130,7 +130,7 @@ class GoldenBus:
         return self.config.outputs[stream[0]].snapshot_endpoint is not None
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return the entries of ``/sources``, without addresses."""
+        """Return what kvbus's ``/sources`` shows of each source, without addresses."""
         entries: list[dict[str, Any]] = msgspec.to_builtins(
             [source_entry(read_source(source), "", None) for source in self._relay.sources]
         )

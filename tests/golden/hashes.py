@@ -25,5 +25,5 @@ def recorded() -> dict[str, str]:
 
 
 def written(found: Mapping[str, str]) -> str:
-    """Return the content of the file of recorded hashes."""
+    """Return the text of the file that records these hashes."""
     return "".join(f"{value} {name}\n" for name, value in found.items())

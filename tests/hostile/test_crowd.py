@@ -81,7 +81,7 @@ class Crowd:
         self.engine.publish(payload(*events))
 
     async def load(self, command: Program) -> None:
-        """Run the load for `SECONDS` seconds."""
+        """Publish batches at the steady rate for `SECONDS` seconds, while routers join, read and leave."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         joiner = asyncio.create_task(self._join())

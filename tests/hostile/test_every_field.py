@@ -36,7 +36,7 @@ instead of u64.
 
 
 class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    """A BlockStored event as a map."""
+    """The type with which a strict router decodes a BlockStored event that is a map."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -57,7 +57,7 @@ class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
 
 
 class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    """A BlockRemoved event as a map."""
+    """The type with which a strict router decodes a BlockRemoved event that is a map."""
 
     block_hashes: Names
     medium: str | None = None
@@ -65,11 +65,11 @@ class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """An AllBlocksCleared event as a map."""
+    """The type with which a strict router decodes an AllBlocksCleared event that is a map."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
-    """A BlockStored event as an array."""
+    """The type with which a strict router decodes a BlockStored event that is an array."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -83,7 +83,7 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
-    """A BlockRemoved event as an array."""
+    """The type with which a strict router decodes a BlockRemoved event that is an array."""
 
     block_hashes: Names
     medium: str | None = None
@@ -91,7 +91,7 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """An AllBlocksCleared event as an array."""
+    """The type with which a strict router decodes an AllBlocksCleared event that is an array."""
 
 
 _maps = msgspec.msgpack.Decoder(tuple[float, list[Stored | Removed | Cleared], I32]).decode

@@ -85,7 +85,7 @@ class Asking:
         return await self.ask(f"GET {path} HTTP/1.1|Host: {host}|")
 
     async def refused(self) -> dict[str, float]:
-        """Return the scraped numbers of refused requests, by reason."""
+        """Return the numbers of refused HTTP requests that kvbus's metrics show, by reason."""
         lines = (await self.get("/metrics")).body.splitlines()
         found = [line for line in lines if line.startswith("kvbus_http_refused_total{")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in found}

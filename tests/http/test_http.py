@@ -33,7 +33,7 @@ LARGE = 6280583736533942967
 
 
 class Web:
-    """A bus and an HTTP client connected to it."""
+    """A running kvbus, and an HTTP client that sends requests to it."""
 
     def __init__(self, bus, session):
         self.bus = bus

@@ -19,7 +19,7 @@ SECURE: Final = ("--pull=never", "--read-only", "--cap-drop", "ALL", "--security
 
 
 class Podman:
-    """The podman that .ci/image.sh has installed."""
+    """The podman program that .ci/image.sh has installed, with functions that run its commands."""
 
     def __init__(self, wrapper: str) -> None:
         self.wrapper = wrapper

@@ -147,7 +147,7 @@ class Bus(Program):
 
 
 class Index(Program):
-    """A process of `kvbus index`."""
+    """A process of `kvbus index`, which a test starts and queries over HTTP."""
 
     def __init__(self, directory: Path, *args: str, name: str = "index", host: str = "127.0.0.1") -> None:
         port = free_port()

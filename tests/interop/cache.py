@@ -42,7 +42,7 @@ class Block(NamedTuple):
 
 
 Known = dict[int, Block]
-"""Blocks by hash. A parent comes before its children."""
+"""Blocks of the simulated cache by hash. A parent comes before its children."""
 
 
 def stored(block_hash: int, block: Block) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class GoPublisher:
         self._child = child
 
     async def subscribed(self) -> None:
-        """Wait until a peer has subscribed."""
+        """Wait until a peer has subscribed to the Go publisher."""
         assert self._child.process is not None
         assert self._child.process.stdout is not None
         async with asyncio.timeout(60):

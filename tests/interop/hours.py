@@ -183,7 +183,7 @@ class Hours:
         print(*found, sep="\n", end="\n" * bool(found), flush=True)  # noqa: T201
 
     def verdict(self) -> dict[str, Any]:
-        """Return all results of the run."""
+        """Return all results of the run, with the routers that were wrong and the resources that grew."""
         growth = self.sampler.longest.growth()
         grown = [
             f"{what} grew from {each['first']:.1f} to {each['last']:.1f}"

@@ -19,7 +19,7 @@ END: Final = "<!-- written by `make interop` until here -->"
 
 
 class Cell(NamedTuple):
-    """The result of one router in one case."""
+    """The result of one router in one interop case, directly at the engine and behind kvbus."""
 
     live: int
     direct: Score

@@ -147,7 +147,7 @@ class Scene:
                 await asyncio.sleep(0.02)  # do not overrun a router's queue
 
     async def bus_has_all(self) -> None:
-        """Wait until kvbus has read every published batch."""
+        """Wait until kvbus has read every batch that the engine has published."""
         for at, rank in enumerate(self.ranks):
             await _until(
                 lambda at=at, rank=rank: self.bus.last_seq(at) == rank.publisher.next_seq - 1,  # type: ignore[misc]

@@ -24,7 +24,7 @@ class Sampler:
     def __init__(self, bus: BusProcess, state: Path) -> None:
         self.lives: dict[int, Samples] = defaultdict(Samples)
         self.names: set[str] = set()
-        """Names of all metric series that were ever seen."""
+        """Names of all metric series that a sample has ever had."""
         self.new: list[tuple[float, str]] = []
         """Metric series that were first seen after the first sample, with the seconds since the start."""
         self._bus = bus

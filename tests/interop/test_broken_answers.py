@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 BLOCKS: Final = int(os.environ.get("TEST_INTEROP_BLOCKS", "30000"))
 SLOWED: Final = BLOCKS < 500_000
 CHAIN: Final = 5
-"""Number of blocks in one store event."""
+"""Number of consecutive blocks that each store event of the test has."""
 GONE: Final = 'kvbus_replay_requests_total{outcome="gone",output="routers"}'
 TIMED_OUT: Final = "timed out"
 SENT: Final = 'kvbus_replay_batches_total{output="routers"}'

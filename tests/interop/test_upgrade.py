@@ -181,7 +181,7 @@ class Upgrade:
                 await asyncio.sleep(0.1)
 
     async def relayed(self, count: int) -> None:
-        """Wait until kvbus has relayed ``count`` more batches."""
+        """Wait until the subscriber has received ``count`` more batches from kvbus."""
         wanted = len(self.subscriber.batches) + count
         await eventually(lambda: len(self.subscriber.batches) >= wanted, "kvbus relays")
 

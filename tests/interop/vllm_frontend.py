@@ -82,7 +82,7 @@ class VllmFrontend:
         self._ports = (http, grpc, 0, 0)
         self._sources = sources
         self.pace = 0.0
-        """Seconds between two tokens."""
+        """Seconds that the engine core waits between two tokens."""
         self.aborted: list[str] = []
         self.model = write_model(directory / "vllm-rs-model")
 

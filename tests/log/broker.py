@@ -92,7 +92,7 @@ class Broker(Server):
         super().__init__(directory, port, java("kafka.Kafka", str(settings)), patience=PATIENCE)
 
     def lose(self) -> None:
-        """Delete the stopped broker's data on disk."""
+        """Delete the data of the stopped broker, so that its log is lost."""
         shutil.rmtree(self._directory / "data")
         format_storage(self._settings)
 

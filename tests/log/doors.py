@@ -104,7 +104,7 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def forbid(self) -> None:
-        """Take the right to write from the user."""
+        """Withdraw the right to write from kvbus's user."""
 
     @abc.abstractmethod
     async def wants_certificates(self) -> AnyPlace:
@@ -138,7 +138,7 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Restore the settings of the server."""
+        """Undo the changes of the server's settings."""
 
 
 class KafkaDoor(Door):
@@ -214,7 +214,7 @@ class KafkaDoor(Door):
         return "topic_denied" if right.resource is Resource.TOPIC else "transactional_id_denied"
 
     async def aclose(self) -> None:
-        """Do nothing: the users belong to this test only."""
+        """Do nothing, because no other test uses the users that this test created."""
 
 
 class LockedNats(NatsServer):

@@ -59,7 +59,7 @@ class EnginesProcess:
         return [set(blocks) for blocks in msgspec.msgpack.decode(truth.read_bytes())]
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process with the simulated engines."""
         self._process.kill()
         self._process.communicate()
 
@@ -75,7 +75,7 @@ class EnginesProcess:
 
 
 class Engines:
-    """All simulated engines, which run in one thread."""
+    """All simulated engines of this process, which run in one thread."""
 
     def __init__(self, spec: Spec) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

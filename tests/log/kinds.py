@@ -95,7 +95,7 @@ class Memory:
         self.streams[key].delete_before(self.streams[key].end - records)
 
     async def restart(self) -> None:
-        """Do nothing: there is no server."""
+        """Do nothing, because a log in memory has no server."""
 
 
 class Kafka:

@@ -75,7 +75,7 @@ class MemoryWriter:
             raise FencedError(f"epoch {pointer.epoch if pointer else None} is after {self.epoch}")
 
     async def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because a log in memory has no connection."""
 
 
 class MemoryReader:
@@ -107,7 +107,7 @@ class MemoryReader:
         return self._next[key]
 
     async def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because a log in memory has no connection."""
 
 
 class MemoryLog:
@@ -136,4 +136,4 @@ class MemoryLog:
         return MemoryReader(self._streams, starts)
 
     async def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because a log in memory has no connection."""

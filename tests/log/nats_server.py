@@ -53,5 +53,5 @@ class NatsServer(Server):
                 time.sleep(0.02)
 
     def lose(self) -> None:
-        """Delete the stopped server's data on disk."""
+        """Delete the data of the stopped server, so that its log is lost."""
         shutil.rmtree(self.directory / "data")

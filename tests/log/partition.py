@@ -43,7 +43,7 @@ It is longer than an append is retried, and longer than two records of an epoch 
 
 
 class Sentinels(Redis):
-    """A Redis whose primary the Sentinels name."""
+    """A Redis log whose clients ask Sentinels for the primary server."""
 
     def __init__(self, cluster: clusters.Redises) -> None:
         super().__init__(cluster.servers[0], cluster)
@@ -104,7 +104,7 @@ def run(*command: str) -> None:
 
 
 def routes() -> None:
-    """Let this network namespace forward packets."""
+    """Configure this network namespace to forward packets between the members' namespaces."""
     run("ip", "link", "set", "lo", "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 

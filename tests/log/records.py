@@ -1,4 +1,4 @@
-"""Functions that encode log records for tests."""
+"""Functions that encode records of a log with arbitrary fields, for tests."""
 
 import zlib
 from typing import Any, Final

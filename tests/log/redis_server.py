@@ -82,5 +82,5 @@ class RedisServer(Server):
             return False
 
     def lose(self) -> None:
-        """Delete the stopped server's data on disk."""
+        """Delete the data of the stopped server, so that its log is lost."""
         shutil.rmtree(self.directory / "appendonlydir")

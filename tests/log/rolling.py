@@ -102,7 +102,7 @@ class Region:
             await eventually(lambda process=process: process.ready(), f"{process.name}", PATIENCE)
 
     def run(self) -> None:
-        """Let the engines publish."""
+        """Let the engines publish batches until `pause` is called."""
         self._engines.run(RATE)
 
     def pause(self) -> dict[bytes, set[int]]:

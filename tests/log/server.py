@@ -91,7 +91,7 @@ class Server:
         self._watch = Watch(self._process.pid)
 
     def wait(self) -> None:
-        """Wait until the server answers."""
+        """Wait until the started server answers. Fail if it ends before."""
         assert self._process is not None
         until = time.monotonic() + self._patience
         while not self._answers():

@@ -58,7 +58,7 @@ def fields_of(data: bytes) -> dict[str, Any]:
 
 
 def written(title: str, steps: list[Step]) -> dict[str, Any]:
-    """Return a vector in the form of its file."""
+    """Return a test vector as its file contains it."""
     return {"title": title, "steps": [_written(each) for each in steps]}
 
 
@@ -389,7 +389,7 @@ KEYS: Final[dict[str, Stream | None]] = {
 
 
 def files() -> dict[str, dict[str, Any]]:
-    """Return the content of each file, by its name."""
+    """Return the content of each file of test vectors, by the file's name."""
     keys = [{"key": key, "stream": stream and stream._asdict()} for key, stream in KEYS.items()]
     found = {name: written(*log) for name, log in LOGS.items()}
     return found | {"keys": {"title": "Keys and the streams that they name", "keys": keys}}

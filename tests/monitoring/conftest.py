@@ -33,7 +33,7 @@ class Observed:
     alerts: list[dict[str, Any]] = field(default_factory=list)
     """The alerts as Prometheus sends them to a receiver of notifications."""
     metrics: dict[str, str] = field(default_factory=dict)
-    """The text of /metrics of each kvbus process."""
+    """The text of `/metrics` of each kvbus process, by the process's name."""
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,7 @@ def publish_one(engine: EnginePublisher) -> None:
 
 
 class Kvbus(KvbusProcess):
-    """A kvbus process with its own output."""
+    """A kvbus process of the test, with an output of its own."""
 
     def __init__(
         self, directory: Path, name: str, outputs: list[dict[str, Any]] | None = None, **settings: Any
@@ -526,7 +526,7 @@ def _about(labels: dict[str, str]) -> Alert:
 
 
 def firing(server: Prometheus) -> frozenset[Alert]:
-    """Return the alerts that fire now."""
+    """Return the alerts that Prometheus fires now."""
     return frozenset(_about(labels) for labels, _ in server.query('ALERTS{alertstate="firing"}'))
 
 

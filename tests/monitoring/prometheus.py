@@ -28,7 +28,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _yaml: Final = YAML(typ="safe", pure=True)
 
 Series = tuple[dict[str, str], float]
-"""The labels and the value of a time series."""
+"""A time series in an answer of Prometheus: its labels and its value."""
 
 
 def rules(file: Path = RULES) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def rules(file: Path = RULES) -> list[dict[str, Any]]:
 
 
 def alerts(file: Path = RULES) -> dict[str, dict[str, Any]]:
-    """Return the alerts of a file by name."""
+    """Return the alert rules of a file, by the alert's name."""
     return {rule["alert"]: rule for rule in rules(file) if "alert" in rule}
 
 

@@ -27,7 +27,7 @@ SEVERITIES: Final = {"critical", "warning", "info"}
 
 
 def runbooks() -> dict[str, str]:
-    """Return the sections of the runbook by alert."""
+    """Return the sections of docs/RUNBOOK.md about alerts, by the alert's name."""
     whole = RUNBOOK.read_text()
     text = section(whole, "## Alerts") + section(whole, "## Alerts on a fleet")
     names = re.findall(r"^### (\w+)$", text, re.MULTILINE)

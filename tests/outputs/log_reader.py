@@ -28,7 +28,7 @@ class LogReader:
         self._given = 0
         self._over = threading.Event()
         self.stats = OutputStats()
-        """Statistics of the output that writes the stream."""
+        """The statistics of the output that writes the stream, which say what the server has confirmed."""
         self._thread = threading.Thread(target=lambda: asyncio.run(self._read(log, key)))
         self._thread.start()
 

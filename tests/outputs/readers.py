@@ -15,7 +15,7 @@ from tests.outputs.log_reader import LogKind
 from tests.outputs.zmq_reader import ZmqKind
 
 Batch = tuple[bytes, int, bytes]
-"""Topic, seq and payload of a batch."""
+"""A batch as a reader gets it: topic, seq and payload."""
 
 
 class Reader(Protocol):

@@ -31,7 +31,7 @@ class StateReader:
         self.reader = reader
         self.seqs: list[int] = []
         self.events: dict[int, list[dict[str, Any]]] = {}
-        """Events of each received batch, by seq."""
+        """The events of each batch that the reader received, by the batch's seq."""
         self.view = PlainSetRouter()
 
     @property
@@ -65,9 +65,9 @@ class Relayed:
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
         self.published: dict[int, int] = {}
-        """Number of events of each published batch, by seq."""
+        """Number of events of each batch that the relay has published, by seq."""
         self.blocks: set[int] = set()
-        """Hashes of the engine's blocks."""
+        """Hashes of the blocks that the simulated engine holds."""
         self._batches = 0
 
     def feed(self, event: RelayEvent) -> None:
@@ -90,7 +90,7 @@ class Relayed:
         self._batches += 1
 
     async def reader(self, *, slow: bool = False) -> StateReader:
-        """Connect another reader and return it."""
+        """Connect one more reader to the output, wait until it is connected, and return it."""
         self.readers.append(self.kind.connect(self.config, 0, slow=slow))
         await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
         return StateReader(self.readers[-1])

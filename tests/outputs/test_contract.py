@@ -17,7 +17,7 @@ from tests.transport.loops import both_loops
 
 
 class Taken:
-    """The batches that a reader has taken so far."""
+    """All batches that a reader has received so far, from several calls of its `take`."""
 
     def __init__(self, reader):
         self.batches = []

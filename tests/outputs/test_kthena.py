@@ -24,7 +24,7 @@ OUTPUT: dict[str, Any] = {
 
 
 def played(name: str) -> GoldenBus:
-    """Return a bus that has read a complete capture."""
+    """Return a bus that has relayed a complete capture to an output with `profile: kthena`."""
     source = {"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5658"}
     bus = GoldenBus({"http": None, "state_dir": None, "sources": [source], "outputs": [OUTPUT]})
     messages = load(name)

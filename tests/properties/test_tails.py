@@ -59,7 +59,7 @@ class Pool:
 
     @property
     def whole(self):
-        """Hashes of the complete blocks."""
+        """Hashes of the complete blocks in the model's memory, that is, without tail blocks."""
         return {names[0] for prompt, names in self.memory if names and len(prompt) % WHOLE == 0}
 
     def forget(self, block):

@@ -82,7 +82,7 @@ Blocks = set[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """The configuration of a world."""
+    """The configuration of a simulated world: its engines, outputs and limits."""
 
     engines: tuple[str, ...] = ("replay",)
     """The kind of each source: ``replay``, ``deaf`` (no replay) or ``snapshot`` (replay and snapshots, 24-byte seq

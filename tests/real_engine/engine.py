@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HOME_ENV: Final = "TEST_REAL_ENGINE_HOME"
 MODEL: Final = "tiny"
-"""The name under which each model is served."""
+"""The name under which the engine serves its model, whichever model it is."""
 
 START: Final = 300.0
 """Maximum seconds until a started engine is ready. An idle machine needs 25 seconds."""
@@ -62,7 +62,7 @@ class Pool:
 
 
 class ProcessGroup(Child):
-    """A program and all processes that it starts."""
+    """A program and all processes that it starts, which a test stops together."""
 
     async def start(self) -> None:
         if self.command[0] != "setsid":

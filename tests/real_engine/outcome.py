@@ -65,7 +65,7 @@ class Point(NamedTuple):
 
 @dataclass
 class Outcome:
-    """The results of one case."""
+    """The results of one case with a real engine."""
 
     engine: str
     case: str
@@ -92,7 +92,7 @@ class Outcome:
             self.failure = f"{type(error).__name__}: {error}"[:300]
 
     def lines(self) -> list[str]:
-        """Return the results as lines for the terminal."""
+        """Return the results of the case as lines for the terminal."""
         failed = [f"FAILED: {self.failure}"] if self.failure else []
         return [f"{self.engine}: {self.case}: {each}" for each in (*self.points, *self.notes, *failed)]
 

@@ -106,7 +106,7 @@ def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
 
 
 def commit() -> str:
-    """Return the git description of this kvbus."""
+    """Return the git description of the commit of kvbus that is tested."""
     command = ["git", "describe", "--always", "--dirty"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -20,7 +20,7 @@ class Issued:
 
 
 class Authority:
-    """A certificate authority that signs certificates for tests."""
+    """A certificate authority of the tests, which signs TLS certificates."""
 
     def __init__(self, directory: Path, name: str = "authority") -> None:
         self._directory = directory

@@ -87,7 +87,7 @@ def publish() -> Iterator[Any]:
 
 
 def next_seq(vector: Vector) -> int:
-    """Return the seq after the vector's highest valid seq."""
+    """Return the seq after the highest valid seq in a test vector."""
     numbers = [int.from_bytes(frames[1][:8], "big") for frames in vector.live if len(frames[1]) >= 8]
     return max(number for number in numbers if number < 2**63) + 1
 

@@ -24,7 +24,7 @@ from kvbus.state.writer import StateWriter
 from tests.state.left import opened
 
 LIVE = 2000
-"""Number of blocks in the index."""
+"""Number of blocks that the relay's index has."""
 
 
 def most_memory() -> int:

@@ -386,7 +386,7 @@ def test_a_database_that_is_damaged_while_it_is_used_is_moved_aside(tmp_path: Pa
 
 
 def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
-    """Apply one random kind of damage to one file."""
+    """Apply one random kind of damage to a random file of a state directory."""
     path = draw(st.sampled_from(sorted(directory.iterdir())))
     content = path.read_bytes()
     kind = draw(st.sampled_from(["delete", "truncate", "flip", "overwrite", "append", "older"]))

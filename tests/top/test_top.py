@@ -61,7 +61,7 @@ def test_nobody_there_is_an_error_at_once():
 
 
 class Screen:
-    """A ``kvbus top`` process on its own pseudo-terminal."""
+    """A running ``kvbus top`` on a pseudo-terminal, whose output a test reads."""
 
     def __init__(self, *args: str) -> None:
         self.seen = b""

@@ -45,7 +45,7 @@ class BarePeer:
         self.commands: list[bytes] = []
         """Names of the received commands. The first is READY of the handshake."""
         self.gone = False
-        """Whether the other side has ended the connection."""
+        """Whether kvbus has ended the connection."""
         self._reader = reader
         self._writer = writer
         self._pace = pace

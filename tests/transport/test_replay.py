@@ -111,7 +111,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
 
 
 async def whole_answer(reader):
-    """Read a replay answer up to and including END."""
+    """Read a replay answer from a connection, up to and including END."""
     tail = b""
     while not tail.endswith(END + b"\0\0"):
         data = await reader.read(MEGABYTE)

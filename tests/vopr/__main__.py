@@ -21,7 +21,7 @@ WORLDS = 1_000_000
 
 
 def say(line: str) -> None:
-    """Print a line immediately, without buffering."""
+    """Print a line of the report immediately, without buffering."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -44,7 +44,7 @@ class Longest:
         self.worst = 0.0
 
     def take(self, world: World) -> None:
-        """Add the recovery times of a finished world."""
+        """Add the times in which routers became exact in a finished world."""
         for seconds, faults in world.times:
             self.worst = max(self.worst, seconds)
             if len(faults) == 1:

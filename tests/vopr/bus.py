@@ -190,7 +190,7 @@ class Bus:
         return self.loop is not None and self.daemon is not None and self.daemon.started
 
     def start(self) -> None:
-        """Start a daemon process unless one is running."""
+        """Start a simulated kvbus process unless one is running."""
         if self.loop is None:
             self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)

@@ -23,7 +23,7 @@ from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
 
 RECONNECT = 0.1
-"""Seconds after which libzmq first tries to connect again."""
+"""Seconds after which the simulated libzmq first tries to connect again."""
 
 
 class EngineNode:
@@ -53,7 +53,7 @@ class EngineNode:
 
     @property
     def up(self) -> bool:
-        """Whether connections to the engine succeed."""
+        """Whether connections to the engine succeed: it runs, and its network link is up."""
         return self.running and self.reachable
 
     # -- publishing --------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class EngineNode:
         return changes
 
     def publish(self, changes: list[Change]) -> None:
-        """Publish a batch to all subscribers."""
+        """Publish a batch with these changes of the cache to all subscribers."""
         seq, payload = self.engine.publish(changes)
         self.sent += len(payload)
         message = [b"", seq_frame(seq, self.engine.publisher), payload]
@@ -86,7 +86,7 @@ class EngineNode:
             live.send(message)
 
     def publish_again(self) -> None:
-        """Publish the newest batch a second time."""
+        """Publish the engine's newest batch a second time, as a faulty network may do."""
         if self.running and self.engine.buffer:
             seq, payload = self.engine.buffer[-1]
             for live in self.live:

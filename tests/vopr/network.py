@@ -388,7 +388,7 @@ class End:
 
 
 class SimListener:
-    """A listening socket with the interface of :class:`kvbus.transport.zmtp.addresses.Bound`."""
+    """A simulated listening socket, in place of :class:`kvbus.transport.zmtp.addresses.Bound`."""
 
     file = None
 
@@ -443,7 +443,7 @@ class Network:
         self.floors = dict(self.seen)
 
     def descriptor(self) -> int:
-        """Return a new file descriptor number."""
+        """Return a file descriptor number that no simulated socket has yet."""
         self._descriptors += 1
         return self._descriptors
 

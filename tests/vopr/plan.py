@@ -16,7 +16,7 @@ SHRINK_SECONDS = 120.0
 
 
 def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
-    """Choose ``count`` random faults of at most ``kinds`` kinds."""
+    """Choose ``count`` random faults of at most ``kinds`` kinds, each as a list of steps."""
     weights = [weight for weight, _ in _makers(chance)]
     allowed = chance.choices(range(len(weights)), weights, k=kinds)
     return [_makers(chance)[chance.choice(allowed)][1] for _ in range(count)]
@@ -73,7 +73,7 @@ def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
 
 
 def draw(seed: int, rounds: int = 4) -> list[Entry]:
-    """Return the plan that a seed determines."""
+    """Return the plan of faults that a seed determines."""
     chance = Schedule(seed).chance("plan")
     plan: list[Entry] = [(0.0, "start", ())]
     for number, kind in enumerate(["trusting", "checking", "asking", "client"] * 2):
@@ -93,14 +93,14 @@ def draw(seed: int, rounds: int = 4) -> list[Entry]:
 
 
 def text(seed: int, plan: list[Entry]) -> str:
-    """Format a plan as a script."""
+    """Format a plan of faults as a script, which `parse` reads."""
     lines = [f"seed {seed}"]
     lines += [f"{at:.3f} {name}({', '.join(map(repr, args))})" for at, name, args in plan]
     return "\n".join(lines) + "\n"
 
 
 def parse(script: str) -> tuple[int, list[Entry]]:
-    """Return the seed and the plan of a script."""
+    """Return the seed and the plan of faults that a script contains."""
     first, *lines = [line for line in script.splitlines() if line.strip() and not line.startswith("#")]
     plan: list[Entry] = []
     for line in lines:

@@ -23,7 +23,7 @@ COST = 0.000_02
 
 
 DESCRIPTORS = 10**6
-"""Default maximum number of file descriptors of a process."""
+"""Default maximum number of file descriptors of a simulated process."""
 
 
 class SimLoop:
@@ -119,7 +119,7 @@ class SimLoop:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def spend(self, seconds: float) -> None:
-        """Let the running callback take this many more seconds."""
+        """Let the callback that is running take this many seconds more of virtual time."""
         self._cpu += seconds
 
     def pause(self, seconds: float) -> None:

@@ -40,7 +40,7 @@ def ready(kind: bytes, identity: bytes = b"") -> bytes:
 
 
 def message(frames: list[bytes]) -> bytes:
-    """Encode a ZMTP message of short frames."""
+    """Encode a ZMTP message whose frames have at most 255 bytes."""
     last = len(frames) - 1
     return b"".join(bytes([n < last, len(frame)]) + frame for n, frame in enumerate(frames))
 
@@ -166,13 +166,13 @@ class Router:
         self.live(seq, frames)
 
     def connected(self) -> None:
-        """Called when the live connection has been established."""
+        """Called when the router's live connection has been established. Subclasses override it."""
 
     def interrupted(self) -> None:
-        """Called when the live connection has broken."""
+        """Called when the router's live connection has broken. Subclasses override it."""
 
     def live(self, seq: int, frames: list[bytes]) -> None:
-        """Apply a live batch."""
+        """Apply a batch of the live stream."""
         del seq
         self.view.take(frames[2])
 
@@ -196,7 +196,7 @@ class Router:
             self.sub.hold(up=up)
 
     def break_answer(self) -> None:
-        """Break the connection of the current replay request."""
+        """Break the connection on which the router reads a replay answer, if there is one."""
         if self.request is not None:
             self.request.close(reset=True)
 
@@ -360,7 +360,7 @@ class Asking(Router):
 
 
 class Client(Router):
-    """kvbus's client library, with simulated sockets."""
+    """A simulated router that uses kvbus's client library, with simulated sockets."""
 
     topics = (b"", ASKS_REPLAY)
     identity = REBUILDS + b"vopr"

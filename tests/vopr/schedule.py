@@ -42,16 +42,16 @@ class Schedule:
         return self.now + self.wall_offset
 
     def at(self, when: float, what: Callable[..., None], *args: Any) -> None:
-        """Schedule a call of ``what`` at a time."""
+        """Schedule a call of ``what`` at a time of the world's clock, in seconds."""
         self._order += 1
         heapq.heappush(self._heap, (max(when, self.now), self._order, what, args))
 
     def after(self, seconds: float, what: Callable[..., None], *args: Any) -> None:
-        """Schedule a call of ``what`` after this many seconds."""
+        """Schedule a call of ``what`` after this many seconds of virtual time."""
         self.at(self.now + seconds, what, *args)
 
     def run_until(self, end: float) -> None:
-        """Run all events up to a time."""
+        """Run all scheduled events up to a time of the world's clock."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= end:
             self.now, _, what, args = pop(heap)
@@ -60,5 +60,5 @@ class Schedule:
         self.now = end
 
     def note(self, data: bytes) -> None:
-        """Add data to the checksum of the run."""
+        """Add bytes that a router received to the checksum of the run."""
         self.digest = zlib.crc32(data, self.digest)

@@ -28,7 +28,7 @@ class KilledError(SystemExit):
 
 
 class Frame(NamedTuple):
-    """The write-ahead log record of one burst."""
+    """The write-ahead log record of one burst, that is, of events that kvbus handled together."""
 
     body: bytes
     payloads: bytes
@@ -59,7 +59,7 @@ class Commit(NamedTuple):
 
 
 class Kept:
-    """The content of a state directory."""
+    """The content of a state directory on the simulated disk."""
 
     def __init__(self) -> None:
         self.log: list[Frame] = []
@@ -149,7 +149,7 @@ class Platter:
 
 
 class MemoryStore:
-    """The store of one process. It implements :class:`kvbus.state.contract.Store`."""
+    """The simulated store of one kvbus process. It implements :class:`kvbus.state.contract.Store`."""
 
     def __init__(self, platter: Platter, config: Config, *, checkpoint_after: int, reserve_ahead: int) -> None:
         self.checkpoint_after, self.reserve_ahead = checkpoint_after, reserve_ahead

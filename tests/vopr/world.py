@@ -99,7 +99,7 @@ class World:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, plan: Iterable[Entry]) -> None:
-        """Execute a plan, and raise the first failure."""
+        """Execute a plan of faults. Raise the first failure of a check."""
         with silent():
             try:
                 begun = self.schedule.now
@@ -324,7 +324,7 @@ class World:
     # -- invariants --------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """End every fault."""
+        """End every fault that the plan has begun."""
         self.old_engines_stop()
         for node in self.engines:
             node.start()

@@ -320,7 +320,7 @@ class TestCopies:
 
 
 def pair(hashes, parent=None, **more):
-    """Return a store of blocks of two tokens."""
+    """Return a store event whose blocks have two tokens each."""
     return store(hashes, parent, tokens=[1, 2] * len(hashes), block_size=2) | more
 
 

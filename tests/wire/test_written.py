@@ -31,7 +31,7 @@ class TrtllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_u
 
 
 class TrtllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """TensorRT-LLM's BlockRemoved (TensorRT-LLM#17023)."""
+    """The BlockRemoved event as TensorRT-LLM publishes it (TensorRT-LLM#17023)."""
 
     block_hashes: Hashes
     medium: Literal["GPU"]
@@ -53,7 +53,7 @@ class SglangStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_u
 
 
 class SglangRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
-    """SGLang's BlockRemoved (sglang#39991)."""
+    """The BlockRemoved event as SGLang publishes it (sglang#39991)."""
 
     block_hashes: Hashes
     medium: str | None

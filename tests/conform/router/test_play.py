@@ -184,7 +184,7 @@ async def test_a_driver_that_ends_at_once_is_not_waited_for():
 
 
 class Deaf(Adapter):
-    """A router that subscribes to no topic."""
+    """A router with a defect: it subscribes to no topic, so it receives nothing."""
 
     fresh = True
 

@@ -31,7 +31,7 @@ from tests.doubles.accounting import all_accounted_for
 
 
 def deliver(*seqs: int) -> list[Does]:
-    """Expect that these batches are delivered, in this order."""
+    """Expect that the sequencer delivers batches with these seqs, in this order."""
     return [
         Does(f"deliver {seq}", lambda action, seq=seq: not isinstance(action, Deliver) or action.seq != seq)  # type: ignore[misc]
         for seq in seqs
@@ -39,7 +39,7 @@ def deliver(*seqs: int) -> list[Does]:
 
 
 def lost(count: int) -> Does:
-    """Expect that ``count`` batches are lost."""
+    """Expect that the sequencer gives up ``count`` missing batches as lost."""
     return Does(f"lost {count}", lambda action: not isinstance(action, Lost) or action.count != count)
 
 
@@ -49,7 +49,7 @@ def new_epoch() -> Does:
 
 
 def synced() -> Does:
-    """Expect that the history has been read completely."""
+    """Expect that the sequencer has read the publisher's history completely."""
     return Does("synced", lambda action: action != Synced())
 
 
@@ -66,7 +66,7 @@ class SequencerScript(Conversation):
         self.stats = SourceStats()
         self.sequencer = Sequencer(SourceSpec(replay=replay, **settings), self.stats)
         self.epoch = epoch
-        """The number of the publisher's current epoch."""
+        """The number of the simulated publisher's current epoch."""
         self.delivered: list[bytes] = []
         self.sends = True
         """Whether the relay sends the sequencer's requests immediately. If False, they wait behind other requests."""
@@ -132,7 +132,7 @@ class SequencerScript(Conversation):
 
     @property
     def missing(self) -> tuple[int, int, int, int]:
-        """The numbers of missing, recovered, lost and pending batches."""
+        """How many batches the sequencer has counted as missing, recovered, lost and pending."""
         return self.stats.missing, self.stats.recovered, self.stats.lost, self.sequencer.pending
 
 

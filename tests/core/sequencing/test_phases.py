@@ -36,7 +36,7 @@ Act = Happens | Callable[[SequencerScript], Any]
 
 
 def other_id(script: SequencerScript) -> None:
-    """Let the publisher announce another publisher id."""
+    """Let the publisher announce another publisher id, as after its restart."""
     script.sequencer.publisher_changed(script.now)
     script.after(tick(0.0))
 

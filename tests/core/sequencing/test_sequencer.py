@@ -43,7 +43,7 @@ def asks(done):
 
 
 def delivered(done):
-    """Return the seqs of the delivered batches."""
+    """Return the seqs of the batches that the sequencer delivers by these actions."""
     return [action.seq for action in done if isinstance(action, Deliver)]
 
 

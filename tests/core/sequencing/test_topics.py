@@ -73,7 +73,7 @@ class Socket:
                 self.handle(BatchReceived(slot, [topic, seq.to_bytes(8, "big"), self.buffer[-1][2]]))
 
     def answer(self) -> None:
-        """Answer all open requests."""
+        """Answer all open replay requests of the relay from the socket's buffer."""
         while self.asked:
             request = self.asked.pop(0)
             for topic, seq, content in self.buffer[self.trimmed :]:

@@ -138,7 +138,7 @@ class Frontend:
         )
 
     async def hash(self, tokens: list[int], size: int, **options: Any) -> list[int]:
-        """Return Dynamo's hashes for the blocks of these tokens."""
+        """Return the hashes that Dynamo computes for the blocks of these tokens."""
         return compute_block_hash_for_seq(tokens, size, **options)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 class Etcd:
     def __init__(self) -> None:
         self.keys: dict[bytes, tuple[bytes, str]] = {}
-        """Value and lease of each key."""
+        """The value and the lease of each key that the etcd double stores."""
         self.leases: list[str] = []
         self.fails = False
         self.says: bytes | None = None
@@ -52,7 +52,7 @@ class Etcd:
         self._server.server_close()
 
     def expire(self, lease: str) -> None:
-        """Let a lease expire, and delete its keys."""
+        """Let a lease expire, as etcd does: delete its keys."""
         self.leases.remove(lease)
         self.keys = {key: held for key, held in self.keys.items() if held[1] != lease}
 

@@ -37,7 +37,7 @@ def dump(manager: Any, publisher: Any) -> dict[str, Any]:
 
 
 def serve(manager: Any, publisher: Any) -> None:
-    """Answer GET /dump in a thread."""
+    """Start an HTTP server in a thread, which answers GET /dump."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -48,7 +48,7 @@ def serve(manager: Any, publisher: Any) -> None:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Keep the engine's log free of these requests."""
+            """Log nothing, so that these requests are not in the engine's log."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", int(os.environ[PORT]) + publisher._dp_rank), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -14,12 +14,12 @@ SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
 
 def greeting(major: int = 3, minor: int = 1, mechanism: bytes = b"NULL") -> bytes:
-    """Return the greeting of a ZMTP 3 peer."""
+    """Return the greeting that a ZMTP 3 peer sends, of this version and with this security mechanism."""
     return SIGNATURE + bytes([major, minor]) + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 def ready(socket_type: bytes, **more: bytes) -> bytes:
-    """Return the READY command of a ZMTP 3 peer."""
+    """Return the READY command that a ZMTP 3 peer sends, with its socket type and other properties."""
     properties = {b"Socket-Type": socket_type, **{name.encode(): value for name, value in more.items()}}
     return command(READY, encode_metadata(properties))
 

@@ -21,7 +21,7 @@ LIMITS = Limits(
 
 
 def opened(role=Role.PUB, first=None, limits=LIMITS):
-    """Return a protocol after a complete handshake."""
+    """Return kvbus's end of a ZMTP connection after a complete handshake."""
     protocol = Protocol(role, accepting=True, limits=limits)
     feed(protocol, hello(b"SUB" if b"SUB" in role.peers else min(role.peers)) if first is None else first)
     assert protocol.state is State.OPEN

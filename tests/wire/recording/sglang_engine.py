@@ -25,7 +25,7 @@ from tests.wire.recording.workload import Ask, Kept, Workload, continuation
 
 @dataclass(frozen=True)
 class Family:
-    """The configuration of one kind of recorded stream."""
+    """The configuration with which one kind of SGLang stream is recorded."""
 
     page: int = 16
     slots: int = 2400

@@ -15,7 +15,7 @@ import msgspec
 
 @dataclass
 class Ask:
-    """A request before it is sent to an engine."""
+    """A request of the workload, before it is sent to an engine."""
 
     tokens: list[int]
     answer: int

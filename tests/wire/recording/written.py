@@ -27,7 +27,7 @@ from kvbus.tools.sim.workload import Job, synthetic
 DATA: Final = Path(__file__).parents[1] / "data"
 BEGIN: Final = 1_763_000_000.0
 STEP: Final = 0.01
-"""Seconds between two batches."""
+"""Seconds between two batches of a generated capture."""
 
 VOCABULARY: Final = 100
 """Number of different token ids. It is small, so that the capture files are small."""
