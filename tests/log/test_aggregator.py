@@ -463,3 +463,39 @@ async def test_streams_that_the_patterns_leave_out_are_none(tmp_path, monkeypatc
             assert aggregator.state == {}
         finally:
             await aggregator.daemon.close(0)
+
+
+async def test_of_two_streams_of_one_name_the_newest_is_read_and_no_seq_goes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(LogStreams, "give_up", 1.5)
+    kind, topic = Memory(), b"kv@pod.a.b.0@m"
+    old_name, new_name = (f"{model}␟pod/a.b␟0".encode() for model in "nm")
+    async with fleet(kind) as log:
+        old = log.leaf(topic=old_name)
+        old.store(5)
+        await old.written()
+        await asyncio.sleep(0.1)  # a turn of a writer is 1/32 s
+        new = log.leaf(topic=new_name)
+        new.store(9)
+        await new.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        await aggregator.daemon.start()
+        router = Moving(aggregator.endpoint)
+        strict = TopicRouter(aggregator.endpoint)
+        try:
+            await eventually(lambda: router.blocks(topic) == new.blocks, "the newest")
+            await new.close()
+
+            def over():
+                old.store(1)  # its writer goes on
+                return strict.blocks(topic) == set() and strict.states.get(topic, 0) > 1
+
+            await eventually(over, "the end")
+            again = log.leaf(topic=old_name)
+            again.store(7)
+            await again.written()
+            await eventually(lambda: router.blocks(topic) == strict.blocks(topic) == again.blocks, "a newer epoch")
+            assert strict.violations == router.violations == []
+        finally:
+            router.close()
+            strict.close()
+            await aggregator.daemon.close(0)

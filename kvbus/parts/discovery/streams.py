@@ -30,6 +30,7 @@ from kvbus.config.endpoints import parse_endpoint
 from kvbus.config.logs import LogAccess, half
 from kvbus.config.values import Endpoint, Text, key
 from kvbus.core.events import LogReached, RecordReceived, RelayEvent
+from kvbus.core.numbered import EPOCH_BITS
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
 from kvbus.parts.log.contract import (
     FOREIGN_KEY,
@@ -410,16 +411,23 @@ class LogStreams:
     def _engines(self, log: Log) -> tuple[Engine, ...]:
         """Return the engines: one for each stream whose writer is running.
 
-        If two streams have the same engine name, only the stream with the lower key is an engine. So all aggregators of
-        the log choose the same stream.
+        If several streams have the same engine name, only the one with the newest epoch may become an engine, even
+        after it has ended. With another stream, the seqs that routers get would go back.
         """
-        found: dict[str, Engine] = {}
-        for name, relayed in sorted(self._relayed.items()):
-            if self._alive(relayed):
-                engine = self._engine(relayed)
-                if found.setdefault(engine.name, engine) is not engine and (SAME_NAME, name) not in self._refused:
-                    log.refused.append((SAME_NAME, name))
-        return tuple(found.values())
+        newest: dict[str, Relayed] = {}
+        found: dict[str, tuple[str, Engine]] = {}
+        for name, relayed in sorted(self._relayed.items(), key=lambda each: (-each[1].turn, each[0])):
+            engine = self._engine(relayed)
+            first = newest.setdefault(engine.name, relayed)
+            if first is not relayed:
+                first.floor = max(first.floor, relayed.turn)
+            if not self._alive(relayed):
+                continue
+            if engine.name not in found and (first is relayed or relayed.slot is not None):
+                found[engine.name] = name, engine
+            elif (SAME_NAME, name) not in self._refused:
+                log.refused.append((SAME_NAME, name))
+        return tuple(engine for _, engine in sorted(found.values(), key=lambda each: each[0]))
 
     def _engine(self, relayed: Relayed) -> Engine:
         stream = relayed.stream
@@ -461,7 +469,9 @@ class LogStreams:
                 self._begin_again(relayed)
 
     def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
-        if event is not None and relayed.slot is not None and relayed.key in self._listed:
+        if event is None or event.seq >> EPOCH_BITS < relayed.floor:
+            return
+        if relayed.slot is not None and relayed.key in self._listed:
             self._slots[relayed.slot].feed(event)
 
     def _drain(self) -> None:

@@ -243,6 +243,8 @@ class Relayed:
         alive: whether a record came after the reader had caught up with the log. This proves that the writer was
             running.
         follower: the object that decides which records are accepted.
+        floor: the newest turn of other streams of the same engine name. Records of earlier turns are not passed to the
+            relay, because routers may have seqs of that turn.
     """
 
     def __init__(self, key: str, pointer: Pointer) -> None:
@@ -255,6 +257,7 @@ class Relayed:
         self.written = 0.0
         self.alive = False
         self.follower = Follower()
+        self.floor = 0
         self._sent = 0
         """The epoch of the newest record that was accepted. :meth:`begin_again` does not reset it."""
         self._begun = pointer
@@ -269,6 +272,11 @@ class Relayed:
         self.follower.counts = before.counts
         self.position, self.over = self.pointer.position, False
         self._sent_at, self._begun = START, self.pointer
+
+    @property
+    def turn(self) -> int:
+        """The part of the newest accepted epoch from which the seqs are made that routers get; 0 before a record."""
+        return max(self._sent, self.follower.epoch) >> RANDOM_BITS
 
     @property
     def misses_state(self) -> bool:
