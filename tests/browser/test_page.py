@@ -100,7 +100,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
         moving = await browser.run("document.getAnimations().filter(a => a.playState === 'running').length")
         assert (moving > 0) is (width > 600)
 
-    # The content of the page.
+    # From here on, the test checks the content of the page.
     sources = await browser.run(text_of("#sources"))
     assert "partial" in sources
     assert "2 + CPU 1" in sources
@@ -130,7 +130,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
         if not node["ignored"] and node["role"]["value"] in NAMELESS:
             assert node.get("name", {}).get("value"), node
 
-    # The dialog of one source.
+    # From here on, the test checks the dialog that shows one source.
     await browser.run("document.querySelector('#sources button').focus()")
     await browser.press("Enter", 13)
     await browser.run("document.querySelector('#sources button').click()")
@@ -139,7 +139,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     assert await browser.run(CHECKS) == []
     await browser.press("Escape", 27)
     await browser.until("!document.querySelector('dialog').open", "the dialog closed")
-    # The focus returns to the source's button.
+    # After the dialog is closed, the focus returns to the source's button.
     assert await browser.run("document.activeElement.textContent") == "engine"
 
     # The page loads nothing from other hosts, the browser reports no error, and text from peers is not read as HTML.

@@ -90,7 +90,7 @@ def test_copies_that_are_left_are_kept():
         assert len({name for kind, name in renaming.names if kind is int}) >= 51
 
 
-# One batch with a million nested levels is enough.
+# Of the bad batches with a million nested levels, one is enough.
 BAD = [bad.payload for bad in BATCHES if bad.name not in ("nested", "nested maps")]
 BAD += [payload(with_field(*field)) for field in fields()]
 

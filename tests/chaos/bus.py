@@ -74,7 +74,7 @@ class BusProcess:
         path = directory / "kvbus.yaml"
         path.write_text(json.dumps({**config, "http": f"127.0.0.1:{http}"}))  # JSON is YAML
         command = python("kvbus", "run", "-c", str(path), "--log-format", "json")
-        # the log is written by this process, so that a file-size limit of kvbus does not affect it
+        # This process writes kvbus's log, so that a limit on the size of kvbus's files does not affect it.
         self.child = Child("kvbus", place.inside(command) if place else command, directory, on_line=lambda line: None)
         runtime = directory / "run"
         runtime.mkdir()

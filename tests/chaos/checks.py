@@ -199,7 +199,7 @@ class Checks:
             for _, truth in _expected(name, truths):
                 self._tally.checks["exact view"] += 1
                 self._tally.blocks += len(truth.keys)
-            # a router whose requests were not answered reports lost batches, rebuilds its view and is exact again
+            # A router whose requests got no answer reports lost batches, then rebuilds its view and is exact again.
             unanswered = [lost for lost in stream["lost"] if lost.endswith("no_answer")]
             excused = unanswered if kinds & _UNANSWERED_KINDS or self._cell.lag > BUSY else []
             self._tally.given_up += len(excused)
@@ -224,7 +224,7 @@ class Checks:
         rejected = {key: value for key, value in metrics["kvbus_events_rejected_total"].items() if value}
         self._check("no event refused", not rejected, f"{rejected}")
         sessions = total(metrics, "kvbus_replay_sessions") + total(metrics, "kvbus_replay_waiting")
-        # kvbus keeps the session of a vanished requester until its connection is found broken
+        # After a router has vanished, kvbus keeps the session of its replay request until it finds the connection broken.
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
 
     def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:

@@ -152,7 +152,7 @@ class Network(Namespaces):
         super().__init__(directory, f"net-{name}")
         number = next(_NUMBERS)
         own = (os.getpid() * 16 + number) % 16_000
-        # 198.18.0.0/15 is reserved for benchmarks and not routed
+        # Addresses in 198.18.0.0/15 are reserved for benchmarks and not routed, so no other network has them.
         self.outside = f"198.18.{own // 64}.{own % 64 * 4 + 1}"
         self.address = f"198.18.{own // 64}.{own % 64 * 4 + 2}"
         self.device = f"kvc{own:x}"

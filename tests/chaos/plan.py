@@ -89,7 +89,7 @@ class Round:
     faults: tuple[Fault, ...]
 
 
-# the weight of each kind of fault in a mixed round
+# The numbers are the weights of each kind of fault in a mixed round.
 _LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open": 5, "refuse": 5}
 _ROUTER_KINDS: Final = {"stop router": 5, "kill router": 1, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
 _WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}

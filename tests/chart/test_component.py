@@ -157,7 +157,7 @@ def taken_by_kubernetes(spec: Any) -> None:
 def pod_specs(node: Any) -> Iterator[Any]:
     """Return every pod spec in an object, with or without the kvbus sidecar."""
     if isinstance(node, dict):
-        # OME's engine has a pod's spec beside a component's fields, and calls its container "runner".
+        # OME's engine object has the fields of a pod's spec next to its own, and calls its container "runner".
         if "runner" in node:
             own = {"runner", "minReplicas", "maxReplicas", "labels", "annotations"}
             yield {**{key: value for key, value in node.items() if key not in own}, "containers": [node["runner"]]}
@@ -279,7 +279,7 @@ def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) 
 
 @needs_kustomize
 def test_one_build_may_have_the_component_twice(tmp_path: Path) -> None:
-    """One kustomization includes two folders. Each folder has its own model and its own copy of the component."""
+    """One kustomize build may include two folders that each have a model and their own copy of the component."""
     for name in ("one", "two"):
         folder(tmp_path / name, WORKLOADS.split("---")[0].replace("name: labelled", f"name: {name}"))
     (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["one", "two"], "namespace": "models"}))

@@ -51,9 +51,10 @@ def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) ->
 @each_role
 @each_kind
 def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str, kind: str, tmp_path: Path) -> None:
-    """The credential files have the permissions of a Secret that the kubelet mounts.
+    """`kvbus check` accepts a preset's configuration with its credential files, and names a file that is missing.
 
-    kvbus's group may read them, other users may not.
+    The files have the permissions of a Secret that the kubelet mounts: kvbus's group may read them, other users may
+    not.
     """
     (tmp_path / "ca.crt").write_text(Authority(tmp_path).certificate.read_text())
     password = tmp_path / "password"

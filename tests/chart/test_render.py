@@ -146,7 +146,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
             live, replay, snapshot = output.stream_endpoints(slot)
             ends = [*([live] if output.bind else []), replay, snapshot]
             found = [parse_endpoint(end) for end in ends if end is not None]
-            # A port on which both the engine and its routers dial kvbus is only used inside the pod.
+            # This port of kvbus is only used inside the pod: both the engine and its routers connect to it.
             bound |= {address.port for address in found if not (output.interpose and address.is_loopback)}
     bound |= {
         parse_endpoint(stream.endpoint).port

@@ -123,7 +123,7 @@ async def test_a_neighbour_sees_that_it_is_well_and_no_token_id(tmp_path: Path) 
             await here.ask("/blocks", Host=f"127.0.0.1{port}", X_Forwarded_For="127.0.0.1", X_Real_IP="127.0.0.1"),
             await here.ask("/blocks", Host="localhost", Forwarded="for=127.0.0.1"),
             await here.ask("/blocks", inside=True),
-            # 127.0.0.6 is the address of a service mesh's proxy.
+            # A service mesh's proxy connects from 127.0.0.6, and so forwards requests of other pods.
             await here.ask("/blocks", inside=True, source="127.0.0.6", Host=f"localhost{port}"),
         ]
         for answer in refused:

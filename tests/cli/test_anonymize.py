@@ -210,9 +210,9 @@ async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(nam
 
 
 def test_recording_under_other_names_over_sockets(tmp_path):
-    """The test plays a capture as an engine and records it anonymized.
+    """`kvbus record --anonymize` records a capture that a test plays as an engine.
 
-    For kvbus, both captures differ only in their names.
+    The result differs only in its names.
     """
     port = free_port()
     out = tmp_path / "out.jsonl.gz"

@@ -82,7 +82,7 @@ def test_a_router_that_joins_late(how):
                 assert {update.kind for update in seen} <= {"batch", "snapshot", "synced"}
                 if how == "snapshot":
                     assert [update.kind for update in seen] == ["snapshot", "synced"]
-                # The subscriber continues with the live stream.
+                # After the state, the subscriber gets the batches of the live stream.
                 engine.publish(encode_batch([BlockStored((NEW,), None, TOKENS, 16, None, "GPU")], 1.0, 0))
                 await until(router, view, lambda _: NEW in view)
                 assert {key[-1] for key in keys(view)} == {key[-1] for key in truth(NAME)} | {NEW}

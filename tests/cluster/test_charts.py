@@ -64,7 +64,10 @@ def pod_of(release: Release, namespace: str) -> Object:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str) -> None:
-    """Unknown fields are errors. A pod that violates the restricted standard is an error too."""
+    """The API server accepts every object of a preset.
+
+    Unknown fields and pods that are not restricted would be errors.
+    """
     release = render(CASES[case], namespace=place)
     for each in release.objects:
         api.apply(placed(each, place), dry_run=True)

@@ -87,7 +87,10 @@ def test_a_manifest_is_taken_without_a_warning(name: str, api: Api, serve: Calla
 def test_a_component_in_a_workload_is_taken_without_a_warning(
     name: str, api: Api, serve: Callable[[str], None]
 ) -> None:
-    """The engine in the workload is an example, and not restricted."""
+    """The API server accepts a workload into which the component's sidecar was built.
+
+    The example engine in the workload does not fulfil the restricted Pod Security Standard; only the sidecar must.
+    """
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: the kustomize component is not built")
     if (group := BUILT[name]) is not None:

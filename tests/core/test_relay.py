@@ -254,7 +254,10 @@ class TestSnapshots:
 
     @pytest.mark.parametrize("envelope", [[], [b""]])
     def test_by_the_replay_endpoint(self, envelope):
-        """vllm#50134: the answer has batches under the seq of the next live batch, and then END."""
+        """kvbus also answers a snapshot request at its replay endpoint, as vllm#50134 proposes.
+
+        The answer has batches under the seq of the next live batch, and then END.
+        """
         relay = self.relay()
         for seq, event in enumerate((A, B, removed([2]), C)):
             relay.handle(BatchReceived(0, batch(seq, event)), 0.0)

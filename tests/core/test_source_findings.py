@@ -133,7 +133,7 @@ def test_why_there_is_no_connection_until_there_is_one():
 
 
 def test_several_publishers_on_one_endpoint():
-    # each publisher begins a new epoch on the same connection
+    # Each batch is of another publisher, and begins a new epoch on the same connection.
     source = fed_again(*([store([n])] for n in range(1, 8)))
     assert said(source)["conflict"].startswith("several publishers send on one endpoint")
     assert list(said(source)) == ["conflict"]

@@ -95,7 +95,7 @@ def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) 
         log.look(relay, [0])
     (line,) = [line for line in lines(caplog) if "no group" in line]
     assert line.startswith("source engine: no group of this model carries prefixes")
-    # another finding gets its own line, and the first finding is not logged again
+    # Another finding begins, which gets its own line. The first finding is not logged again.
     stats = relay.sources[0].stats
     stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES
     log.look(relay, [0])
@@ -192,7 +192,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     said = "syncing → live: in sync at seq 0 of epoch 0, 1 blocks"
     assert looked() == [("state", "engine", "live", said)]
 
-    # a gap that exists when the log looks at the source
+    # This gap exists when the log checks the source, so it is logged.
     live(3)
     assert looked() == [("state", "engine", "gap", "live → gap: 2 batches missing from seq 1 on; later batches wait")]
     answer(2, 1, 2)
@@ -243,7 +243,7 @@ def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> Non
     relay.handle(BatchReceived(0, batch(1, store([2]))), 1.0)
     log.look(relay, [0])
     seen.clear()
-    # seq 0 with other content means that the engine has restarted; kvbus gets the new history immediately
+    # Seq 0 with other content means that the engine has restarted. kvbus gets its new history immediately.
     relay.handle(BatchReceived(0, batch(0, store([9]))), 1.1)
     relay.handle(ReplayReceived(0, 2, [b"", b"", (0).to_bytes(8, "big"), payload(store([9]))]), 1.1)
     relay.handle(ReplayReceived(0, 2, [b"", b"", END_SEQ, b""]), 1.1)

@@ -178,7 +178,7 @@ async def test_a_router_is_compared_block_by_block(tmp_path):
     engine = show.engines[0]
     engine.open()
     quiet = asyncio.Event()
-    # Replaces kvbus, because an engine waits for two subscribers.
+    # A second router takes kvbus's place, because the engine waits for two subscribers.
     second = Router("second", {engine.name: engine.endpoints})
     try:
         async with asyncio.TaskGroup() as group:

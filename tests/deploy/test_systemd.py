@@ -38,7 +38,10 @@ def analyze() -> str:
 
 
 def test_systemd_accepts_it(analyze: str, tmp_path: Path) -> None:
-    """The test puts a program at kvbus's path, because systemd reports a missing program as an error."""
+    """`systemd-analyze verify` accepts the unit.
+
+    The test puts a program at kvbus's path, because a missing one is an error.
+    """
     kvbus = tmp_path / "kvbus"
     kvbus.symlink_to(shutil.which("true") or "/bin/true")
     unit = tmp_path / "kvbus.service"

@@ -142,7 +142,7 @@ async def test_a_name_that_does_not_exist_has_no_engine(server):
 
 
 async def test_a_failure_about_one_host_is_no_answer_about_the_others(server):
-    """The server knows the service but fails for one of its hosts. The engine at this host must stay a source."""
+    """If the DNS server fails for one host of a service, the engine at this host stays a source."""
     server.records = {
         (NAME, "SRV"): ["0 0 1 a.engines.test.", "0 0 2 b.engines.test."],
         ("a.engines.test.", "A"): ["10.0.0.1"],

@@ -25,7 +25,7 @@ from tests.ports import free_ports
 
 PROGRAM = Path(__file__).with_name("sglang_node.py")
 METHOD = "/sglang.runtime.v1.SglangService/GetServerInfo"
-# describe_kv_events_publisher of SGLang 0.5.23: dp_size counts the ranks of all nodes
+# SGLang 0.5.23 describes itself so (describe_kv_events_publisher): dp_size counts the ranks of all nodes.
 DESCRIBED = {
     "publisher": "zmq",
     "endpoint_host": "*",

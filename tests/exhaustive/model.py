@@ -77,11 +77,11 @@ class Model:
         self.now = CLOCK
         self.batches, self.ticks = batches, ticks
 
-        # the engine
+        # These attributes describe the engine.
         self.epoch = 0
         self.seq = 0
 
-        # the network between the engine and kvbus
+        # These attributes describe the network between the engine and kvbus.
         self.connected = False
         self.wire: list[tuple[int, int]] = []
         """Epoch and seq of each batch that the engine has sent and kvbus has not read, oldest first."""
@@ -94,7 +94,7 @@ class Model:
         self.begun = False
         """Whether kvbus has read a message of the engine's replay answer."""
 
-        # kvbus, and the model's record of what kvbus did
+        # These attributes describe kvbus, and record what it has done.
         self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
         self.last_seq = -1
         self.delivered: tuple[int, int] | None = None

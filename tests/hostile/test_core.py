@@ -76,7 +76,7 @@ def test_a_field_of_a_wrong_type(field, value, form):
     bad = payload(store([904]), with_field(field, value, form), removed([904]))
     script >> raw(b"", (1).to_bytes(8, "big"), bad)
     script.whatever()
-    # kvbus reads all of these fields except lora_name, which it only passes on
+    # kvbus uses all of these fields except lora_name, which it only passes on and so never rejects.
     counted = script.stats.filtered if field == "lora_name" else script.stats.rejected
     assert sum(counted.values()) == 1, counted
     goes_on(script, 2)
@@ -242,7 +242,9 @@ def test_groups_without_end_are_bounded():
 
 
 def test_every_message_with_one_byte_changed():
-    """kvbus rejects or applies each damaged batch, and is exact again in the next epoch."""
+    """kvbus survives each batch with one changed byte: it rejects or applies it, and is exact again in the next
+    epoch.
+    """
     good = payload(store([5, 6], 1), removed([5]))
     script = begun()
     for at in range(len(good)):

@@ -91,7 +91,7 @@ class Crowd:
             or len(self.sizes) < LOOKS
             or (self.joined < ENOUGH and not LONG)  # a busy machine needs longer to send the state
         ):
-            # a busy machine sends fewer batches, but takes as many samples
+            # On a busy machine, the engine sends fewer batches, but the test takes as many samples of the memory.
             for _ in range(min(MOST_AT_ONCE, int(elapsed * RATE) - sent)):
                 self.publish()
                 sent += 1

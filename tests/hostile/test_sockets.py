@@ -53,7 +53,7 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
                     engine.publish(payload(store([3], 1), removed([1])))
                     last = engine.next_seq - 1
                     await eventually(lambda: place.sources()[0]["last_seq"] == last, "all of it taken in")
-                    # the clear removes blocks that the good events of bad batches may have stored
+                    # Some bad batches had good events whose blocks kvbus may have stored. The clear removes them from the comparison.
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([4, 5])))
                     await holds(router, 4, 5)
                     got = rejected(place)

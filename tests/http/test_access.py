@@ -179,7 +179,7 @@ async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: st
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|X-Real-IP: 127.0.0.1|", "forwarded"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Via: 1.1 proxy|", "forwarded"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: cross-site|", "cross_site"),
-        # The page of a server at another port sends this.
+        # A browser sends this for a page of another server on the same host, at another port.
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Sec-Fetch-Site: same-site|", "cross_site"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://evil.example|", "cross_site"),
         ("GET /blocks HTTP/1.1|Host: localhost:PORT|Origin: http://localhost:3000|", "cross_site"),
@@ -283,7 +283,7 @@ async def test_loopback_of_ipv6(address: str) -> None:
 
 
 async def test_every_path_is_open_or_closed_on_purpose() -> None:
-    """The test fails for a new path until a developer adds it to ``OPEN`` or protects it."""
+    """Every HTTP path is in ``OPEN`` or is protected, so the test fails for a new path that is neither."""
     async with asking() as here:
         paths = {name: path.methods[0] for name, path in here.bus.daemon.admin.paths.items()}
         assert paths.keys() > OPEN

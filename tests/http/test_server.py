@@ -159,7 +159,7 @@ def test_without_a_descriptor_it_accepts_again_later(new_loop, caplog):
             with socket.socket() as peer:
                 peer.setblocking(False)
                 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-                # No descriptor is free, even if others close meanwhile.
+                # With this limit the process can open no descriptor, even if it closes others.
                 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
                 try:
                     await loop.sock_connect(peer, address)

@@ -67,7 +67,7 @@ def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
     stats.routers = 0
     stats.router_disconnects["broken"] += 1
     assert looked() == [("left", "router 10.0.0.1:5 disconnected (broken); 1,200 batches did not reach it")]
-    # This router connected and disconnected between two looks at the driver.
+    # This router has connected and disconnected between two readings of the driver.
     driver.known = [*driver.known, view("10.0.0.2:6", left="left", left_at=7.0)]
     stats.router_disconnects["left"] += 1
     assert [after for after, _ in looked()] == ["connected", "left"]

@@ -155,7 +155,9 @@ def test_a_capture_direct_and_through_kvbus(
 def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
     indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
 ) -> None:
-    """With ``block_size`` kvbus divides a chunk of 64 tokens into two blocks of 32, which the indexer reads."""
+    """With the setting ``block_size``, kvbus divides LMCache's chunks of 64 tokens into blocks of 32, which Dynamo
+    reads.
+    """
     capture = Capture.load("lmcache056_vllm032")
     with Kvbus(engine, tmp_path, block_size=capture.block_size) as kvbus:
         indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
@@ -178,7 +180,7 @@ def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
         return [] if chunk is None else path(chunks[chunk][0]) + chunks[chunk][1]
 
     on_cpu = [path(block.hash) for block in capture.truth if block.medium == "CPU"]  # type: ignore[arg-type]
-    # chunks with the same first half share a block
+    # Two chunks with the same first half have one block in common.
     halves = {tuple(tokens[:end]) for tokens in on_cpu for end in (len(tokens) - capture.block_size, len(tokens))}
     assert len(on_cpu) > 40
     expected = {"device": len(capture.truth) - len(on_cpu), "host_pinned": len(halves)}

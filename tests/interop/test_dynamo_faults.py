@@ -32,7 +32,7 @@ DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "INTEROP.md"
 
 
 def test_the_table_has_every_fault() -> None:
-    """Each row of the table in docs/INTEROP.md names the test that checks it."""
+    """Each row of the table of faults in docs/INTEROP.md names a test of this module, and each test has a row."""
     faults = DOCUMENT.read_text().partition("\n### Faults\n")[2].partition("\n### ")[0]
     rows = re.findall(r"^\|.* `(test_\w+)` \|$", faults, re.MULTILINE)
     here = {name for name, value in globals().items() if name.startswith("test_") and callable(value)}

@@ -50,7 +50,7 @@ async def exact(router: Router, cache: Cache, what: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.name in NAMES), *SMG], ids=lambda kind: kind.name)
 async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
-    """The router connects late, the engine publishes more and restarts, and then the engine and the router are
+    """The router ends with the engine's blocks although it connects late, the engine restarts, and both are
     disconnected.
     """
     if lacking := kind.lacking():

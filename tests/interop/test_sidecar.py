@@ -143,7 +143,10 @@ async def sidecar(directory: Path, asks: int, engine: str, *more: str) -> AsyncI
 
 @pytest.mark.parametrize("beside", ["vllm", "sglang", "trtllm"])
 async def test_the_router_has_what_the_engine_has(tmp_path: Path, beside: str) -> None:
-    """The worker starts late, batches are lost on the live stream, and the engine restarts."""
+    """Dynamo's KvRouter ends with the engine's blocks, which it reads through Dynamo's worker and kvbus.
+
+    The worker starts late, batches are lost on the live stream, and the engine restarts.
+    """
     if reason := lacking(beside):
         pytest.skip(reason)
     http_port, engine_port, front_port = free_ports(3)

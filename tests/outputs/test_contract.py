@@ -115,7 +115,7 @@ async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
         assert readers[0].answers() == [driven.sent[0][40:]]
         assert readers[1].answers() == [driven.sent[1], []]
         assert sorted((event.output, event.stream) for event in driven.fed) == [(0, 0), (0, 1), (0, 1)]
-        # the reader may have the answer before the sender has noticed that the kernel took all of it
+        # The reader may have the complete answer before the driver has noticed that the kernel took all of it.
         await eventually(lambda: driven.driver.busy == 0, "the last answer's place given back")
         assert driven.driver.end_answers() == 0
         assert outcomes(driven.stats) == {"complete": 3}

@@ -17,7 +17,7 @@ async def test_whoever_subscribes_gets_the_state_and_then_each_batch_once(state_
         late = await bus.reader()
         published = 0
         while not late.more():
-            # publish only a few, because kvbus must keep the batches until the late reader has the state
+            # Only a few batches are published, because kvbus must keep them all until the late reader has the state.
             if published < 10:
                 published += 1
                 bus.store(1)

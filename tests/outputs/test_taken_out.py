@@ -33,8 +33,8 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        # copy the bytecode too, because compiling takes most of the time of an import, but not another process's
-        # unfinished files
+        # The copy includes bytecode, because compiling takes most of the time of an import.
+        # It leaves out the unfinished files of other processes that compile.
         shutil.copytree(ROOT / "kvbus", root / "kvbus", ignore=shutil.ignore_patterns("*.pyc.*"))
         install(root, "kvbus.parts.outputs.lines")
 

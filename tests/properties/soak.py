@@ -106,7 +106,7 @@ def draw(seed: int) -> tuple[Setup, list[Step]]:
     """Return the setup and the steps of the world of a seed."""
     rng = random.Random(seed)
     setup = draw_setup(rng)
-    # the first event of each engine has two blocks, because a store of two blocks proves the engine's block size
+    # The first event of each engine has two blocks, because a store of two blocks proves the engine's block size.
     first: list[Step] = [
         ("publish", (source, [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")], 1))
         for source in range(len(setup.engines))

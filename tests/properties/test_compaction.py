@@ -152,7 +152,7 @@ def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources,
 def ask_at_once(stage, router, sources):
     stage.relay.outputs[0].snapshots.clear()  # do not share an earlier snapshot: other tests cover sharing
     behind = router.next < len(stage.batches) - 1
-    # an earlier answer may have broken off at this seq, inside a state
+    # An earlier answer to a router may have broken off at this seq, inside a state.
     torn = router.next in stage.relay.outputs[0].streams[0].incomplete
     reader = Reader(stage, with_junk(router, sources) if behind else router)
     reader.finish().holds(stage.truth)
@@ -335,7 +335,7 @@ def long_stage(profile, number):
 
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.late_replay])
 def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(profile):
-    """A new router gets the state and then the journal, in as many messages as with lower seqs."""
+    """A new router gets the state and then the journal. This takes as many messages at high seqs as at low ones."""
     sent = set()
     for number in (10**4, 10**6, 10**8):
         stage = long_stage(profile, number)

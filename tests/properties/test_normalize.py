@@ -220,7 +220,7 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 @given(HISTORIES, KINDS)
 def test_what_is_cached_makes_no_difference(history, kind):
-    """A normalizer without caches, as after a restart, must send the same bytes and hold the same blocks."""
+    """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks."""
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         warm, cold = benches
@@ -272,7 +272,10 @@ def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
 
 @given(HISTORIES, st.data())
 def test_coarse_duplicates_change_nothing(history, data):
-    """The engine also sends each pair of blocks as one larger block with its own hash, as a hybrid model does."""
+    """Routers stay exact if the engine also sends each pair of blocks as one larger block, as a hybrid model does.
+
+    The larger block has its own hash.
+    """
     bench, model, name = Bench(), Model(), Naming("signed")
     bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
     coarse = Counter[Any]()
@@ -301,7 +304,10 @@ def test_coarse_duplicates_change_nothing(history, data):
 
 @given(HISTORIES, st.data(), st.booleans())
 def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
-    """A connector stores chunks of two blocks on disk under its own hashes. One removal deletes a complete chunk."""
+    """kvbus divides the chunks that a connector stores on disk, two blocks each with a hash of its own.
+
+    One removal deletes a complete chunk.
+    """
     bench, model, name = Bench(), Model(), Naming("signed")
     if proven:
         bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
@@ -403,7 +409,7 @@ class Radix:
             if leaf is not None:
                 del self.nodes[leaf]
                 gone.append(leaf)
-        # SGLang removes parents first
+        # Unlike vLLM, SGLang removes a parent before its children.
         return [removed([name], medium=None) for name in sorted(gone)]
 
     def prefixes(self, base):

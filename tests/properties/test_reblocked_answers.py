@@ -154,8 +154,9 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
 
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
-    """If a router lacks only the batches just before the journal, kvbus publishes empty batches until the state has
-    enough seqs.
+    """If a state has more batches than there are seqs for it, kvbus first publishes empty batches, which add seqs.
+
+    This happens for a router that lacks only the batches just before the journal.
     """
     stage = coarse_stage(6, 6)
     Reader(stage).pull()  # this reader gets a state, so the journal no longer answers for its seqs

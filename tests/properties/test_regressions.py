@@ -6,7 +6,9 @@ from tests.properties.world import Setup, World
 
 
 def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
-    """An engine behind a proxy restarted. kvbus found the same gap and requested the same snapshot again and again."""
+    """After an engine behind a proxy had restarted, kvbus found the same gap and requested a snapshot again and
+    again.
+    """
     world = World(Setup(engines=("snapshot",), buffer_steps=3))
     world.connect(0)
     world.publish(0, [("remove", 1, "GPU")], 5)
@@ -53,9 +55,10 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
 
 
 def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
-    """The first batch of the trimmed replay buffer had already arrived live.
+    """The first batch of a trimmed replay buffer had already arrived live, and kvbus wrongly counted older batches
+    as lost.
 
-    The older batches are history, and not lost.
+    They are history, which the engine no longer has.
     """
     world = World(Setup(buffer_steps=3))
     world.publish(0, [("chain", 3, "GPU")], 7)
@@ -81,7 +84,10 @@ def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
 
 
 def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None:
-    """If a request reached back by only one batch, kvbus would compare the new epoch's batch with itself."""
+    """kvbus must notice a restart by a replay that begins before its last batch.
+
+    If the request reached back by only one batch, kvbus would compare the new epoch's batch with itself.
+    """
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)
     world.connect(0)

@@ -242,7 +242,7 @@ class Engine:
         """Return the engine's reply to a snapshot request. It stores every copy of every block, parents first."""
         live = sorted((key for key, count in self.truth.items() if count), key=lambda key: (key[0] != "GPU", key[1]))
         events = [self.store([block], medium) for medium, block in live for _ in range(self.truth[medium, block])]
-        # an event with two blocks proves the block size
+        # kvbus learns an engine's block size from an event with at least two blocks.
         events.insert(0, self.store([1, 3], "GPU"))
         hashes = [self.hash_of(1), self.hash_of(3)]
         events.insert(1, {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})

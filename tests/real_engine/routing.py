@@ -108,7 +108,7 @@ class VllmRouter:
                 "--kv-event-replay-source",
                 f"{engine.api}={replay}",
             ]
-        # The router assigns workers from these flags to the model "unknown".
+        # The router assigns workers that these flags name to the model "unknown".
         command += ["--kv-event-block-size", str(SETUP.block_size), "--kv-event-model", "unknown"]
         self._process = Child(name, ["sh", "-c", 'exec "$@" >&2', "sh", *command], directory)
 

@@ -143,7 +143,7 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
     async with running_bus() as bus:
         with Router(bus, client_context(keys.router, keys.bus)):
             await eventually(lambda: refused(bus), "the mismatch")
-            # The side that checks first knows the reason.
+            # Only the side that checks first knows the reason, so either reason is right.
             assert set(refused(bus)) <= {Refused.MECHANISM, Refused.CLOSED}
 
 
@@ -230,7 +230,7 @@ async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
 
 
 async def test_a_new_key_of_our_own(keys):
-    """After the reload, kvbus accepts routers that know its new public key and refuses routers that have the old
+    """kvbus reloads its own key pair: it then accepts routers that know the new public key, and no longer the old
     one.
     """
     async with bus_and_engine(keys) as (bus, _):

@@ -107,7 +107,7 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
     """The server's time limit begins with the request, and does not begin again with each byte of it."""
     async with crowd() as them:
         peer = await them.connect()
-        # The header never ends, so only the server's timeout does.
+        # The request's header never ends, so the connection ends only by the server's timeout.
         head = chain(b"GET /livez HTTP/1.1\r\nHost: ", repeat(ord("x")))
 
         def dripping() -> bool:

@@ -98,7 +98,7 @@ async def killed(base: Path) -> Left:
         daemon = Daemon(config)
         await daemon.start()
         assert isinstance(daemon.store, SqliteStore)
-        # so that the database and its log each have data that the other lacks
+        # The small limit makes the database and its log each have data that the other lacks.
         daemon.store.database.run("PRAGMA wal_autocheckpoint = 40")
         for number in range(3):
             fed(daemon, BATCHES * number, BATCHES)

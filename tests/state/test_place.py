@@ -185,7 +185,7 @@ class TestWithoutMaking:
     def test_a_place_is_found_and_not_made(self, machine: Machine):
         assert unusable(config()) is None
         machine.free |= dict.fromkeys(BASES[:-1], MIN_FREE - 4096)
-        # the last base does not exist yet, so the free space of its parent directory counts
+        # The last base directory does not exist yet, so the free space of its parent directory counts.
         assert unusable(config()) is None
         assert not (machine.directory / "home" / ".local").exists()
 

@@ -211,7 +211,9 @@ def test_the_state_of_another_configuration_is_not_used_and_the_numbering_stays(
 
 
 def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the new checkpoint is complete, a kill leaves the previous checkpoint and the write-ahead log."""
+    """A kill during a checkpoint leaves the previous checkpoint and the write-ahead log, until the new one is
+    complete.
+    """
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
     monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
     process = started(tmp_path / "now")
@@ -273,7 +275,9 @@ def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int)
 
 
 def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None:
-    """kvbus cannot even write the mark that the state is unusable, so it deletes the state."""
+    """If the disk refuses every write, kvbus deletes its state: it cannot even write the mark that makes it
+    unusable.
+    """
     process = started(tmp_path)
     process.publish(5)
     process.store.reserved.raise_to(4096)

@@ -228,7 +228,7 @@ def test_beyond_a_million_numbers_several_llm_ds_at_one_address_are_a_finding(ca
             await publish(bus, engine, 5 * JOURNAL)
             async with llmds(bus, None, None) as both:
                 await joined(bus, 2)
-                # The router refuses the first answer, and drops the state that it got on subscription.
+                # llm-d refuses the first answer, and drops the state that it got on subscription.
                 for _ in range(2):
                     await asyncio.gather(*(router.read_on() for router in both))
                 assert all(router.refused for router in both)

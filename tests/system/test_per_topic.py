@@ -90,7 +90,10 @@ class Workers:
 
 
 async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_asked_for() -> None:
-    """Two engines, one of which has three ranks, share one endpoint."""
+    """Two engines, one with three ranks, share one endpoint.
+
+    Each rank has a topic, and a router gets the states of the topics to which it subscribes.
+    """
     fleet = Fleet("b", output=OUTPUT)
     first = ports_in_a_row(8)
     async with running(fleet), Workers(fleet) as workers:

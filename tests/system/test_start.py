@@ -129,7 +129,10 @@ def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
-    """The process prints one line, and its exit code tells the supervisor not to restart it."""
+    """With a libzmq that is too old, kvbus prints one line and ends.
+
+    The exit code tells a supervisor not to restart it.
+    """
     code = (
         "import zmq; zmq.zmq_version_info = lambda: (4, 3, 4)\n"
         "from kvbus.cli import main; main(['run', '--source', 'ipc:///e', '--output', 'ipc:///o', '--http', 'null'])"

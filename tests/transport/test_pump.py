@@ -136,7 +136,7 @@ async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(
 
 @both_loops
 async def test_without_the_kick_that_message_would_wait(context):
-    """This is the counter-check of the previous test: without `kick`, the message really stays unread."""
+    """Without `kick`, a message that arrives before a send stays unread: the previous test could fail."""
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
         await turns(5)  # let the pump finish its first check of the socket
@@ -191,7 +191,7 @@ async def test_a_handler_may_answer_on_the_same_socket(context):
 @both_loops
 @pytest.mark.parametrize("kept", [MAX_KEPT_FRAMES, 3 * MAX_KEPT_FRAMES])
 async def test_the_number_of_frames_is_bounded_and_told(context, kept):
-    """A message with any number of frames is one message. Of a huge message, the pump keeps only the first frames."""
+    """The pump keeps only the first frames of a huge message. None of the others counts as the next message."""
     got: list[Any] = []
     async with pumped(context, got.append, max_frames=kept) as (pair, _):
         for frames in (1, 3, 2 * MAX_KEPT_FRAMES, 50_000, 1):
@@ -234,9 +234,8 @@ async def test_close_from_within_the_handler(context, raised, raises):
 
 @both_loops
 async def test_descriptors_are_reused_at_once(context):
-    """Sockets that are opened and closed quickly share descriptor numbers.
-
-    No pump may get or miss events of another socket.
+    """No pump gets or misses events of another socket, although sockets that are opened and closed quickly share
+    numbers.
     """
     fds = set()
     for n in range(60):

@@ -101,7 +101,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
             _, first = await timed(one)
             beside = [await timed(one) for _ in range(5)]
             await eventually(lambda: one.server.busy == 1_000 and not one.stats.replay_sessions, "all but these parked")
-            # on a machine under load, elapsed times vary much, but CPU times do not
+            # On a busy machine, elapsed times vary much, but CPU times do not.
             assert min(busy for _, busy in beside) <= 2 * min(busy for _, busy in alone)
             assert min(waited for waited, _ in beside) <= 2 * min(waited for waited, _ in alone) + 10  # no time-out
             assert first < 20  # while the other requesters are served too
@@ -139,7 +139,7 @@ async def test_they_cost_little_memory(context, descriptors):
         try:
             with never_reading(one, 200):
                 await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
-                # for each requester, at most one share and one message
+                # kvbus may hold at most one share and one message for each of the 200 clients.
                 assert tracemalloc.get_traced_memory()[1] < 200 * 200_000
         finally:
             tracemalloc.stop()
@@ -190,7 +190,7 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):
             await eventually(lambda: one.outcomes, "its end")
-            # it is complete if the client's kernel has received all
+            # The answer counts as complete if the client's kernel has received all of it, even if the client has not read it.
             assert one.outcomes in ({"stalled": 1}, {"complete": 1})
 
 
@@ -302,7 +302,9 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
 
 @both_loops
 async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
-    """The END of the current answer comes first, and the END of the refused request after it."""
+    """If kvbus refuses a second request on a connection, its END comes after the END of the answer that is being
+    sent.
+    """
     monkeypatch.setattr(replay_module, "MAX_WAITING", 1)
     async with served(300) as one, bare(one.endpoint, DEALER + request() * 3) as (reader, _):
         await reader.readexactly(64 + 30)

@@ -195,9 +195,9 @@ async def test_an_answer_that_breaks_stops_no_other(context, raised):
 
 @both_loops
 async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
-    """The journal drops the requested batches while a slow client reads.
+    """If the journal drops the requested batches while a slow client reads them, the client gets a state instead.
 
-    It must get a state instead, without a gap in seqs.
+    The seqs of the answer have no gap.
     """
     async with (
         running_bus(output={"journal_batches": 200}) as bus,

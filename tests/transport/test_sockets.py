@@ -122,7 +122,10 @@ async def test_clients_probe_what_they_follow():
 
 
 async def test_clients_hold_no_connection_to_a_silent_peer():
-    """Like the daemon, clients give up a handshake after three seconds and connect again. libzmq's default is 30 s."""
+    """kvbus's client sockets give up a handshake after three seconds, as the daemon does, and connect again.
+
+    libzmq's default is 30 s.
+    """
     begun = asyncio.get_running_loop().time()
     accepted: list[asyncio.StreamWriter] = []
     server = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
@@ -141,7 +144,9 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
 
 
 def test_a_thousand_sources_have_their_sockets():
-    """A source needs at least two sockets, and a libzmq context allows only 1,023 by default."""
+    """kvbus's ZeroMQ context has sockets for a thousand sources, which need at least two each. libzmq's default is
+    1,023.
+    """
     with make_context() as context, contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(make_socket(context, zmq.SUB)) for _ in range(1_100)]
         assert len(sockets) == 1_100

@@ -93,7 +93,10 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", sorted(FOUND_IN))
 def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
-    """If plans have changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now."""
+    """The simulation finds each old defect of kvbus when it is added again.
+
+    If plans have changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now.
+    """
     worlds = FOUND_IN[defect]
     assert any(finding(defect, seed, 1) for seed in worlds[: None if LONG else 1])
 

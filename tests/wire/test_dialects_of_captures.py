@@ -16,7 +16,7 @@ from kvbus.tools.sim.workload import synthetic
 DATA = Path(__file__).parent / "data"
 TIERS = {"CPU": 300, "DISK": 400}
 
-# capture, dialect, form of the hashes, and simulator options that cause the same kinds of events
+# Each entry has a capture, the simulator's dialect, the form of the hashes, and options for the same kinds of events.
 PAIRS = [
     ("syn_vllm090_positional", "vllm-0.9.0", None, {}),
     ("vllm0110_positional_bytes", "vllm-0.10.2", "bytes", {}),

@@ -125,7 +125,7 @@ class TestEveryCapture:
         known = {block for m in load(name) for event in events_of(m.payload) for block in event.get("block_hashes", ())}
         told = {block for body in played.sent for event in events_of(body) for block in event.get("block_hashes", ())}
         if name in BY_PREFIX:
-            # announced under the node's hash, before kvbus knew that it was a node
+            # kvbus announced these blocks under the node's hash before it knew that the engine sends radix nodes.
             told -= {block for block in told if block in known}
             assert len(told) > len(known)  # pages have derived hashes
         else:

@@ -141,8 +141,9 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(1, 50), st.integers(1, 30))
 def test_what_is_announced_is_the_index(steps, size, window):
-    """With random chains, forks, holes and cycles of parents, every block is announced once, unchanged and after its
-    parent.
+    """Announcing an index sends every block once, unchanged and after its parent.
+
+    The index has random chains, forks, holes and cycles of parents.
     """
     events: list[Any] = []
     for step in steps:

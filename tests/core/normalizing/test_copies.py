@@ -66,8 +66,9 @@ class TestWhatIsSaid:
 
 
 def test_positions_of_the_field_are_those_of_the_encoder():
-    """The wire test of vllm#48933 sends ``remaining_copy_counts`` in a map, and leaves the field out if the counts are
-    unknown.
+    """kvbus reads ``remaining_copy_counts`` in the form of the wire test of vllm#48933.
+
+    This test sends the field in a map, and leaves it out if the counts are unknown.
     """
     body = msgpack.encode(
         [

@@ -30,7 +30,9 @@ def chunk(hashes, tokens, size, *, keys=None, **fields):
 
 
 def test_names_are_documented_and_do_not_change():
-    """Two kvbus in one fleet, or of two versions, have to derive the same hash for the same block."""
+    """kvbus derives fixed hashes for the parts of divided blocks, because two kvbus, also of two versions, must
+    agree.
+    """
     assert derive(None, [1, 2, 3, 4], b"", as_bytes=False) == FIRST
     assert derive(FIRST, [5, 6, 7, 8], b"", as_bytes=False) == SECOND
     assert derive(None, [1, 2, 3, 4], b"", as_bytes=True) == bytes.fromhex(FIRST_BYTES)

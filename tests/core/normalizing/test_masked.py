@@ -115,7 +115,10 @@ STEPS = st.one_of(
 
 @given(st.lists(st.lists(STEPS, max_size=5), max_size=12), st.sampled_from(["GPU", "CPU"]))
 def test_whatever_is_masked_the_routers_hold_what_the_engine_holds(history: Any, second: str):
-    """One chain is stored on two media, in parts of up to four blocks of which any may be masked."""
+    """Routers hold the engine's blocks after random stores with masked blocks.
+
+    One chain is stored on two media, in parts of up to four blocks of which any may be masked.
+    """
     bench, copies = Both(), Counter[tuple[str, int]]()
     for turn in history:
         events: list[Any] = []

@@ -8,7 +8,7 @@ from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 
-# for each reason and filter that concerns one event: the events before, the event, and the expected counts
+# For each reason or filter that concerns one event: the events before, the event itself, and the expected counts.
 REASONS = [
     (Reason.UNKNOWN_EVENT, [], {"type": "BlockMoved", "block_hashes": [5]}),
     (Reason.MISSING_FIELD, [], {"type": "BlockRemoved"}),

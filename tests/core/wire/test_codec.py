@@ -280,8 +280,9 @@ def test_a_batch_is_decoded_by_one_call(block, shape):
 
 
 def test_salts_as_proposed_for_sglang():
-    """sglang#39991: `extra_keys` has the salt for the first page, beside `cache_salt`, and `lora_name` is always
-    present.
+    """kvbus reads salts as sglang#39991 proposes them: in `extra_keys` of the first page, and in `cache_salt`.
+
+    `lora_name` is always present in these events.
     """
     event = store([1, 2], extra_keys=[["tenant"], None], cache_salt="tenant", lora_name=None)
     batch = decoded(event)
@@ -290,7 +291,7 @@ def test_salts_as_proposed_for_sglang():
 
 
 def test_what_tensorrt_llm_publishes_itself():
-    """TensorRT-LLM#17023: the events have the fields of its structs, without the fields that have their default value."""
+    """kvbus reads the events of TensorRT-LLM#17023, which leave out fields that have their default value."""
     event = store([-1, 2], 5, lora_id=None, lora_name=None, medium="GPU", group_idx=0)
     batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
     assert (batch.unknown, batch.rank) == (None, 3)

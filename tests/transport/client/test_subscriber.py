@@ -158,7 +158,7 @@ def test_a_message_over_the_limit_does_not_make_it_deaf(loops):
             publisher.publish(payload(0))
             publisher.send_frames(b"", SEQ, b"x" * 2000)
             await until(subscriber, Received)
-            # the connection breaks, and the socket of the next connection sends a second subscription
+            # The connection breaks here, and the socket of the next connection sends a second subscription.
             connected = asyncio.ensure_future(publisher.wait_for_subscriber(count=2))
             receiving = asyncio.ensure_future(until(subscriber, Received))
             await connected
@@ -270,7 +270,7 @@ def test_two_tasks_cannot_share_a_subscriber(loops):
 
 
 def test_a_slow_caller_does_not_spin(loops):
-    """A message that waits while the caller receives nothing must not make the event loop busy."""
+    """While the application does not call receive, waiting messages do not make the event loop busy."""
 
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
@@ -415,7 +415,7 @@ def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
                 await publisher.wait_for_subscriber()
                 live(publisher, 41, 100)
                 await until(subscriber, Received, view)
-                # a batch is missing, and there is no replay, so the subscriber requests another snapshot
+                # Batch 42 is missing here. Without a replay, the subscriber requests another snapshot.
                 live(publisher, 43, 7)
                 served = asyncio.ensure_future(answer(router, 43, payload(7)))
                 assert isinstance((await until(subscriber, Snapshot, view))[0], Gap)

@@ -154,7 +154,7 @@ async def test_no_frame_is_lost_at_a_slow_clients_high_water_mark():
             with Dealer(engine.replay_endpoint, hwm=10) as slow:
                 slow.ask(0)
                 assert slow.socket.poll(60_000)
-                # while the first client reads nothing, a second client gets its complete answer
+                # The first client reads nothing. A second client gets its complete answer in this time.
                 other = replay(engine.replay_endpoint, 0)
                 return slow.until_end(), other
 

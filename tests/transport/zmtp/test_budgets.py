@@ -56,7 +56,7 @@ SUB, DEALER = hello(b"SUB"), hello(b"DEALER")
 @pytest.mark.parametrize(
     ("role", "first", "chunk", "reason"),
     [
-        # without the limit, 40 MB of such frames took 1.2 GB of memory
+        # Without this limit, 40 MB of such frames took 1.2 GB of memory.
         (Role.ROUTER, DEALER, b"\1\0" * 40_000, Reason.MESSAGE_FRAMES),
         (Role.PUB, SUB, b"\1\0" * 40_000, Reason.MESSAGE_FRAMES),
         (Role.ROUTER, DEALER, b"\2" + (2**40).to_bytes(8, "big") + bytes(80_000), Reason.FRAME_BYTES),
@@ -130,7 +130,7 @@ class Counting(list):
 
 @both_loops
 async def test_a_flood_of_messages_leaves_the_loop_its_time(dial):
-    """Tiny messages arrive as fast as possible. kvbus must still answer another peer and run other callbacks."""
+    """While tiny messages arrive as fast as possible, kvbus still answers another peer and runs other callbacks."""
     async with listening(Role.ROUTER) as (listener, seen), contextlib.AsyncExitStack() as stack:
         seen.messages = flood_messages = Counting()
         floods = []

@@ -126,7 +126,10 @@ async def test_waits_grow_and_are_bounded(monkeypatch):
 
 
 async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
-    """This test runs only on asyncio, because it cannot replace methods of uvloop's event loop."""
+    """The dialler looks up a host name at each attempt to connect.
+
+    The test runs only on asyncio, because it cannot replace methods of uvloop's event loop.
+    """
     endpoint = f"tcp://router.example:{free_port()}"
     asked = []
     answers = [socket.gaierror(-2, "Name or service not known")] * 2
