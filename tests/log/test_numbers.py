@@ -354,7 +354,8 @@ def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
     assert len(published(relay, RecordReceived(0, 8, payload(store([5]))))) == 1
     (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (7).to_bytes(8, "big")]), 0.0)
     assert isinstance(command, AnswerReplay)
-    with pytest.raises(AssertionError, match="for the log's records"):  # the configuration allows no replay with such seqs
+    # the configuration allows no replay with such seqs
+    with pytest.raises(AssertionError, match="for the log's records"):
         list(command.answer.messages())
     events: list[RelayEvent] = [
         Started(1.0),
