@@ -94,7 +94,7 @@ def real_engine(text: str) -> str:
 
 
 def rendered(readme: str) -> str:
-    """Return README.md with the current results of the other pages."""
+    """Return README.md with the current results of docs/INTEROP.md and docs/REAL-ENGINE.md."""
     shown = f"{real_engine(REAL_ENGINE.read_text())}\n{ROUTERS}\n{short_table(INTEROP.read_text())}"
     return with_table(readme, shown)
 

@@ -60,7 +60,7 @@ def make_relay() -> Relay:
 
 
 class Reading(msgspec.Struct):
-    """A replay answer, and the position at which a router reads it."""
+    """A replay answer that a router is reading, and how far it has read."""
 
     answer: Answer
     messages: Iterator[list[bytes]]

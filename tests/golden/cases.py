@@ -97,7 +97,7 @@ def _capture(name: str) -> Iterator[str]:
 
 
 def frames(message: Message) -> list[bytes]:
-    """Return the frames of a live message of a capture."""
+    """Return the frames of a capture's message as an engine sends it live."""
     return [message.topic, message.seq.to_bytes(8, "big"), message.payload]
 
 

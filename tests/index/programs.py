@@ -117,7 +117,7 @@ def tokens_of(chain: list[dict[str, Any]]) -> list[int]:
 
 
 class Bus(Program):
-    """A bus (`kvbus run`) that subscribes to engines."""
+    """A bus (`kvbus run`) that reads the engines of a test."""
 
     def __init__(self, directory: Path, name: str, *engines: Engine, output: str = "", more: str = "") -> None:
         self.out, self.out_replay = (f"tcp://127.0.0.1:{ports_in_a_row(4)}" for _ in range(2))

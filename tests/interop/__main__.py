@@ -71,7 +71,7 @@ async def here(kind: Kind, case: Case) -> None:
 
 
 def unexpected(kind: Kind, case: Case, found: Cell | None) -> bool:
-    """Return whether the result differs from the one in `expected.py`."""
+    """Return whether a router's result in a case differs from the expected one in `expected.py`."""
     if found is None:
         return True
     sides = ((DIRECT, found.direct), (THROUGH_KVBUS, found.behind))

@@ -1,4 +1,4 @@
-"""Run Dynamo's real standalone KV indexer as a subprocess, and return its index as comparable sets.
+"""Run Dynamo's real standalone KV indexer as a subprocess, and return the blocks of its index as sets.
 
 The tests import nothing of Dynamo. The indexer has its own virtual environment, which ``TEST_DYNAMO_PYTHON`` names, and
 the tests use only its HTTP interface.

@@ -47,9 +47,9 @@ def compared(view: PlainSetRouter, truth: set[Key]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
-    """A router on go-zeromq reads an engine on libzmq. Of two engines on go-zeromq, one binds its live endpoint.
+    """No connection between kvbus and a peer on go-zeromq is lost.
 
-    The other one connects to kvbus.
+    The peers are a router, which reads an engine on libzmq, an engine that binds, and an engine that connects to kvbus.
     """
     out, bound, dialled = ports_in_a_row(8), ports_in_a_row(2), ports_in_a_row(2)
     output = {"endpoint": at(out), "replay_endpoint": at(out + 4), "profile": "llm-d", "topic": "kv@{source}@m"}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HOME_ENV: Final = "TEST_ZMTP_PEERS_HOME"
 LIFETIME: Final = 900
-"""Default number of seconds after which a program ends by itself."""
+"""Default number of seconds after which a test program ends by itself, even if the test was killed."""
 
 _NUMBERS: Final = itertools.count()
 

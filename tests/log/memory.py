@@ -29,7 +29,7 @@ MOST: Final = 500
 
 @dataclass
 class Kept:
-    """A stream in memory. A record's position is the number of records before it."""
+    """A stream of the log in memory. A record's position is the number of records before it."""
 
     key: str
     pointer: bytes = b""

@@ -44,7 +44,7 @@ class Churning:
 
 
 async def everything(log, start):
-    """Return each record of the stream from a position on, with its size in bytes."""
+    """Return each record that the log's stream has from a position on, with the record's size in bytes."""
     reader = await insist(lambda: log.kind.open().read({KEY: start}))
     ends, found = await reader.ends(), []
     async with asyncio.timeout(50):

@@ -21,7 +21,7 @@ from tests.log.kinds import Kafka, Nats, Redis, insist
 from tests.ports import free_port
 
 AT_ONCE = 6
-"""Number of points that are tested in parallel, each with its own stream."""
+"""Number of points of the traffic that are cut in parallel, each in a stream of its own."""
 
 _cutting: ContextVar[KafkaCutting | None] = ContextVar("_cutting", default=None)
 """The object that cuts Kafka connections in this context; None: no connection is cut."""

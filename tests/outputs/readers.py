@@ -25,7 +25,10 @@ class Reader(Protocol):
         """Return the batches that have arrived since the last call, in order, without waiting."""
 
     def ask(self, start: int) -> None:
-        """Request a replay. Tests call it only if ``Kind.asks``."""
+        """Request a replay from the seq ``start``.
+
+        Tests call it only if the output type has replays (``Kind.asks``).
+        """
 
     def answers(self) -> list[list[Batch]]:
         """Return all replay answers so far that are complete, that is, up to END.

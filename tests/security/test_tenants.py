@@ -461,8 +461,9 @@ def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, An
 
 
 async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
-    """This is so on the port of every rank, after a reconnection, and if the key is also on the list of another
-    worker.
+    """An engine's key can publish only as the worker whose list has the key, on the port of every rank.
+
+    A key that the list restricts to one rank can publish only as this rank. The same holds after a reconnection.
     """
     one, two, rank = (Pair(tmp_path, name) for name in ("one", "two", "rank"))
     first_port = ports_in_a_row(5)

@@ -24,7 +24,7 @@ from kvbus.state.sqlite import SqliteStore
 
 
 def rows(directory: Path) -> list[str]:
-    """Return the complete content of a directory's database as SQL.
+    """Return all rows of the database in a state directory, as SQL.
 
     It is read from a copy, so that the files do not change.
     """

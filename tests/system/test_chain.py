@@ -1,4 +1,4 @@
-"""Tests for a chain of two kvbus. The first publishes to the second as an engine would, also with snapshots."""
+"""Tests for a chain of two kvbus: the second reads the first as it would read an engine, also with snapshots."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class SimLive(_Socket):
             self._events.connection(self._told.popleft())
 
     def send(self, message: list[bytes]) -> None:
-        """Send a message of the engine, or drop it if the queue is full."""
+        """Queue a message of the engine for this subscriber, or drop it if the queue is full."""
         node = self.node
         if node is None or len(self.wire) + len(self.queue) >= node.hwm:
             return

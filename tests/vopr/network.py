@@ -21,7 +21,7 @@ from tests.vopr.schedule import Schedule
 
 
 class Pipe:
-    """One direction of a connection.
+    """One direction of a simulated connection.
 
     Args:
         schedule: the schedule of the world.

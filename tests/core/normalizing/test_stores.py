@@ -1,4 +1,4 @@
-"""Tests for unusual stores: all except new blocks after a known parent."""
+"""Tests for store events that do not only add new blocks after a known parent."""
 
 import pytest
 

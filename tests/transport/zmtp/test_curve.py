@@ -112,7 +112,7 @@ def dialled():
 
 
 def steps(side, number):
-    """Return one step of a new handshake in which all earlier steps have been done."""
+    """Return the step with this number of a new handshake, after all earlier steps have been done."""
     for at, step in enumerate(side()):
         if at == number:
             return step
