@@ -224,7 +224,7 @@ class Checks:
         rejected = {key: value for key, value in metrics["kvbus_events_rejected_total"].items() if value}
         self._check("no event refused", not rejected, f"{rejected}")
         sessions = total(metrics, "kvbus_replay_sessions") + total(metrics, "kvbus_replay_waiting")
-        # After a router has vanished, kvbus keeps the session of its replay request until it finds the connection broken.
+        # kvbus keeps the session of a vanished router's replay request until it finds the connection broken.
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
 
     def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:

@@ -189,7 +189,7 @@ class Network(Namespaces):
         return sum(int(count) for count in counts if count.isdigit())
 
     async def link(self, *, up: bool) -> None:
-        """Set the inner end of the pair up or down. The address of the outer end stays."""
+        """Set the namespace's end of the veth pair up or down. The address of the other end stays."""
         await self.run("ip", "link", "set", f"{self.device}i", "up" if up else "down")
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from tests.client.walk import World
 
 
 def failing(worlds: range) -> int:
-    """Return how many of these worlds fail. Each number is the seed of a world."""
+    """Return how many of these random worlds fail. Each number is the seed of a world."""
     failed = 0
     for seed in worlds:
         try:

@@ -43,7 +43,7 @@ def documents(text: str) -> list[Any]:
 
 
 def pods(node: Any) -> list[Any]:
-    """Return the spec of every pod that is nested in some objects."""
+    """Return the specs of all pods that some Kubernetes objects contain at any depth."""
     if isinstance(node, list):
         return [spec for each in node for spec in pods(each)]
     if not isinstance(node, dict):

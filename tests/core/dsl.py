@@ -90,7 +90,7 @@ class Bench:
         self.normalizer.load(before.dump())
 
     def announced(self) -> PlainSetRouter:
-        """Return a router that knows only the events of :meth:`Normalizer.announce`."""
+        """Return a router that has applied only the events with which the normalizer announces its index."""
         router = PlainSetRouter()
         router.apply(0, payload(*self.normalizer.announce()))
         return router

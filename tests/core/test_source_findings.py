@@ -149,7 +149,7 @@ def test_a_replay_that_does_not_answer():
 
 
 def answered(script, **options):
-    """Return the outcome of a request from 0 at the first output of a script."""
+    """Let a router request a replay from 0 at the first output, and return how the relay answers it."""
     (command,) = script.relay.handle(ReplayAsked(0, 0, [b"id", *replay_request(0)], **options), script.now)
     next(command.answer.messages())
     script.relay.take_commands()

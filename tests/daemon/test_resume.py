@@ -43,7 +43,7 @@ class Process(NamedTuple):
 
 @contextmanager
 def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Iterator[Process]:
-    """Run a process on a state directory, and end it as a kill does."""
+    """Run a kvbus process without sockets on a state directory, and end it as a kill does."""
     placement = place(Placement(), config)
     with opened(tmp_path, boot=boot) as store:
         reservations = SeqReservations(store)

@@ -1,4 +1,4 @@
-"""A simulated full disk: a limit of the size of every file that this process writes."""
+"""A full disk for tests, simulated by a limit of the size of every file that this process writes."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ def exhausted(_number: int, _frame: object) -> None:
 
 
 def killed(pid: int) -> int:
-    """Kill a child, and return how it ended, in the form of `died_of`."""
+    """Kill the forked kvbus, and return how it ended, in the form of `died_of`."""
     os.kill(pid, signal.SIGKILL)
     return died_of(os.waitpid(pid, 0)[1])
 
 
 def exhaust(pid: int) -> int:
-    """Raise MemoryError in a child until it ends.
+    """Raise MemoryError in the forked kvbus until it ends, and return how it ended.
 
     One signal may not suffice, because Python ignores errors in finalizers.
     """

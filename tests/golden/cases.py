@@ -73,7 +73,10 @@ def _profile(name: str) -> dict[str, Any]:
 
 
 def _capture(name: str) -> Iterator[str]:
-    """Play a recorded engine as rank 0, and its first messages as rank 1. The relay has an output of every profile."""
+    """Play a capture as rank 0 of an engine, and the capture's first messages as rank 1.
+
+    The relay has an output of every profile.
+    """
     outputs = [_profile(profile) for profile in PROFILES if profile != "dynamo-plane"]
     outputs += [
         {"topic": "kv@{source}@{rank}", **form} if form.get("layout") == "per_topic" else form for form in FORMS

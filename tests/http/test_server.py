@@ -26,7 +26,7 @@ from tests.typed import there
 
 
 async def say(client, text):
-    """Send a text, and return everything that the server sends until it closes the connection."""
+    """Send a text to kvbus's HTTP server, and return what the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
     writer.write(text)
     try:

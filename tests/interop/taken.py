@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """A sampler of a kvbus's resource usage, which remembers its last sample.
+    """A sampler of the resource usage of one kvbus and of its restarted processes. It remembers its last sample.
 
     Args:
         state: the ``state_dir`` of the kvbus.

@@ -136,7 +136,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         made = Plane(tmp_path, frontend, mockers, [], workers)
         for at, worker in enumerate(workers):
             made.place(at, 3)
-            # Without kvbus, the frontend's router learns nothing: it expects no cached block although the engine has the prefix.
+            # Without kvbus, the frontend's router learns nothing: it expects no cached block, although the engine has some.
             assert frontend.ask(made.held[at][0].prompt(), worker) == Answer(worker, PREFIX, 0)
         for each in mockers:
             directory = tmp_path / f"kvbus-{each.host}"

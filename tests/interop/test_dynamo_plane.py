@@ -42,7 +42,7 @@ SIZE = 16
 
 
 class Frontend:
-    """The process `programs/frontend.py`. It ends when the ``with`` block ends."""
+    """The process `programs/frontend.py` (a Dynamo worker and a KvRouter), which ends when the ``with`` block ends."""
 
     def __init__(self, directory: Path, env: dict[str, str] | None = None, **first: Any) -> None:
         self._log = directory / "frontend.log"

@@ -81,7 +81,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         begin = loop.time()
         while (second := loop.time() - begin) < SECONDS:
             for engine in engines:
-                # One engine is silent for most of the time, because kvbus never probes the connection of an engine that publishes.
+                # One engine is silent most of the time: kvbus probes only the connections of silent engines.
                 if engine.publisher is not binds or not TALKS < second < SECONDS - TALKS:
                     await engine.publish(1)
             for reader in readers:
@@ -113,6 +113,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         assert router.said["connected"] == 2
         assert log.count(": connected") == bus.metric(subscribers) == len(sources)
         for source in sources:
-            # No batch is lost. A batch counts as missing for a moment if the replay's answer brings it before the live socket does.
+            # No batch is lost. A batch counts as missing for a moment if a replay answer brings it before the live socket
+            # does.
             for name in ("lost_batches", "restarts"):
                 assert bus.metric(f'kvbus_source_{name}_total{{source="{source["name"]}"}}') == 0

@@ -75,7 +75,7 @@ class VllmRouter(Router):
     async def held(self, known: Known) -> set[int]:
         found: set[int] = set()
         for path, tokens in _paths(known):
-            # The prompt has one token more than its blocks, because an engine always computes the last token of a prompt.
+            # The prompt has one token more than its blocks, because an engine always computes its last token.
             await self._request([*tokens, 1])
             async with asyncio.timeout(PATIENCE):
                 credited = await self._decisions.get()

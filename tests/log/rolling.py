@@ -31,7 +31,7 @@ DECODE: Final = 8
 RECORDS: Final = "kvbus_discovery_records_total"
 
 PATIENCE: Final = 120.0
-"""Maximum time to wait for a condition, in seconds. An idle machine needs a few seconds."""
+"""Maximum seconds for which a test waits for a condition. An idle machine needs a few seconds."""
 
 
 class Region:

@@ -161,7 +161,7 @@ async def read(log):
 
 
 async def acts(door, role):
-    """Do everything that a role (reader, worker or leaf) needs its rights for."""
+    """Do everything for which a role (reader, worker or leaf) needs its rights at the log."""
     log = door.log(door.place())
     if role == "reader":
         await read(log)

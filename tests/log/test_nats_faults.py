@@ -102,7 +102,7 @@ async def interleaved(kind):
 
 
 def moved(message, by):
-    """Return the message with ``by`` added to its stream sequence and to its consumer sequence."""
+    """Return a NATS message whose stream sequence and consumer sequence are higher by ``by``."""
     words = message.reply.split(".")
     for at in (5, 6):
         words[at] = str(int(words[at]) + by)

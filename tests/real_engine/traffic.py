@@ -50,7 +50,7 @@ class Traffic:
         return common | {"max_tokens": choose((1, 4, 16, 40))} | own.get(kind, {})
 
     async def send(self, count: int, kinds: Sequence[str] = KINDS, models: Sequence[str] = ("tiny",)) -> int:
-        """Send requests, ten at a time, and return the number of those that a killed engine did not answer."""
+        """Send requests, ten at the same time. Return how many a killed engine did not answer."""
         gate = asyncio.Semaphore(AT_ONCE)
         timeout = aiohttp.ClientTimeout(total=300)
 

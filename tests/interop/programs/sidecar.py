@@ -9,5 +9,6 @@ import sys
 
 from dynamo._core import backend
 
-# `python -m dynamo.vllm.sidecar` and the sidecars of the other engines run this code. The first argument names the engine.
+# This code is also run by `python -m dynamo.vllm.sidecar` and the sidecars of the other engines.
+# The first argument names the engine.
 getattr(backend, f"_run_{sys.argv[1]}_sidecar")(sys.argv[2:])
