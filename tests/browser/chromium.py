@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, controlled over the DevTools protocol."""
+"""Run a headless Chromium for tests, and control its page over the DevTools protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short fault campaign with real processes and a few rounds of faults. `make chaos` runs a long campaign."""
+"""Tests that run a short fault campaign with real processes. `make chaos` runs a long campaign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom resource definitions of other projects, as strict JSON Schemas that refuse fields without a definition."""
+"""Read the custom resource definitions of other projects as strict JSON Schemas, which refuse undefined fields."""
 
 from __future__ import annotations
 

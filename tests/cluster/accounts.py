@@ -1,4 +1,4 @@
-"""Service accounts with the rights that the chart gives them."""
+"""Create a service account in the tests' cluster with the rights that kvbus's chart gives it."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
         opened.sockets.ask(RequestReplay(3, 7, 0))
         asked = made[-1]
         asked.read(on=False)
-        # Before the engine has read the request, unread bytes in the kernel may belong to the ZMTP handshake and soon vanish.
+        # Before the engine has read the request, unread bytes in the kernel may belong to the ZMTP handshake.
         await eventually(lambda: engine.replay_requests, "the request")
         await eventually(looked, "an answer that waits")
         assert opened.of(Unread) == [Unread(3, 7)]

@@ -1,4 +1,4 @@
-"""Simulated engines with real publishers, with or without an HTTP API."""
+"""Simulated engines of the tests with real publishers, with or without an HTTP API."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class StrictRouter(SocketRouter):
             self._take(payload)
 
     async def _there_is_a_message(self, dealer: zmq.Socket[bytes]) -> None:
-        # This clock does not count time in which this process or its machine is suspended, so kvbus gets no blame for it.
+        # This clock does not count time in which this process or its machine is suspended.
         waiting_since = self._clock.time()
         await asyncio.sleep(0)
         while not dealer.poll(0):

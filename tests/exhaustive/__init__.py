@@ -1,3 +1,4 @@
-"""A search of every order of events up to a depth, with the real relay, one engine and two routers (``make
-explore``).
+"""Search every order of events up to a depth for a failure of kvbus (``make explore``).
+
+The search uses the real relay, one engine and two routers.
 """

@@ -166,7 +166,7 @@ async def test_a_large_batch_comes_in_parts_and_its_id_with_the_last_one():
             seen += [event["block_hashes"][0] for event in data["events"]]
             assert data["more"] is (len(seen) < count)
             assert data["seq"] == (len(seen) > count)
-            # Only the last part of a batch has an id, so a client whose connection breaks before gets the complete batch again.
+            # Only the last part of a batch has an id, so a client whose connection breaks before gets all parts again.
             assert (last_id is None) is data["more"]
             assert last_id is None or last_id.endswith(f"-0:{data['seq'] + 1}")
         assert seen == [str(n) for n in range(count + 1)]

@@ -97,8 +97,8 @@ async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_w
         assert list(second) == [None, None]
         daemon.relay.sources[1].gone = daemon.relay.sources[5].gone = False
         assert list(history.sources) == ["engine", *(f"e{n}" for n in range(4))]
-        # Between two samples of a source, the clock was read eight times, one second each: for six sources, their sum, and one
-        # output. So 80 batches are 10 per second.
+        # Between two samples of a source, the clock was read eight times, one second each: for six sources, their sum,
+        # and one output. So 80 batches are 10 per second.
         assert {name: latest["batches"] for name, latest in history.newest["sources"].items()} == dict.fromkeys(
             history.sources, 10.0
         )

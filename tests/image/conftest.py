@@ -1,4 +1,4 @@
-"""The container image built by .ci/image.sh, and a podman to run it.
+"""Fixtures for tests of the container image: the image that .ci/image.sh has built, and a podman to run it.
 
 Without them the tests of the image are skipped.
 """

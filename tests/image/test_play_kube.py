@@ -45,7 +45,7 @@ def pod_of(name: str, *engine: str) -> dict[str, Any]:
         {"name": "kvbus", "args": run, "volumeMounts": [state], **both},
         {"name": "engine", "args": list(engine), "volumeMounts": [captures], **both},
     ]
-    # podman keeps an emptyDir as a volume of that name, even after the pod is removed, so each pod has its own name for it.
+    # podman keeps an emptyDir as a volume of its name, even after the pod is removed, so each pod has another name.
     volumes = [{"name": f"{name}-state", "emptyDir": {}}, {"name": "captures", "hostPath": {"path": str(DATA)}}]
     spec = {"containers": containers, "volumes": volumes, "terminationGracePeriodSeconds": 60}
     spec["securityContext"] = {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532}

@@ -1,4 +1,4 @@
-"""Dynamo's frontend routes HTTP requests to two mockers, and learns the content of their caches only from kvbus.
+"""Test that Dynamo's frontend routes requests by what kvbus tells it about the caches of two simulated engines.
 
 Each answer contains the number of blocks that the engine had in its cache, and the number that the router expected. The
 numbers must be equal, and a request must go to the worker that has its prefix.
@@ -136,7 +136,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         made = Plane(tmp_path, frontend, mockers, [], workers)
         for at, worker in enumerate(workers):
             made.place(at, 3)
-            # Without kvbus, the frontend's router learns nothing: it expects no cached block, although the engine has some.
+            # Without kvbus, the frontend's router expects no cached block, although the engine has some.
             assert frontend.ask(made.held[at][0].prompt(), worker) == Answer(worker, PREFIX, 0)
         for each in mockers:
             directory = tmp_path / f"kvbus-{each.host}"

@@ -1,7 +1,7 @@
-"""Dynamo's sidecar workers ask kvbus's gRPC front for the engine's events, and pass the events to Dynamo's KvRouter.
+"""Tests for Dynamo's sidecar workers with kvbus's gRPC front, which tells them from where to read the engine's events.
 
-The API of vLLM is its real front end. The APIs of SGLang and TensorRT-LLM are doubles that answer what a worker needs
-to start.
+The workers pass the events to Dynamo's KvRouter. The API of vLLM is its real front end. The APIs of SGLang and
+TensorRT-LLM are doubles that answer what a worker needs to start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A region (engines, leaves, a log and aggregators) whose parts are replaced one after the other under traffic.
+"""A region (engines, kvbus processes that write and read a log, and routers) whose processes are replaced under
+traffic.
 
 The engines, one leaf for each engine, the log's server and two aggregators are processes. When an aggregator ends, one
 of its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start

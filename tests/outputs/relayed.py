@@ -1,4 +1,7 @@
-"""An output driver behind a relay: one engine stores blocks, and readers get the state."""
+"""An output driver behind a relay, for tests of the state that an output sends to its readers.
+
+One simulated engine stores blocks.
+"""
 
 from __future__ import annotations
 

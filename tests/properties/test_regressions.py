@@ -1,4 +1,7 @@
-"""Failed runs of the random worlds, as the soak program printed them. Some were shortened by hand for readability."""
+"""Tests that repeat failed runs of the random worlds, as the soak program printed them.
+
+Some were shortened by hand for readability.
+"""
 
 from __future__ import annotations
 

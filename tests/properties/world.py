@@ -1,4 +1,4 @@
-"""Engines, a network, kvbus and routers in one object without I/O. Each of its steps is a line of a script.
+"""A simulated world without I/O: engines, a network, kvbus and routers. Each of its steps is a line of a script.
 
 Scripts drive a :class:`World` in ``test_regressions.py``. Seeds drive it in ``test_random_worlds.py`` and, for a long
 time, in ``python -m tests.properties.soak``. A step is a method with plain arguments, which is possible in any state of

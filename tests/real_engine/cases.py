@@ -1,4 +1,7 @@
-"""The cases of the tests with a real engine: what happens to the engine while kvbus reads it. `CASES` lists them."""
+"""The cases of the tests with a real engine: in each, something happens to the engine while kvbus reads it.
+
+`CASES` lists them.
+"""
 
 from __future__ import annotations
 

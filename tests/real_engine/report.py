@@ -1,4 +1,4 @@
-"""Format the tables of docs/REAL-ENGINE.md."""
+"""Format the results of the tests with a real engine as the tables of docs/REAL-ENGINE.md."""
 
 from __future__ import annotations
 

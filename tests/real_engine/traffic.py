@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-style API, of every kind that changes the engine's cache in its own way."""
+"""Send requests to a real engine, of every kind that changes its cache in another way."""
 
 from __future__ import annotations
 

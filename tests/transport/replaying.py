@@ -1,4 +1,4 @@
-"""A stream with a replay server, and libzmq clients that read their answers only when the test calls them."""
+"""An output stream with a replay server for tests, and libzmq clients that read only when the test calls them."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Simulates the complete daemon: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
+"""Simulate the complete daemon: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
 
 The program runs many worlds, each with its own seed. It shortens the plan of the first world that fails, prints it as a
 script, and exits with 1. ``--script`` runs such a script again.

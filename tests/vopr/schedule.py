@@ -1,4 +1,4 @@
-"""Virtual time: a schedule that orders all events of a simulated world."""
+"""The virtual time of a simulated world: a schedule that orders all events of the world."""
 
 from __future__ import annotations
 

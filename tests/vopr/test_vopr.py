@@ -1,6 +1,6 @@
-"""Short runs of the simulated daemon, and tests that runs are reproducible and failures become scripts.
+"""Tests that run the simulation of the daemon for a short time, and tests of the simulation itself.
 
-`make vopr` runs the simulation for a long time.
+Its runs must be reproducible, and its failures become scripts. `make vopr` runs it for a long time.
 """
 
 from __future__ import annotations

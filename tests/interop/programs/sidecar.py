@@ -1,4 +1,4 @@
-"""Dynamo's sidecar: the worker beside an engine, from Dynamo's wheel.
+"""Run Dynamo's sidecar from Dynamo's wheel: the Dynamo worker that runs beside an engine and reads its events.
 
 It runs in Dynamo's environment; SIGTERM ends it.
 """

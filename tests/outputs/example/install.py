@@ -1,4 +1,4 @@
-"""Installs the example output type as an installer does: one module and two files of package metadata."""
+"""Install the example output type as an installer would: one module and two files of package metadata."""
 
 from __future__ import annotations
 
