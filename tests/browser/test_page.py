@@ -205,7 +205,7 @@ async def test_a_finding_about_the_bus_comes_and_goes_while_the_page_is_open(
         state.fail(StoreError("No space left on device"))
         found = "kvbus cannot write its state"
         await browser.until(f"{text_of('#reasons')}.includes('{found}')", "the finding")
-        assert "state_dir: make room" in await browser.run(text_of("#reasons"))
+        assert "state_dir: free disk space" in await browser.run(text_of("#reasons"))
         await browser.until(f"!{text_of('#reasons')}.includes('{found}')", "the end of it")
 
 

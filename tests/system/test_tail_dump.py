@@ -154,7 +154,7 @@ def test_tail_for_people_from_the_start(publisher):
     assert "- removed 1 [255]" in lines[1]
     assert "empty batch" in lines[2]
     assert "unreadable: not_msgpack" in lines[3]
-    assert "in step up to seq 2" in lines[4]
+    assert "synced up to seq 2" in lines[4]
     assert ESC not in "".join(lines)
     assert "2 batches, 2 events" in err
 
@@ -271,10 +271,10 @@ def test_tail_begins_with_a_snapshot(publisher, as_json):
         assert [event["block_hashes"] for one in taken["batches"] for event in one["events"]] == [[1, 2], [3]]
         assert in_step == {"kind": "synced", "seq": 6}
     else:
-        assert "= snapshot up to seq 6" in lines[0]
+        assert "= snapshot at seq 6" in lines[0]
         assert "6 s + stored  2 [1 2]" in lines[1]
         assert "6 s + stored  1 [3]" in lines[2]
-        assert "in step up to seq 6" in lines[3]
+        assert "synced up to seq 6" in lines[3]
 
 
 def test_tail_can_bind():
