@@ -163,9 +163,9 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
 
 
 def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
-    """After requests without an answer, the client applies a state whose seqs are higher than all lost ones.
+    """After batches were lost because requests got no answer, the client applies a state that a later answer holds.
 
-    If it read the state as a trimmed replay, it would lack the blocks.
+    If it took the state for a replay without the oldest batches, its view would lack the blocks of the lost batches.
     """
     stream = Stream()
     stream.connected()

@@ -52,7 +52,10 @@ class View:
 
 
 def with_prefixes(pool: Collection[Key], kinds: Sequence[str | None]) -> set[Key]:
-    """Return the blocks of a pool that a router must know: those in groups whose blocks carry prefixes."""
+    """Return the blocks of a pool that a router must know.
+
+    They are the blocks without a group, and those in groups of full, MLA or sink attention or of unknown kind.
+    """
     return {
         (group, there(medium_key(medium)), block)
         for group, medium, block in pool
