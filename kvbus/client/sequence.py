@@ -2,7 +2,7 @@
 
 The sequencer is the one that the daemon uses (:mod:`kvbus.core.sequencing`). Its settings here suit any publisher that
 speaks the protocol: a replay may be a compacted state, and the user decides what happens after a loss. This module
-turns the sequencer's positions into ranges of seqs, so that each loss is reported once with its reason. It also reads
+turns the sequencer's actions into updates, and reports each range of lost seqs once, with its reason. It also reads
 seqs and publisher ids from sequence frames.
 
 Users can choose the settings in :class:`Timing` and :class:`BufferLimits`.

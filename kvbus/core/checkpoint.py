@@ -167,10 +167,12 @@ class Loader:
         relay = self._relay
         labels = [entry["label"] for entry in head["sources"]]
         shape = [(name, len(streams)) for name, streams in head["outputs"]]
-        if labels != [source.spec.label for source in relay.sources]:
-            raise StateError(f"it has the sources {labels}")
-        if shape != [(output.spec.name, len(output.streams)) for output in relay.outputs]:
-            raise StateError(f"it has the outputs {shape}")
+        own_labels = [source.spec.label for source in relay.sources]
+        if labels != own_labels:
+            raise StateError(f"it has the sources {labels}, and this bus has {own_labels}")
+        own_shape = [(output.spec.name, len(output.streams)) for output in relay.outputs]
+        if shape != own_shape:
+            raise StateError(f"it has the outputs {shape}, and this bus has {own_shape}")
         for source, entry in zip(relay.sources, head["sources"], strict=True):
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
             source.ranked = entry["ranked"]

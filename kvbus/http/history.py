@@ -80,7 +80,10 @@ class Course:
 
 
 class History:
-    """The samples of each source, of each output, and of all sources together."""
+    """The samples of the last five minutes, of each source, of each output, and of all sources together.
+
+    A sample consists of rates and levels, such as batches a second and the number of blocks.
+    """
 
     def __init__(self) -> None:
         self.every = Course((), (*SOURCE_RATES, *SOURCE_LEVELS))

@@ -65,8 +65,8 @@ class Session:
         After a message larger than the credit it is negative, so the session sends less in later rounds.
         """
         self.interrupted = False
-        """Whether :data:`SLICE` ended before the session had used its credit. The sender then serves it first the
-        next time.
+        """Whether the sender's time (:data:`SLICE`) was over before the session had used up its credit. In the next
+        iteration of the event loop, the sender then serves this session first.
         """
         self.acknowledged = 0
         self.progress_at = 0.0

@@ -250,7 +250,7 @@ class SnapshotChunks:
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0
-        """Position in the snapshot of the oldest batch that is kept."""
+        """Number of dropped batches. It is the position, in the snapshot, of the oldest batch that is kept."""
 
     def reader(self) -> ChunkReader:
         """Return a new reader of the batches. It starts at the first batch."""

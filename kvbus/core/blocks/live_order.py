@@ -227,12 +227,12 @@ def _alike(one: Chunk, other: Chunk) -> bool:
 
 
 def tokens_of(chain: Sequence[Chunk]) -> Raw:
-    """Return the tokens of a chain of single blocks as one msgpack array."""
+    """Return the tokens of a chain of blocks as one msgpack array. Each block has its own chunk."""
     return Raw(joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size))
 
 
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
-    """Return the ``extra_keys`` of a chain of single blocks as one msgpack array.
+    """Return the ``extra_keys`` of a chain of blocks as one msgpack array. Each block has its own chunk.
 
     The ``extra_keys`` of all blocks must have the same form. If they have no keys, return null, an empty array or None,
     as the blocks have it.

@@ -203,7 +203,10 @@ class Removals:
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
-    """Return the fields that a removal of this chunk's blocks must have: medium, group, whether tokens are unknown."""
+    """Return what determines the form of a removal of this chunk's blocks.
+
+    It is the medium, the group, and whether the engine announced the blocks without tokens.
+    """
     return chunk.meta.medium, chunk.meta.group_idx, chunk.hash_only
 
 

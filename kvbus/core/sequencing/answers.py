@@ -384,8 +384,8 @@ class Requests:
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is Phase.VERIFY:
-            # Read the epoch again: the publisher sent the batches in between during the disconnection, so they are
-            # lost, whether the epoch is the same or not.
+            # Read the epoch again: the publisher sent the batches between the last delivered one and this answer while
+            # the connection was down. So they are lost, whether the epoch is the same or not.
             if epoch.is_far(seq):
                 return Restart()
             tracker.expose(seq)

@@ -123,7 +123,10 @@ class Sequencer:
     # -- phases --------------------------------------------------------------------------------------------------------
 
     def _follow(self, finding: Finding, now: float) -> None:
-        """Carry out the result of an evaluated answer: begin an epoch, enter the next phase, or do nothing (None)."""
+        """Carry out what an evaluated answer shows: begin an epoch, or enter the phase that follows after an input.
+
+        If ``finding`` is None, nothing changes.
+        """
         if isinstance(finding, Restart):
             self._begin_epoch(finding, now)
         elif finding is not None:

@@ -18,7 +18,10 @@ END: Final = [b"", b"", END_SEQ, b""]
 
 Frames = list[bytes]
 Block = tuple[int | None, str, int | bytes]
-"""The identity of a block: KV-cache group, medium and hash. The medium is in upper case, and the device is ``GPU``."""
+"""The identity of a block: KV-cache group, medium and hash.
+
+The medium is in upper case. It is ``GPU`` for every name of the device.
+"""
 
 
 def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> dict[str, Any]:

@@ -106,8 +106,8 @@ class Router:
         ring.
         """
         self.session: Session | None = None
-        """The sender's session for the router, which sends the stream's state and then batches from the ring; None
-        without one.
+        """The sender's session for the router, which sends the stream's state and then batches from the stream's
+        ring of recent batches; None if there is no session.
         """
 
         # The router's state transfers: why and since when it waits for a state, how many states it got, and the

@@ -185,8 +185,8 @@ class Announcer:
         if found and source.trouble != "unknown":
             source.trouble = "unknown"
             log.warning(
-                "output %s: kvbus cannot find worker %s among Dynamo's workers %s by the host %s; "
-                "`dynamo.workers` can name it",
+                "output %s: kvbus cannot find worker %s among Dynamo's workers %s (kvbus is at the host %s); "
+                "set the worker's id in `dynamo.workers`",
                 self._output,
                 source.name,
                 [each.worker for each in found],
