@@ -2,9 +2,9 @@
 
 A payload is rewritten byte by byte. The msgpack headers and all lengths stay, and only values change. So a payload that
 kvbus rejects is still rejected at the same position. An allow-list says which values stay: numbers on which kvbus's
-decisions depend, known media, words of the engine's code (types of events, names of fields, kinds of groups) and times.
-Every other value is replaced by a pseudonym. The key determines which pseudonym a value gets, and no two values get the
-same one.
+decisions depend, known media, times, and words of the engine's code (types of events, names of fields, kinds of
+KV-cache groups). Every other value is replaced by a pseudonym. The key determines which pseudonym a value gets, and no
+two values get the same one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Pseudonyms:
     def number(self, value: int) -> int:
         """Return the pseudonym of an integer from -2^63 up to 2^64 - 1.
 
-        The pseudonym is in the same class as the integer.
+        The pseudonym is in the same class of `_BOUNDS` as the integer. So msgpack encodes both in equally many bytes.
         """
         at = bisect_right(_BOUNDS, value)
         low, size = _BOUNDS[at - 1], _BOUNDS[at] - _BOUNDS[at - 1]
@@ -199,7 +199,7 @@ class _Role(Enum):
     EVENTS = auto()
     EVENT = auto()
     WORD = auto()
-    """A word of the engine's code, which stays unchanged: a type of events, the name of a field, a kind of groups."""
+    """A word of the engine's code, such as a field's name or the type of an event. It stays unchanged."""
     MEDIUM = auto()
     SEVENTH = auto()
     """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
@@ -236,7 +236,7 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
     _M: lambda text: medium_key(text) is not None,
     _Role.SALT_NAME: lambda text: text == "cache_salt",
 }
-"""For each role of texts, a function that returns whether a text with this role stays unchanged."""
+"""By role: a function that returns whether a text in this role stays unchanged. Other texts get a pseudonym."""
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 """By the first msgpack byte of a number: how many bytes of the number follow it."""
@@ -291,9 +291,9 @@ class _Open:
         return self.name
 
     def read_text(self, value: bytes) -> None:
-        """Note that the item that was read last is this text.
+        """Note that ``value`` is the text that was read last in this array or map.
 
-        If it is a key or the tag of an event, it decides later roles.
+        If the text is a key of the map or the tag of an event, it decides the roles of the values that follow.
         """
         if self.name is not None:
             if self._at & 1:

@@ -20,7 +20,10 @@ MAX_EVIDENCE_BYTES: Final = 512
 
 
 class Outcome(StrEnum):
-    """The result of judging a clause: it was kept, broken, or not seen."""
+    """The result of judging a clause.
+
+    The engine or router keeps the clause, breaks it, or has not shown whether it keeps it (not seen).
+    """
 
     KEPT = "kept"
     BROKEN = "broken"

@@ -59,7 +59,10 @@ class Show:
         self.late: Final = Router("router-b", self.bus.streams)
         self.direct: Final = Router("no kvbus", {each.name: each.endpoints for each in self.engines}, direct=True)
         self.history: Final[dict[str, deque[int | None]]] = defaultdict(lambda: deque(maxlen=400))
-        """By router: the number of wrong blocks at each sample, newest last; None before the router starts."""
+        """By router: the number of wrong blocks at each time when they were counted, newest last.
+
+        It is None at times when the router did not run.
+        """
         self._clock: Final = asyncio.get_running_loop().time
         self._begin = self._clock()
         self._say: Final = say

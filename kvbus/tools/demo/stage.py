@@ -169,7 +169,7 @@ class Bus:
 class Row(NamedTuple):
     """The comparison of one router's blocks with the engines' caches, which is shown as a row of the screen.
 
-    ``blocks`` is the number of blocks that the router holds; None before the router starts.
+    ``blocks`` is the number of blocks that the router holds; None while the router does not run.
     """
 
     name: str

@@ -19,7 +19,7 @@ from kvbus.transport.reach import find, shown
 
 
 class BusSource(msgspec.Struct):
-    """The fields of an entry of ``/sources`` that doctor needs."""
+    """One source of a running bus: those fields of its entry in ``/sources`` that doctor needs."""
 
     name: str
     endpoint: str
@@ -32,7 +32,7 @@ class BusSource(msgspec.Struct):
 
 
 class BusRouter(msgspec.Struct):
-    """The fields of an entry of ``/routers`` that doctor needs."""
+    """One router of a running bus: those fields of its entry in ``/routers`` that doctor needs."""
 
     output: str
     state: str

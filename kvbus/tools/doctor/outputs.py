@@ -171,7 +171,7 @@ LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
 
 
 Looked = tuple[list[Finding], str]
-"""The result of probing one endpoint: the findings about it, and its description for the report."""
+"""The result of probing one endpoint: the problems that doctor has found, and a description for the report."""
 
 SUBSCRIPTION_S: Final = 0.5
 """Seconds for which doctor waits for the subscriptions of a router to which it has connected."""

@@ -47,7 +47,10 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Maximum number of batches that a summary remembers. The same limit is for its topics, and for its first blocks."""
+"""Maximum number of batches that doctor remembers of one publisher.
+
+It is also the maximum number of topics, and of first blocks of prompts.
+"""
 
 Root = bytes
 """Digest of everything on which the hash of a prompt's first block depends: tokens, LoRA, salt and other keys."""
@@ -57,7 +60,8 @@ class Heard:
     """A summary of the messages that doctor has received from one publisher.
 
     Args:
-        spec: the specification of the source as the daemon would use it. The summary turns off replays and snapshots.
+        spec: the specification of the source, as the daemon would use it. The summary processes the messages without
+            the source's replays and snapshots.
         limits: limits on the frames, bytes and events of a message.
         place: position of the source in the configuration.
     """

@@ -92,7 +92,7 @@ def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") ->
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One physical block of the GPU pool, and the content that it holds."""
+    """One physical block of the simulated GPU pool, and the content that it holds."""
 
     number: int
     refs: int = 0

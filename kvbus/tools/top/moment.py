@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """The state and counters of one output, from ``/metrics``."""
+    """The number of routers and the counters of one output of the bus, as ``/metrics`` shows them."""
 
     name: str
     routers: float
@@ -211,7 +211,7 @@ class History:
 
 
 def batches_of(name: str) -> Callable[[Moment], float | None]:
-    """Return a function that returns the number of a source's batches from a moment.
+    """Return a function that returns how many batches a source has had up to a moment.
 
     ``name`` is the name of the source. The function returns None if the moment lacks the source.
     """
@@ -236,5 +236,5 @@ def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment],
 
 
 def of_reason(reason: str) -> Callable[[Moment], float]:
-    """Return a function that returns the count of a reason from a moment; 0 if the moment does not have the reason."""
+    """Return a function that returns how often a bus has counted ``reason`` up to a moment; 0 if it never has."""
     return lambda moment: moment.reasons.get(reason, 0.0)

@@ -26,7 +26,7 @@ _ESCAPE: Final = "\x1b"
 _BACKSPACE: Final = ("\x7f", "\b")
 _MAX_FILTER: Final = 60
 _ARROWS: Final = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "\x02", "\x1b[6~": "\x06"}
-"""By the bytes that a terminal sends for an arrow key or page key: the single key with the same effect."""
+"""By the bytes that a terminal sends for an arrow or page key: the one-character key that has the same effect."""
 _SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
 """By key: the number of rows by which it scrolls. Ctrl-F and Ctrl-B have the same effect as the page keys."""
 

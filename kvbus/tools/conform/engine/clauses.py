@@ -92,7 +92,11 @@ WATCHED: Final[dict[str, Asked]] = {
 
 @dataclass(slots=True)
 class _Entry:
-    """The observations about one clause: in how many the publisher keeps or breaks it, and which one is shown."""
+    """The observations about one clause: how many show that the publisher keeps it, and how many that it breaks it.
+
+    ``message``, ``level`` and ``evidence`` describe the broken observation that the verdict shows. ``unseen`` is the
+    reason why the clause could not be judged.
+    """
 
     kept: int = 0
     broken: int = 0

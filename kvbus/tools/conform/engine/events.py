@@ -36,14 +36,18 @@ _RANGES: Final = {
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys of a store whose values give its blocks other hashes than blocks with the same tokens but other values.
+"""Keys of a store that are part of the hashes of its blocks.
 
-``extra_keys`` has the same effect, but is not here, because it has a value for each block.
+Two blocks with the same tokens have different hashes if they differ in one of these values. ``extra_keys`` has the same
+effect, but is not here, because it has a value for each block.
 """
 
 Hash = int | bytes
 Place = tuple[int | None, str]
-"""The KV-cache group and the medium of a block. The medium of the device is ``GPU``."""
+"""The KV-cache group and the medium of a block.
+
+The medium is ``GPU`` for every name of the device, such as ``DEVICE``.
+"""
 
 _batch: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _any: Final = msgspec.msgpack.Decoder(Any, strict=True).decode
@@ -56,14 +60,14 @@ class Event:
 
     Attributes:
         kind: the type of the event.
-        place: KV-cache group and medium of the blocks. A clear of all media has an empty medium.
-        hashes: hashes of the blocks; integers as unsigned 64 bits.
-        parent: hash of the parent of a store's first block; None at the root.
+        place: KV-cache group and medium of the blocks. If the event clears all media, the medium is empty.
+        hashes: hashes of the blocks; an integer hash as an unsigned number of 64 bits.
+        parent: hash of the parent of a store's first block; None if that block is the first one of a prompt.
         tokens: token ids of a store.
         block_size: block size of a store.
         apart: values such as a salt, by which all blocks of a store differ from blocks with the same tokens.
         extras: for each block of a store, a value by which only this block differs; empty if the event has none.
-        remaining: number of remaining copies of each removed block; None if the event does not have it.
+        remaining: number of remaining copies of each removed block; None if the event does not say it.
         raw: the bytes of the event.
         where: position in the stream as text, such as ``event 0 of batch 17``.
     """
@@ -132,7 +136,10 @@ class EventReader:
         self._sizes.clear()
 
     def read(self, payload: bytes, seq: int) -> Payload | None:
-        """Decode and judge the payload of a message. Return None if it is not a batch."""
+        """Decode and judge the payload of the message with the seq ``seq``.
+
+        Return None if the payload is not a batch.
+        """
         ledger, shown = self._ledger, Evidence(f"payload of batch {seq}", payload)
         ledger.kept("12.1")
         if len(payload) > MAX_BATCH_BYTES:

@@ -299,7 +299,8 @@ class Api:
         blocks.stored_again = 0
         await self._complete(client, first)
         await asyncio.sleep(AT_ONCE_S / 3)
-        # One block may be stored again: engines compute the last block of a cached prompt again, to get its last token.
+        # One of the blocks may be stored again. For a completely cached prompt, engines compute the last block again,
+        # because they need the model's output after the last token.
         wrong = f"a prompt that was sent twice stored {blocks.stored_again} of its live blocks again"
         self.judge.ledger.judge("7.3", wrong if blocks.stored_again > 1 else "")
         gate = asyncio.Semaphore(_TOGETHER)

@@ -116,7 +116,7 @@ class Blocks:
         self._cleared: set[tuple[Place, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
-        """Number of clears of live blocks that no other event has followed yet."""
+        """Number of clears of live blocks after which no batch with events has come yet."""
 
     @property
     def live(self) -> set[tuple[Place, Hash]]:
@@ -342,7 +342,10 @@ class Stream:
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Continue after a lost connection without the batches that were sent in between. No replay has them."""
+        """Continue after a lost connection.
+
+        The batches that were sent while it was down are missing, and no replay has them.
+        """
         self._rejoined = True
         self.blocks.lose()
 
@@ -443,7 +446,10 @@ class Stream:
         self.new_epoch()
 
     def _begin(self, message: Message, payload: Payload) -> None:
-        """Judge the first batch of an epoch that was received."""
+        """Judge the first received batch of an epoch.
+
+        If its seq is not 0, the kit has not seen the beginning of the epoch.
+        """
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:
             return

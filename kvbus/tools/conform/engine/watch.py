@@ -85,7 +85,10 @@ class Watch:
         """Whether at least one clause was judged although the live stream could not be watched."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
-        """By seq: payloads that came while a late subscriber is compared with this subscriber; None at other times."""
+        """By seq: payloads that this subscriber received while a late subscriber is compared with it.
+
+        It is None while no late subscriber is compared.
+        """
 
     def report(self) -> Report:
         """Return a report with the verdicts of the watch so far."""

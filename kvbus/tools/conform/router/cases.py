@@ -1,4 +1,7 @@
-"""All cases that are played to routers. They are faults of engines, and the test vectors of docs/spec."""
+"""All cases that are played to routers.
+
+A case has messages of a simulated engine with a fault, or the messages of a test vector of docs/spec.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,7 @@ class Case:
         level: requirement level of the clauses.
         marker: whether the engine stores a marker block after the last step, which shows that the router has read
             everything. A case about lost last batches has no marker, because the marker would reveal the loss.
-        framing: framing of the replay answers.
+        framing: number of frames of each message in a replay answer, ``3`` or ``4``.
         heartbeats: whether the publisher sends PINGs, and disconnects a router that does not answer them.
         maps: whether the case is about events as maps. They stay maps even for a router that reads only arrays.
         arrays: whether `as_arrays` has converted the case. Marker blocks and clears are then sent as arrays too.

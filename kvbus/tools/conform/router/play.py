@@ -46,7 +46,10 @@ WAYS: Final = ("driver", "view_url", "client")
 """Options of ``kvbus conform router`` that select the adapter. Exactly one of them must be given."""
 
 MARKERS: Final = range(2**40, 2**41)
-"""Hashes of marker blocks. If a router holds a marker block, it has read all earlier messages. They are not judged."""
+"""Hashes of marker blocks. If a router holds a marker block, it has read all earlier messages.
+
+The verdict on a router does not consider whether it holds marker blocks.
+"""
 
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
@@ -65,7 +68,7 @@ class _Rank:
     Attributes:
         publisher: the publisher.
         base: first seq of the case or, after a restart, of the epoch.
-        framing: framing of the replay answers.
+        framing: number of frames of each message in a replay answer, ``3`` or ``4``.
         numbers: seqs of the batches that were published so far.
         faults: the faults of replay answers.
     """
