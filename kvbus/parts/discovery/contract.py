@@ -125,7 +125,7 @@ class Carrier(Discoverer, Protocol):
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
         """Begin to pass an engine's batches or log records to the relay.
 
-        There, they belong to the source in the slot ``slot``.
+        There, they belong to the source with the number ``slot``.
 
         Args:
             endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.
@@ -135,7 +135,7 @@ class Carrier(Discoverer, Protocol):
         """
 
     def close(self, slot: int) -> None:
-        """Stop passing batches or records to the source in this slot."""
+        """Stop passing batches or records to the relay's source with the number ``slot``."""
 
 
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:

@@ -49,11 +49,11 @@ The API server no longer has the changes since that version, so kvbus reads the 
 """
 
 Objects = dict[str, dict[str, Any]]
-"""Kubernetes objects as decoded JSON, by name."""
+"""Kubernetes objects, such as pods, as decoded JSON, by the name of the object."""
 
 
 class GoneError(Exception):
-    """The API server no longer has the changes since the version at which a watch has to continue."""
+    """The API server cannot continue a watch, because it no longer has the changes since the watch's version."""
 
 
 class Api:

@@ -171,18 +171,17 @@ class LogStreams:
         self._newest = 0.0
         """The latest time at which the log got a record of any stream, by the log's clock."""
         self._level_once = False
-        """Whether all records that the log had when this reader began have been read."""
+        """Whether this reader has read all records that the log had when reading began."""
         self.announced_at = -1.0
         """A time by the event loop's clock.
 
         Each stream that the log had at this time was yielded as an engine, or has ended.
         """
         self._ends: tuple[float, dict[str, int]] | None = None
-        """A measurement in progress: its start time, and where each stream in the log ended at that time.
+        """The time at which the log was last asked for its end, and the end of each stream at that time, by stream key.
 
-        None if there is none.
-
-        A stream is removed from the dict once it is read up to that end.
+        A stream is removed from the dict once this reader has read it up to that end. The attribute is None if the
+        reader has read all streams that far, or has not asked yet.
         """
 
     @property
@@ -204,7 +203,7 @@ class LogStreams:
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Begin to pass a stream's records to the relay. There, they belong to the source in the slot ``slot``.
+        """Begin to pass a stream's records to the relay. There, they belong to the source with the number ``slot``.
 
         The records begin with the stream's newest state. If the stream's writer is gone, only the stream's end is
         passed.
@@ -228,7 +227,7 @@ class LogStreams:
         self._dirty = True
 
     def close(self, slot: int) -> None:
-        """Stop passing records to the source in this slot."""
+        """Stop passing records to the relay's source with the number ``slot``."""
         if slot in self._slots:
             self._slots.pop(slot).relayed.slot = None
 

@@ -171,8 +171,10 @@ Context: TypeAlias = aio.ServicerContext
 class _Answer(NamedTuple):
     """The functions that make the answer of one method that lists event sources.
 
-    ``changed`` rewrites the engine's answer. ``own`` makes an answer if the engine does not have the method. It is None
-    if kvbus cannot answer without the engine.
+    Attributes:
+        changed: function that puts kvbus's endpoints into the engine's answer.
+        own: function that makes an answer if the engine does not have the method; None if kvbus cannot answer without
+            the engine.
     """
 
     changed: Callable[[bytes, Offers], bytes]

@@ -30,7 +30,10 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_kvbus
 
 
 class Observed(Protocol):
-    """The part of the daemon that a proxy needs: its configuration, and its current source streams by slot."""
+    """The parts of the daemon that a proxy needs: its configuration, and the stream of each current source, by slot.
+
+    A slot is the number of a source in the relay.
+    """
 
     config: Config
     streams: dict[int, SourceStream]
@@ -169,7 +172,10 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
 
 def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
-    """Return a message's headers without those that concern a single connection. Keep the spelling of their names."""
+    """Return the headers of a message without the headers that concern a single connection.
+
+    Keep the headers' spelling.
+    """
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)

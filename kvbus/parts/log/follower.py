@@ -69,8 +69,8 @@ class Step(NamedTuple):
 
     Attributes:
         record: the record.
-        known: whether the record changes nothing for the reader. It is a lease, or a part of a state that the reader
-            already has.
+        known: whether the record changes nothing for the reader. Such a record is a lease, or a part of a state that
+            the reader already has.
     """
 
     record: Record
@@ -275,7 +275,10 @@ class Relayed:
 
     @property
     def turn(self) -> int:
-        """The part of the newest accepted epoch from which the seqs are made that routers get; 0 before a record."""
+        """The number of the writer's turn in the newest accepted epoch; 0 before the first record.
+
+        It is the epoch without its random bits, and the high part of the seqs that routers get.
+        """
         return max(self._sent, self.follower.epoch) >> RANDOM_BITS
 
     @property

@@ -167,8 +167,8 @@ class Link:
                 answer = await client.request(subject, data, timeout=seconds, headers=headers)
         except UnavailableError as error:
             if isinstance(error.__cause__, TimeoutError):
-                # Connect to another server next time, because this server may be cut off from the servers that can
-                # answer.
+                # Close the connection, so that the next request connects to another server. This server may be cut off
+                # from the servers that can answer.
                 await self.close()
             raise
         said = json.loads(answer.data)

@@ -434,7 +434,10 @@ class NatsReader:
                 yield Entry(key, position, data, message.time)
 
     async def ends(self) -> dict[str, int]:
-        """Return the position after the newest message of the JetStream stream as the mark of each stream."""
+        """Return, for each stream, the position after the newest message of the JetStream stream.
+
+        The position is the same for all streams, because one JetStream stream has the records of all of them.
+        """
         first, end = await self.pulled.bounds()
         if self.pulled.next > end:
             self.pulled.begin_again()  # messages were lost after they were read; new messages get their sequences
@@ -444,7 +447,7 @@ class NatsReader:
     async def reached(self, key: str) -> int:
         """Return the position up to which the JetStream stream is read.
 
-        If the JetStream stream no longer has messages there, return the position of its first message.
+        If JetStream has deleted the message at this position, return the position of the first message that it has.
         """
         del key
         return max(self.pulled.next << SHIFT, self._first)

@@ -367,12 +367,12 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Return the number of calls of this method so far, as the mark for the present end of each stream.
+        """Return the number of calls of this method so far, which stands for the present end of each stream.
 
-        A stream has reached this mark when it is read to its end after this call.
+        A stream is read up to this end when it is read to its end after this call.
 
-        The newest position in the stream's hash cannot be the mark. The stream's writer can store any number there, and
-        then no reader would ever reach it.
+        The newest position in the stream's hash cannot stand for the end. The stream's writer can store any number
+        there, and then no reader would ever reach it.
         """
         self._asked += 1
         return dict.fromkeys(self._keys.values(), self._asked)

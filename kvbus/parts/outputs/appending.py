@@ -482,9 +482,10 @@ class Appender:
         self._due.looked(now(), kept=kept)
 
     def _ask(self) -> None:
-        """Request the stream's state from the relay if a new state is due.
+        """Request the stream's state from the relay if the log needs one.
 
-        Also if it is missing and the queue is empty.
+        The log needs a state if :class:`StateDue` says so, or if a state has to be appended before any further batch
+        and the queue is empty.
 
         The request is repeated after :data:`ASK_AGAIN` seconds, because the relay cannot give a state while the stream
         has no source.

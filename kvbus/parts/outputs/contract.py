@@ -117,7 +117,7 @@ class OutputDriver(Protocol):
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the streams that the driver serves now."""
+        """Slots (numbers) of the streams that the driver serves now."""
 
     @property
     def busy(self) -> int:

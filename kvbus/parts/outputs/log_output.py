@@ -87,7 +87,7 @@ class LogOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the streams that are written now."""
+        """Slots (numbers) of the streams that this output writes to its log now."""
         return list(self._open)
 
     @property

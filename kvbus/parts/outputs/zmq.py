@@ -40,7 +40,10 @@ from kvbus.transport.zmtp_keys import Keys
 log = logging.getLogger("kvbus.daemon")
 
 _HUB: Final = -1
-"""The key in :attr:`ZmqOutput._keys` for an endpoint that all streams of an output share. Other keys are slots."""
+"""The key in :attr:`ZmqOutput._keys` for an endpoint that all streams of an output share.
+
+Every other key is the slot of a stream.
+"""
 
 
 class ViewDispatcher:
@@ -118,9 +121,9 @@ class ZmqOutput:
         self._sender = sender_of_output(services.stats, services.max_replay_sessions, services.clock)
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
-        """The publishers of live streams.
+        """The publishers of live streams, by number and slot.
 
-        A key is the number of the output or of one of its views, and the stream's slot.
+        The number is that of the output or of one of its views. The slot is that of the stream.
         """
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
@@ -331,7 +334,7 @@ class ZmqOutput:
 
     @property
     def rings(self) -> list[Ring]:
-        """The ring of each stream. A ring keeps the newest batches for routers that have not got them yet."""
+        """The ring of recent batches of each stream. kvbus sends them to routers that have not got them yet."""
         return [live.ring for live in self._live.values()]
 
     @property
@@ -387,7 +390,7 @@ class ZmqOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the streams that are served now."""
+        """Slots (numbers) of the streams that this output serves now."""
         return [stream for number, stream in self._live if number == self._output]
 
     @property

@@ -226,7 +226,7 @@ class DynamoOutput:
 
     @property
     def streams(self) -> list[int]:
-        """Slots of the streams that are served now."""
+        """Slots (numbers) of the streams that this output serves now."""
         return list(self._live)
 
     @property

@@ -29,7 +29,7 @@ SALT_TAG: Final = "dynamo-cache-salt:"
 """The prefix by which a Dynamo worker marks the string with the cache namespace in vLLM's ``extra_keys``."""
 
 _DIGEST: Final = 64
-"""Number of hexadecimal characters in the digest by which vLLM names an image."""
+"""Number of hexadecimal characters in the digest by which vLLM identifies an image in ``extra_keys``."""
 
 
 def seed(lora: str | None, namespace: str | None) -> int:
@@ -292,7 +292,7 @@ class Connection:
     def rewrite(self, data: bytes) -> bytes:
         """Translate messages of kvbus into messages of Dynamo's event plane.
 
-        ``data`` has one or more complete messages in ZMTP's encoding, as has the result.
+        ``data`` has one or more complete messages in ZMTP's encoding. The result has the same form.
         """
         out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
         self._numbering.newest = max(self._numbering.newest, self._id)

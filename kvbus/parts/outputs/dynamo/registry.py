@@ -24,9 +24,9 @@ TOPIC: Final = "kv-events"
 
 
 class Scope(NamedTuple):
-    """The names of the Dynamo endpoint that workers serve.
+    """Dynamo's name for the endpoint that workers serve. It consists of a namespace, a component and an endpoint name.
 
-    Dynamo groups the workers' model cards and events by them.
+    Dynamo groups the workers' model cards and events by this name.
     """
 
     namespace: str
