@@ -147,7 +147,10 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _replaced(error: click.NoSuchOption) -> click.UsageError:
-    """Return an error with the replacement of a removed option. Return the error unchanged for any other option."""
+    """Return an error that names the replacement of a removed option.
+
+    If the option was never there, return ``error``.
+    """
     words = [error.option_name]
     ctx = error.ctx
     while ctx is not None and ctx.parent is not None:

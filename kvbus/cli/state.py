@@ -84,9 +84,9 @@ def _text(value: object) -> str:
 
 
 def _contents(path: Path) -> dict[str, object]:
-    """Return the figures that ``kvbus state show`` prints about the database in ``path``.
+    """Return the number of streams, and the other numbers that ``kvbus state show`` prints about a state directory.
 
-    If the database cannot be read, return the reason instead.
+    ``path`` is the directory. If its database cannot be read, the result has the reason as ``damaged`` instead.
 
     Raises:
         InUseError: a running bus uses the directory.
