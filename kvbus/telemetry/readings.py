@@ -1,8 +1,8 @@
 """Readings of a running bus: the current values of its sources, outputs, routers and live blocks.
 
-``/metrics``, ``/sources``, ``/routers`` and ``/blocks`` show the readings. Every reading holds the values of one
-moment, and later events do not change it. The sources are read one by one, so that kvbus can handle batches between two
-readings.
+The HTTP port shows the readings at ``/metrics``, ``/sources``, ``/routers`` and ``/blocks``. Every reading holds the
+values of one moment, and later events do not change it. The sources are read one by one, so that kvbus can handle
+batches between two readings.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Driver(Protocol):
 
 
 class SourceReading(msgspec.Struct, frozen=True):
-    """The values of one source at one moment.
+    """The reading of one source: its state, counters, queue and index at one moment.
 
     Attributes:
         findings: the problems of the source, as kvbus shows them to the operator.
@@ -126,7 +126,10 @@ class SourceReading(msgspec.Struct, frozen=True):
 
 
 class OutputReading(msgspec.Struct, frozen=True):
-    """The values of one output at one moment: the seqs and journals of its streams, and the counters of its driver.
+    """The reading of one output at one moment.
+
+    It has the newest seqs of the streams, the size of their journals (the batches that are kept for replays), and the
+    counters of the driver.
 
     Attributes:
         sequences: newest seq of each open stream, by the stream's slot; -1 if the stream has no batch.

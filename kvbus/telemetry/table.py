@@ -563,4 +563,7 @@ HISTOGRAMS: Final = (
     ),
     row("event_loop_lag_seconds", "Delay of the event loop's timer.", "loop_lag"),
 )
-"""Metrics of the process that are histograms."""
+"""Rows of the metrics that are histograms.
+
+They are of the bus as a whole, and have no label of a source or an output.
+"""
