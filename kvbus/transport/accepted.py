@@ -35,9 +35,9 @@ _REFUSED: Final[dict[str, Refused]] = {
     Reason.LEFT: Refused.CLOSED,
     Reason.BROKEN: Refused.CLOSED,
 }
-"""The reason that a source shows, by the reason why a connection did not become one of its publishers.
+"""Maps the reason why kvbus's ZMTP code refused an engine's connection to the reason that the source reports.
 
-Every reason that is not listed here is shown as PROTOCOL.
+Every reason that is not listed here is reported as PROTOCOL.
 """
 
 

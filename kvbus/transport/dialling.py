@@ -152,7 +152,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Dialled:
-    """The outcome of a dial, and its connection if the handshake has succeeded."""
+    """The outcome of a dial, and the open connection if the ZMTP handshake has succeeded."""
 
     outcome: Outcome
     connection: Connection | None = None

@@ -27,7 +27,10 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two checks whether the messages that arrived before libzmq ended an answer have been read."""
+"""Seconds between two checks whether kvbus has read all messages of an aborted answer.
+
+libzmq has ended the answer, but messages that arrived before may wait to be read.
+"""
 
 
 def _queue(hwm: int | None) -> dict[str, int]:
@@ -140,8 +143,8 @@ class LiveStream:
         """Connect again after libzmq has abandoned the endpoint.
 
         Args:
-            stood: whether a connection was up before. Then libzmq has closed it because of a frame that it does not
-                accept.
+            stood: whether the connection was up before libzmq abandoned the endpoint. If it was, libzmq has closed it
+                because of a frame that libzmq does not accept.
         """
         if stood:
             self._events.oversize()

@@ -22,10 +22,10 @@ CAP: Final = 128
 """Maximum number of messages that a pump reads in one iteration of the event loop."""
 
 LOOKS: Final = 4
-"""Number of messages in one iteration of the event loop after each of which a pump checks for another message.
+"""Number of messages, in one iteration of the event loop, after which a pump no longer checks for a further message.
 
-After further messages it does not check, but reads until libzmq returns EAGAIN. An EAGAIN costs as much as eight
-checks.
+After each of the first messages, up to this number, the pump checks whether another message waits. Then it reads until
+libzmq returns EAGAIN. An EAGAIN costs as much as eight checks.
 """
 
 MAX_KEPT_FRAMES: Final = 64
@@ -125,8 +125,8 @@ class Pump:
         if self.closed:
             return
         if self._paused:
-            # Without this check, the descriptor would stay readable, and the event loop would call this method all the
-            # time.
+            # This check consumes the descriptor's signal. Otherwise the descriptor would stay readable, and the event
+            # loop would call this method all the time.
             if not self._pending():
                 self._call_those_behind(0, pending=False)
             return  # messages that arrive after the check wait in libzmq until the pump resumes

@@ -16,7 +16,7 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
 
 QUANTUM: Final = 64 * 1024
-"""Number of bytes that the sender sends of one session before it serves the next session."""
+"""Number of bytes that the sender sends to one peer before it sends to the next peer."""
 
 SLICE: Final = 0.002
 """Maximum seconds that the sender runs in one iteration of the event loop. A longer run would delay the live stream."""
@@ -27,7 +27,7 @@ stalled.
 """
 
 LOOK: Final = 1.0
-"""Seconds between two checks for stalled sessions."""
+"""Seconds between two checks for sessions whose peer has acknowledged nothing for too long."""
 
 
 class Session:
@@ -60,7 +60,7 @@ class Session:
         ``limit``.
         """
         self.credit = 0
-        """Number of bytes that the session may still send in this round.
+        """Number of bytes that the session may still send in the sender's current round.
 
         After a message larger than the credit it is negative, so the session sends less in later rounds.
         """
@@ -152,14 +152,14 @@ class Sender:
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting sessions take part in the rounds, up to the limit."""
+        """Let waiting limited sessions take part in the sender's rounds, up to the maximum number of such sessions."""
         while self._waiting and self._taking_turns < self._limit:
             self._line.append(self._waiting.popleft())
             self._taking_turns += 1
             self._counted(1)
 
     def _leave(self, session: Session) -> None:
-        """Remove a session from the rounds. If it was a limited session, let a waiting session take part instead."""
+        """Remove a session from the sender's rounds. If it was limited, let a waiting session take part instead."""
         session.queued = False
         if session.limited:
             self._taking_turns -= 1

@@ -49,9 +49,9 @@ _COMMON: Final[dict[int, int]] = {
 }
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # Engines publish in bursts, and kvbus must never slow an engine down. So this queue can hold a complete burst, and
-    # kvbus reads it until it is empty. The socket only receives, so keepalive detects a vanished engine after 60 s.
-    # kvbus then fills the gap by a replay.
+    # Engines publish in bursts, and kvbus must never slow an engine down. So the SUB's receive queue can hold a
+    # complete burst, and kvbus reads it until it is empty. A SUB only receives, so TCP keepalive detects a vanished
+    # engine after 60 s. kvbus then gets the missing batches by a replay.
     zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
     # A receive queue without limit: if kvbus's queue were full, the queue of an engine's ROUTER would fill up, and then
     # the ROUTER would silently drop messages of the answer.

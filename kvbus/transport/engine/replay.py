@@ -27,7 +27,7 @@ _RETRY_MS: Final = 2  # milliseconds before the server tries again if the queues
 
 
 class ReplayBuffer:
-    """The newest ``steps`` batches of a simulated engine.
+    """The newest batches of a simulated engine, kept for replays. ``steps`` is the maximum number of batches.
 
     The publisher's thread appends batches, and the thread of the replay server reads them.
     """

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 OVERHEAD: Final = 200
-"""Approximate memory in bytes that an entry of a ring needs in addition to its message."""
+"""Approximate memory in bytes that a batch in a stream's ring of recent batches needs in addition to its message."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One batch in a ring.
+    """One published batch in the ring of recent batches of its stream.
 
     Attributes:
         message: the encoded message.
@@ -28,11 +28,13 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Share:
-    """A byte limit that several rings share. Above the limit, the oldest entry of all rings is dropped first.
+    """A byte limit that the rings (recent batches) of several streams share.
+
+    The oldest batch of all rings is dropped first.
 
     Args:
-        send_bytes: maximum number of bytes in all rings together, with :data:`OVERHEAD` bytes for each entry. The last
-            entry is kept even if it is larger.
+        send_bytes: maximum number of bytes in all rings together, with :data:`OVERHEAD` bytes for each batch. The last
+            batch is kept even if it is larger.
     """
 
     def __init__(self, send_bytes: int) -> None:
@@ -40,17 +42,18 @@ class Share:
         self.entries = 0
         self._send_bytes = send_bytes
         self._order: deque[tuple[Ring, int]] = deque()
-        """Ring and position of every entry, the oldest entry first. Some of these entries may have been dropped
-        already.
+        """The ring and the position of each batch in the rings, oldest first.
+
+        Some of these batches may have been dropped already.
         """
 
     def add(self, ring: Ring, position: int, size: int) -> None:
-        """Count an entry that a ring has added.
+        """Count a batch that a ring has added.
 
         Args:
             ring: the ring.
-            position: the entry's position in the ring.
-            size: bytes of the entry's message.
+            position: the batch's position in the ring.
+            size: number of bytes of the batch's message.
         """
         self.bytes += size + OVERHEAD
         self.entries += 1
@@ -59,12 +62,12 @@ class Share:
             self._order = deque((ring, at) for ring, at in self._order if ring.first <= at < ring.end)
 
     def remove(self, size: int) -> None:
-        """Subtract an entry that a ring has dropped. ``size`` is the bytes of the entry's message."""
+        """Subtract a batch that a ring has dropped. ``size`` is the number of bytes of the batch's message."""
         self.bytes -= size + OVERHEAD
         self.entries -= 1
 
     def make_room(self) -> None:
-        """Drop the oldest entries of all rings until the rings are within the byte limit."""
+        """Drop the oldest batches of all rings until the rings together are within the byte limit."""
         while self.bytes > self._send_bytes and self.entries > 1:
             ring, position = self._order.popleft()
             if ring.first <= position < ring.end and ring.give_up is not None:
@@ -72,7 +75,7 @@ class Share:
 
 
 class Ring:
-    """The newest batches of a stream, by position. The position of a batch never changes.
+    """The newest batches of a stream, each at its position. Positions count the published batches of the stream from 0.
 
     Above a limit, the oldest batches are dropped.
 
@@ -115,7 +118,7 @@ class Ring:
         self.first += count
 
     def trim(self, position: int) -> None:
-        """Drop all batches before a position, because no router needs them any more."""
+        """Drop all batches before a position, because no router needs these batches any more."""
         entries = self._entries
         while self.first < position and entries:
             self.pop()
@@ -138,9 +141,9 @@ class Ring:
         return self.pop()
 
     def read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return the messages from a position on, joined to at most ``max_bytes`` bytes, and the position after them.
+        """Return the joined messages of the batches from a position on, and the position after these batches.
 
-        At least one message is returned, even if it is larger.
+        The result has at most ``max_bytes`` bytes. But it always has at least one message, even if that is larger.
         """
         found: list[bytes] = []
         size = 0
@@ -156,6 +159,6 @@ class Ring:
         return sum(entry.events for entry in islice(self._entries, position - self.first, None))
 
     def published(self, position: int) -> float | None:
-        """Return the event loop's time when the batch at a position was published; None at the end of the ring."""
+        """Return the event loop's time when the batch at a position was published; None if no batch is there yet."""
         at = position - self.first
         return self._entries[at].at if at < len(self._entries) else None

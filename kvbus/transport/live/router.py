@@ -102,8 +102,9 @@ class Router:
         """The router's state, which only :meth:`Routers.move` changes."""
 
         self.position: int | None = None
-        """Position in the stream's ring of the batch that the router gets next; None if it needs no batch from the
-        ring.
+        """Position, in the stream's ring of recent batches, of the batch that the router gets next.
+
+        None if the router needs no batch from the ring.
         """
         self.session: Session | None = None
         """The sender's session for the router, which sends the stream's state and then batches from the stream's

@@ -34,7 +34,7 @@ SLOW_AFTER: Final = 5.0
 
 
 class Stream(Protocol):
-    """A stream that can send its state to routers, as the scheduler of states sees it."""
+    """The methods of a stream that the scheduler of states calls to send the stream's state to routers."""
 
     routers: Routers
 
@@ -49,7 +49,10 @@ class Stream(Protocol):
 
 
 class StatePlaces:
-    """The scheduler of states at one endpoint, which assigns a limited number of places to waiting routers."""
+    """The scheduler of states at one endpoint. It limits how many states are sent at the same time.
+
+    Each state that is being sent occupies one of a limited number of places. Waiting routers get the free places.
+    """
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
@@ -61,12 +64,15 @@ class StatePlaces:
         self._soon: asyncio.Handle | None = None
 
     def want(self, router: Router) -> None:
-        """Let a router wait for the state of its stream. It gets the state as soon as a place for a state is free."""
+        """Let a router wait for the state of its stream.
+
+        kvbus sends the state as soon as fewer than the maximum number of states are being sent.
+        """
         router.wanted_at = self._loop.time()
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
-        """Record that these routers begin to receive one state, which occupies one place."""
+        """Record that these routers begin to receive one state. It occupies one of the limited number of places."""
         self._groups += 1
         for router in routers:
             router.group = self._groups
@@ -88,7 +94,7 @@ class StatePlaces:
             self._soon = self._loop.call_soon(self._give_places)
 
     def close(self) -> None:
-        """Stop assigning places to routers."""
+        """Stop the scheduler, so that no further router begins to receive a state."""
         for handle in (self._timer, self._soon):
             if handle is not None:
                 handle.cancel()

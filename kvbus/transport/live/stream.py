@@ -155,7 +155,7 @@ class LivePublisher:
     def flush(self) -> None:
         """Send the batches of the current burst to the routers that have all earlier batches.
 
-        Keep them for slower routers.
+        Keep these batches in the ring of recent batches for slower routers.
         """
         burst = self._burst
         if not burst:
@@ -181,7 +181,7 @@ class LivePublisher:
     def _send(self, burst: list[Entry]) -> None:
         """Write the burst to all routers in the state LIVE.
 
-        If the socket of a router is full, it gets later batches from the ring.
+        If the socket of a router is full, it gets later batches from the ring of recent batches.
         """
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
@@ -195,7 +195,7 @@ class LivePublisher:
                 self._catch_up(router, before + len(burst))
 
     def _keep(self, burst: list[Entry]) -> None:
-        """Keep the burst in the ring, if a router will need it from there."""
+        """Keep the batches of the burst in the ring of recent batches, if a slower router will need them."""
         ring = self.ring
         if not self._ring_is_needed():
             ring.skip(len(burst))
@@ -208,7 +208,7 @@ class LivePublisher:
             self._shared.share.make_room()
 
     def _ring_is_needed(self) -> bool:
-        """Return whether at least one router will get batches from the ring."""
+        """Return whether at least one router will get batches from the ring of recent batches."""
         routers = self.routers
         return routers.any(*_NEED_RING) or any(
             router.position is not None for router in routers.are(RouterState.WAITING)
@@ -217,7 +217,10 @@ class LivePublisher:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _pass_by(self, dropped: Entry) -> None:
-        """Record the loss of a batch that the ring has dropped, for each router that had not got this batch."""
+        """Record that the ring of recent batches has dropped a batch.
+
+        Each router that had not got this batch has lost it.
+        """
         first = self.ring.first
         for router in self.routers.are(RouterState.WAITING, *_NEED_RING):
             if router.position is None or router.position >= first:
@@ -285,7 +288,7 @@ class LivePublisher:
             router.lost_at = None
 
     def _catch_up(self, router: Router, position: int, transfer: Transfer | None = None) -> None:
-        """Start a session that sends a router the batches of the ring from a position on.
+        """Start a session that sends a router the batches of the stream's ring of recent batches from a position on.
 
         If ``transfer`` is given, the session sends this state first.
         """
@@ -299,7 +302,10 @@ class LivePublisher:
         self._sender.start(router.session)
 
     def _missing(self, router: Router, transfer: Transfer | None) -> Iterator[bytes]:
-        """Yield the encoded messages that a router lacks, and ``b""`` while the relay is building the next message."""
+        """Yield the encoded messages that a router lacks: the given state, if any, and then the batches of the ring.
+
+        Yield ``b""`` while the relay is building the next message.
+        """
         if transfer is not None:
             for found in transfer.batches():
                 if found is None:
@@ -314,14 +320,14 @@ class LivePublisher:
             yield data
 
     def _has_state(self, router: Router) -> None:
-        """Record that a router was sent all of its state. Its session continues with the batches of the ring."""
+        """Record that a router was sent all of its state. Its session now sends the ring's recent batches."""
         router.lost_at = None
         self.routers.move(router, RouterState.BEHIND)
         self._places.has_state(router)
         self._places.look_soon()
 
     def _is_level(self, router: Router) -> None:
-        """Change the state of a router to LIVE, because it was sent every batch of the ring."""
+        """Change the state of a router to LIVE, because it was sent every batch of the ring of recent batches."""
         self._move(router, RouterState.LIVE)
         if not self._ring_is_needed():
             self.ring.trim(self.ring.end)
@@ -434,7 +440,7 @@ class LivePublisher:
             self._request_state(tuple(router.peer.id for router in routers))
 
     def send_state(self, command: SendState) -> None:
-        """Start to send the state to the waiting routers of the command.
+        """Start to send the state to those routers of the command that wait for it.
 
         The batches that are published from now on follow the state.
         """

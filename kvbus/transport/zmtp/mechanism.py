@@ -72,7 +72,7 @@ class Mechanism(Protocol):
     expected: bytes
     """The name of the command that the peer must send next."""
     peer: dict[bytes, bytes] | None
-    """The peer's properties; None until the handshake has succeeded."""
+    """The properties in the peer's READY, such as its socket type; None until the handshake has succeeded."""
     peer_key: bytes
     """The public key that the peer has proven to own; empty without CURVE."""
     sealing: Sealing | None

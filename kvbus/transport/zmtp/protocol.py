@@ -62,7 +62,7 @@ DEFAULT: Final = Limits()
 
 
 class Opened(NamedTuple):
-    """The event that the handshake has succeeded, with the facts about the peer."""
+    """The event that the handshake has succeeded, with the peer's announced properties, version and key."""
 
     socket_type: bytes
     identity: bytes
