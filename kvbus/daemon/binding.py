@@ -24,7 +24,7 @@ def explained(
         kind: the kind of the finding, such as "cannot listen".
         at: the section of the configuration with the address, such as ``outputs[0]``.
         name: the key of the address in that section.
-        names: the keys of endpoints whose key is not ``name``, by endpoint.
+        names: the key of each endpoint of the section that has another key than ``name``, by endpoint.
         written: returns a configuration key as the operator has written it.
     """
     try:

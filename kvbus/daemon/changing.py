@@ -115,7 +115,7 @@ def _moved(one: SourceStream, other: SourceStream) -> bool:
 
 
 def only_list(before: Curve | None, now: Curve | None) -> bool:
-    """Return whether the CURVE keys of a section differ only in the list of clients that may connect."""
+    """Return whether a change of a section's CURVE keys has changed only the list of clients that may connect."""
     return before is not None and now is not None and before != now and replace(before, clients=now.clients) == now
 
 
@@ -316,7 +316,7 @@ class Changes:
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
         # Store the placement, which contains the reached seqs, before the reservations of these workers are removed.
-        # Otherwise these seqs would be lost if kvbus were killed in between.
+        # Otherwise these seqs would be lost if kvbus were killed after it has removed the reservations.
         keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:

@@ -31,9 +31,10 @@ log = logging.getLogger("kvbus.daemon.discovery")
 
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 30.0
-"""FIRST_PAUSE and LAST_PAUSE: shortest and longest pause in seconds before a failed discoverer is asked again.
+"""Longest pause in seconds before a failed discoverer is asked again.
 
-The pause doubles after each failure.
+The first pause is FIRST_PAUSE. The pause doubles after each failure. A refused change of the sources is tried again
+after LAST_PAUSE, too.
 """
 
 
@@ -108,7 +109,10 @@ class Discovery:
         It is infinite while a change of the sources is pending.
         """
         self.level = not self._carried
-        """Whether every log has been read to its end once. This makes an aggregator ready. Without a log it is True."""
+        """Whether kvbus has once read every log of its sources to the log's end. Without such a log it is True.
+
+        kvbus is ready for routers only if it is True.
+        """
 
     @property
     def _carried(self) -> list[tuple[Entry, float]]:

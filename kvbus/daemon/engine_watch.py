@@ -24,7 +24,7 @@ from kvbus.transport import engine_api
 log = logging.getLogger("kvbus.daemon.engine_watch")
 
 INTERVAL: Final = 10.0
-"""Seconds between two rounds. In each round, kvbus asks every engine once."""
+"""Seconds between two rounds. In each round, kvbus asks every engine once whether it sleeps."""
 
 
 class Observed(Protocol):

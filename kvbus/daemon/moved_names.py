@@ -23,7 +23,10 @@ from kvbus.daemon.source_sockets import SourceSockets
 log = logging.getLogger("kvbus.daemon")
 
 INTERVAL: Final = 15.0
-"""Seconds between two rounds. An engine is silent if it has sent no batch since the previous round."""
+"""Seconds between two rounds in which kvbus resolves the host names of silent engines.
+
+An engine is silent if it has sent no batch since the previous round.
+"""
 
 
 class Daemon(Protocol):
@@ -49,7 +52,7 @@ class MovedNames:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._batches: dict[int, int] = {}
-        """Number of batches that each source had received by the previous round, by slot."""
+        """Number of batches that each source had received when kvbus last looked for silent engines, by slot."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ class Worker(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The slots of all workers.
+    """The slot of each worker. A slot is a worker's number inside kvbus, and its rank on merged outputs.
 
     Attributes:
         slots: the slot of each present worker, and of each removed worker that keeps its slot.

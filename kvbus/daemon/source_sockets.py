@@ -45,9 +45,9 @@ _NONE: Final[Mapping[str, Interposed]] = {}
 
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 1.0
-"""FIRST_PAUSE and LAST_PAUSE: shortest and longest pause in seconds before a failed request is sent again.
+"""Longest pause in seconds before a failed request is sent again.
 
-The pause doubles after each failure.
+The first pause is FIRST_PAUSE. The pause doubles after each failure.
 """
 
 OF_SOURCE: Final = 8
@@ -308,7 +308,10 @@ class SourceSockets:
             self._feed(RequestWaits(*key))
 
     def _go_on(self) -> None:
-        """Schedule the oldest waiting request. Each iteration of the event loop sends one."""
+        """Schedule the oldest request that waits for free file descriptors.
+
+        Each iteration of the event loop sends one request.
+        """
         if self._waiting and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._send_oldest)
 
