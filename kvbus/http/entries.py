@@ -15,7 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Counts(msgspec.Struct):
-    """The counters of one source, where ``missing = recovered + lost + pending`` always holds."""
+    """The counters of one source, such as batches and gaps. Always, ``missing = recovered + lost + pending``."""
 
     batches: int
     bytes: int

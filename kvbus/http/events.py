@@ -38,9 +38,10 @@ PART: Final = 32
 """Maximum number of events of one batch that kvbus sends to a client in one iteration of the event loop."""
 
 MAX_POSITIONS: Final = 256
-"""Maximum number of streams whose positions an event's id contains. Clients send the id in a header of limited size.
+"""Maximum number of streams of an output whose next seqs the id of an event contains.
 
-If the output has more streams, a client cannot resume the batches after a reconnection.
+Clients send the id back in a header of limited size. If the output has more streams, a client cannot resume the batches
+after a reconnection.
 """
 
 
@@ -150,10 +151,10 @@ class Events:
         return response
 
     def _start(self, listener: Listener, last_id: str) -> bytes:
-        """Set a client's positions, and return the event ``start``, which says whether the client could resume.
+        """Set where a client begins to read changes and batches, and return the event ``start``.
 
-        The id of the last event that the client received contains the positions. Without a usable id, the client gets
-        only data that is newer than this call.
+        The event says whether the client continues after the last event that it has received. That event's id names the
+        place. Without a usable id, the client gets only data that is newer than this call.
         """
         because = self._resume(listener, last_id) if last_id else ""
         if because or not last_id:
@@ -163,7 +164,7 @@ class Events:
         return _event("start", said, listener.id_in(self._timeline.process))
 
     def _resume(self, listener: Listener, last_id: str) -> str:
-        """Set a client's positions from the id of an event.
+        """Set from an event's id which changes and batches a client gets next.
 
         Return the reason why this is impossible; empty if it is done.
         """
@@ -214,7 +215,7 @@ class Events:
         return b"".join(parts)
 
     def _batches(self, listener: Listener, output: Output) -> Iterator[tuple[int, bytes]]:
-        """Yield the batches after a client's positions in the journals of an output, in parts.
+        """Yield, in parts, the batches of an output that a client has not got, from the journals of the streams.
 
         Each part comes with the number of blocks that it contains.
         """

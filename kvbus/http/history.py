@@ -21,10 +21,10 @@ from kvbus.core.stats import OutputStats
 from kvbus.telemetry.readings import Driver
 
 KEPT: Final = 300
-"""Number of samples that are kept. With one sample a second, these are five minutes."""
+"""Number of samples that the history keeps of each source and output: five minutes, with one sample a second."""
 
 PLACES: Final = KEPT + 1
-"""Number of positions for samples: one more than are kept, for the sample that is being taken."""
+"""Length of each array of samples: one more than :data:`KEPT`, for the sample that is being taken."""
 
 AT_ONCE: Final = 32
 """Number of sources that are read in one iteration of the event loop; reading 32 sources takes 0.3 ms."""
@@ -36,16 +36,18 @@ OUTPUT_LEVELS: Final = ("routers", "behind", "queue")
 
 
 class Course:
-    """The samples of one source or output. Counters are stored as rates, other values unchanged. NaN means unknown.
+    """The samples of one source or output: one a second, of the last five minutes. NaN means unknown.
+
+    A sample has rates, such as batches a second, and levels, such as the number of blocks.
 
     Args:
-        rates: the names of the counters.
-        levels: the names of the other values.
+        rates: the names of the counters whose rates are stored.
+        levels: the names of the values that are stored unchanged.
     """
 
     def __init__(self, rates: Sequence[str], levels: Sequence[str]) -> None:
         self.latest: dict[str, float] = dict.fromkeys((*rates, *levels), nan)
-        """The newest sample. Each sample is a new dictionary."""
+        """The newest sample: rates and other values, by name. Each sample is a new dictionary."""
         self._rings = {name: array("f", [nan]) * PLACES for name in self.latest}
         self._rates = tuple(rates)
         self._counted: Sequence[float] | None = None
@@ -55,7 +57,7 @@ class Course:
         """Add one sample.
 
         Args:
-            place: the position at which the sample is stored.
+            place: the index of the sample in the arrays of samples.
             now: the time of a monotonic clock, in seconds.
             counted: the values of the counters, in the order of their names.
             levels: the other values, by name.
@@ -72,7 +74,7 @@ class Course:
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
-        """Return the samples at the positions ``order``, in this order, by the name of the value.
+        """Return the samples at these indexes of the arrays of samples, in this order, by the name of the value.
 
         Values have four significant digits.
         """
@@ -87,11 +89,11 @@ class History:
 
     def __init__(self) -> None:
         self.every = Course((), (*SOURCE_RATES, *SOURCE_LEVELS))
-        """The sums over all sources."""
+        """The samples of all sources together: the sums of the sources' rates and of their other values."""
         self.sources: dict[str, Course] = {}
         self.outputs: dict[str, Course] = {}
         self.newest: dict[str, Any] = {}
-        """The newest sample as plain data; empty before the first sample."""
+        """The newest sample of all sources and outputs, as plain data for JSON; empty before the first sample."""
         self._times = array("d", [nan]) * PLACES
         self._taken = 0
 

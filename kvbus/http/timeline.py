@@ -47,7 +47,7 @@ class Timeline:
         self.process: Final = secrets.token_hex(4)
         """A random identifier of this process.
 
-        It distinguishes the numbers of this process from those of another process.
+        Each process numbers its changes from 1. The identifier shows a client which process has numbered a change.
         """
         self.last = 0
         """The number of the newest change; 0 before the first."""
