@@ -78,7 +78,7 @@ class BufferLimits:
 
 
 _LIMITS: Final = FrameLimits(max_frame_bytes=sys.maxsize)
-"""No limit of the frame size, because the sockets have already refused frames that are too large."""
+"""Limits for parsing a message: none for the size of a frame, because the sockets refuse frames that are too large."""
 
 _GAP: Final = (Phase.GAP, Phase.GAP_SNAPSHOT, Phase.GRACE)
 
@@ -164,7 +164,7 @@ class Sequence:
         # These attributes record the reports that the caller has got, so that nothing is reported twice.
         self._position: int | None = 0 if self._asks and from_start else None
         self._gap_end = 0
-        """The first seq after the last reported gap."""
+        """The seq after the last missing batch that was reported as a gap."""
         self._unanswered = False
         """Whether an unanswered request was reported as a loss, and no request has been answered since."""
         self._owes_synced = False

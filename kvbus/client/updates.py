@@ -19,7 +19,7 @@ Kind = Literal[
 class Received:
     """A batch. Batches are delivered in order, so ``seq`` follows that of the last received or lost batch.
 
-    ``topic`` is empty if a publisher with three frames has replayed the batch, because such a message has no topic.
+    ``topic`` is empty if the batch comes from a replay whose messages have three frames, because they have no topic.
     """
 
     kind: ClassVar[Kind] = "batch"
@@ -86,7 +86,7 @@ class Lost:
 class Restarted:
     """The publisher has begun a new epoch, so drop all blocks of the old epoch.
 
-    ``epoch`` counts the restarts from 0.
+    ``epoch`` is the number of restarts of the stream that the subscriber has noticed, including this one.
     """
 
     kind: ClassVar[Kind] = "restarted"
