@@ -35,7 +35,10 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 _DELIMITER: Final = "__"
 _LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
 _BEGINS: Final = frozenset({"endpoint", "discover"})
-"""Keys of which a new list element has at least one. If it has none, its index was probably mistyped."""
+"""A new element of ``sources`` or ``outputs`` has one of these keys.
+
+If it has none, its index was probably mistyped.
+"""
 
 Look = Callable[[Config], Iterable[Problem]]
 """A function that checks the files and directories of this machine that a configuration names. It returns problems."""

@@ -127,7 +127,7 @@ NEEDED: Final = {
     "password_file": ("username",),
     "sentinel": ("more_servers",),
 }
-"""Keys that must be set if one of the listed keys is set.
+"""Keys of a log that other keys require, each with those keys. If one of those keys is set, the key must be set.
 
 kvbus authenticates only over TLS, so a password needs ``tls_ca_file``. In Redis, the servers in ``more_servers`` are
 Sentinels, so they need the name of the primary (``sentinel``).

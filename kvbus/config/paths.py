@@ -36,7 +36,7 @@ _MAX_INDEX_DIGITS: Final = 6
 
 
 def index(text: str) -> str | int:
-    """Return one element of a path: an int if the text is a list index, otherwise the text itself."""
+    """Return one element of a key path: an int if the text is a list index, otherwise the text itself."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_INDEX_DIGITS else text
 
 
