@@ -44,9 +44,9 @@ Empty batches fill the seqs between the state and the journal's batches. Routers
 """
 
 _ROOM: Final = 2**62
-"""Number of seqs that a state may use in a snapshot reply: more than any state needs.
+"""Number of seqs that kvbus counts with when it divides a state into the batches of a snapshot reply.
 
-The batches of a snapshot reply have no seqs, so their number is not limited.
+These batches have no seqs. So the number is higher than any state needs, and does not limit the number of batches.
 """
 
 
@@ -218,8 +218,9 @@ class ReplayAnswer:
     that refuses an answer that begins late (llm-d) requests a replay from 0, and gets the same state because of its
     subscription.
 
-    An answer ends at the batch that was the newest when the journal part began. Later batches are on the live stream.
-    If the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
+    The last batch of an answer is the stream's newest batch when the answer began, or when its snapshot was sent. Later
+    batches are on the live stream. If the journal drops a batch before a slow requester could receive it, a newer
+    snapshot replaces that batch.
 
     The outcome, for metrics, is ``subscription`` for END in place of a state, ``compacted`` for an answer with a
     snapshot, ``late`` for an answer that begins later than requested, ``malformed`` for a request that cannot be
@@ -258,9 +259,9 @@ class ReplayAnswer:
         yield self.refusal()
 
     def refusal(self) -> list[bytes]:
-        """Return END, the message that ends an answer without batches.
+        """Return END without any batch, the answer to a request that kvbus refuses.
 
-        The requester need not wait until its timeout.
+        So the requester need not wait until its timeout.
         """
         return replay_end(self._framing, self.envelope)
 
@@ -296,7 +297,9 @@ class ReplayAnswer:
     def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
         """Yield the batches of a state under the seqs from ``first`` on, and then empty batches up to the state's seq.
 
-        The state's seq is the newest seq of the stream at the time of the snapshot.
+        The state's seq is the newest seq of the stream at the time of the snapshot. If too many empty batches were
+        needed, the answer begins later than ``first``. ``begun`` says that batches of the answer were already sent.
+        Return the snapshot that holds the state.
         """
         state, stream = self.state, self.state.stream
         snapshot = state.ending_after(first)  # publishes empty batches if needed: read next_seq after it
@@ -304,8 +307,8 @@ class ReplayAnswer:
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):
             first = end - chunks.count
-        # The answer may break off at one of these seqs. The requester then holds only part of the state, so its next
-        # request must get the complete state, not the journal's batches from that seq on.
+        # The answer may break off between two batches of the state. The requester then holds only part of the state, so
+        # its next request must get the complete state, not the journal's batches from the requested seq on.
         state.mark_incomplete(first + 1, end)
         topic, publisher_id = stream.topic, stream.publisher_id
         empty = encode(stream.wire, [], 0.0, stream.rank)

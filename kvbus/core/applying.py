@@ -2,7 +2,7 @@
 
 A record has the same effect whether the relay has just made the decision or a previous process made it. This module
 does not need the reasons of a decision, which the sequencer has made. After a restart,
-:meth:`~kvbus.core.relay.Relay.apply_record` also restores the sequencer's position.
+:meth:`~kvbus.core.relay.Relay.apply_record` also restores the epoch and the next seq of each sequencer.
 """
 
 from __future__ import annotations

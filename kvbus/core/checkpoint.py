@@ -54,10 +54,10 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 
 
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
-    """Yield the address and the index of each index that has blocks of a source: output number, position, index.
+    """Yield each index that has blocks of a source, after the output number and the position that identify it.
 
-    A normalizer's index belongs to no output (None). Its position is 0 for live blocks and 1 for tail blocks. An output
-    with a view has an index of its own for the source, at position 0.
+    A normalizer's index belongs to no output, so its output number is None. Its position is 0 for live blocks and 1
+    for tail blocks. An output with a view has an index of its own for the source, at position 0.
     """
     for which, index in enumerate(source.normalizer.indexes):
         yield None, which, index

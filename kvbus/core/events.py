@@ -40,7 +40,7 @@ class SourceRemoved(msgspec.Struct, frozen=True):
 
 
 class OutputPlaced(msgspec.Struct, frozen=True):
-    """A new output replaces the output with this number, or is added if no output has this number."""
+    """A new output replaces the output with the number ``output``, or is added if there is no such output."""
 
     output: int
     spec: OutputSpec

@@ -294,9 +294,10 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[tuple[Index, int | None]]:
-        """Return the blocks of the other ranks in the pod of slot ``i``, as routers know them, and each first group.
+        """Return, for each other rank in the pod of slot ``i``, the index of its blocks and its first group.
 
-        The list is empty if the output's routers apply AllBlocksCleared to a single rank.
+        The index has the blocks that the output's routers may know. The list is empty if these routers apply
+        AllBlocksCleared to a single rank.
         """
         clears = output.spec.profile.clears
         if clears == "rank" or (clears == "connection" and not output.merged):

@@ -188,7 +188,7 @@ class Relay:
         self._out.commands.clear()
 
     def _follow(self, record: wal.Record) -> None:
-        """Restore the position that the source's sequencer had after the decision in this record."""
+        """Restore the epoch and the next seq that the source's sequencer had after the decision in this record."""
         if isinstance(record, wal.Delivered):
             self.sources[record.source].sequencer.restore_batch(record.seq, record.payload)
         elif isinstance(record, wal.EpochBegun):

@@ -85,7 +85,7 @@ class OutputStats(msgspec.Struct):
     """
 
     parts: frozenset[str] = frozenset()
-    """The optional parts of kvbus that the output uses. Possible names: log, dynamo, interpose, replay, keys."""
+    """The optional features of kvbus that the output uses: some of log, dynamo, interpose, replay and keys."""
 
     # Counters of the live stream to routers, or of the log that the output writes.
     batches: int = 0

@@ -1,4 +1,4 @@
-"""Definitions that the whole core shares: hashes, media and tiers, and reasons for rejecting or filtering."""
+"""Definitions that the whole core shares: hashes, media, tiers, and the reasons of rejected and filtered events."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"numb
 
 
 def medium_key(medium: str | UnsetType | None) -> str | None:
-    """Return a medium's key in the index: its name in upper case, or ``GPU`` for every device; None if unknown.
+    """Return a medium's key in the index; None if the medium is unknown.
 
-    A missing medium means the device. vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM and the Dynamo mocker name
-    no medium.
+    The key is the medium's name in upper case, and ``GPU`` for every name of the device. A missing medium means the
+    device: vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM and the Dynamo mocker name no medium.
     """
     if medium is None or medium == "GPU" or isinstance(medium, UnsetType):
         return DEVICE_MEDIUM

@@ -62,7 +62,10 @@ class Reannounced(msgspec.Struct, tag=4, array_like=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
-    """kvbus sends an empty batch on one stream of an output. ``wall`` is the time of day that becomes its ``ts``."""
+    """kvbus sends an empty batch on one stream of an output.
+
+    ``wall`` is the time of day that the batch has as ``ts``.
+    """
 
     output: int
     stream: int

@@ -27,8 +27,9 @@ Piece = Chunk | tuple[Any, ...]
 """The blocks that one store event announces.
 
 A piece has one of three forms. A chunk stands for all its blocks. A tuple ``(chunk, first, end)`` stands for a range of
-the blocks, or of the sub-blocks, of one chunk. A tuple of chunks stands for single blocks that follow each other. The
-first form is the cheapest: it is only a pointer, so the garbage collector has no further object to track.
+the blocks, or of the sub-blocks, of one chunk. A tuple of chunks, each with one block, stands for blocks that follow
+each other. The first form is the cheapest: it is only a pointer, so the garbage collector has no further object to
+track.
 """
 
 
@@ -43,7 +44,7 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """Yield the stores that announce all live blocks of an index, in lists of events with ``size`` blocks.
+    """Yield the stores that announce all live blocks of an index, in lists whose events have ``size`` blocks together.
 
     :func:`layout` decides the order and the division. Blocks that are in one of the indexes ``known`` are left out. An
     empty list is a pause: the caller may do other work before it asks for the next list.
@@ -99,7 +100,10 @@ class StoreEventBuilder:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._divided: tuple[Chunk, list[bytes]] | None = None
-        """The reblocked chunk that was used last, and the tokens of each of its sub-blocks."""
+        """The reblocked chunk that was used last, and the tokens of each of its sub-blocks.
+
+        None if no reblocked chunk was used yet.
+        """
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
         """Return the store events that announce these pieces."""

@@ -1,6 +1,7 @@
 """A chunk holds the blocks of one store event.
 
-Its meta holds the fields that it has in common with most other stores.
+Fields of the event whose values most stores have in common, such as the medium, are in a :class:`Meta` object. Many
+chunks share one such object.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ ITEM_BYTES: Final = 140
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a store that most stores have in common. The index keeps one object for each distinct value.
+    """The fields of a store whose values it usually has in common with other stores, such as medium and adapter.
 
-    If the texts among the fields are too long, the chunk has an object of its own. ``weight`` is then the total length
-    of these texts in bytes; otherwise it is 0. A chunk whose meta has a weight has a :class:`Rest`.
+    The index keeps one object for each distinct value. If the texts among the fields are too long, the chunk has an
+    object of its own. ``weight`` is then the total length of these texts in bytes; otherwise it is 0. A chunk whose
+    meta has a weight has a :class:`Rest`.
     """
 
     block_size: int

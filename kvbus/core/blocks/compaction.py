@@ -55,7 +55,7 @@ SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_
 """The largest block size, in tokens, at which a batch of :data:`MOST_BLOCKS` blocks fits into :data:`MOST_BYTES`."""
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Maximum total size in bytes of the encoded batches that a snapshot keeps for its other readers."""
+"""Maximum total size in bytes of the encoded batches that a snapshot keeps, so that further readers can use them."""
 
 
 def most_blocks(block_size: int) -> int:

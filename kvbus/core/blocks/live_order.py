@@ -4,8 +4,9 @@ The index holds blocks in the order in which the engine stored them. A parent th
 children in the index. :func:`in_order` finds the right order when it reads the index, so the index need not keep it.
 
 A decoding engine stores block after block for many requests in parallel. So a block rarely follows its parent directly.
-:func:`chains` joins single blocks of one chain into one event. For this, a run of blocks waits in a window until the
-next block of its chain comes. The runs leave the window in the order of their first blocks, so parents are sent first.
+:func:`chains` joins blocks of one chain that were stored one by one into one event. For this, a run of blocks waits in
+a window until the next block of its chain comes. The runs leave the window in the order of their first blocks, so
+parents are sent first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PAUSE: Final = 512
 """Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Number of blocks in a table from which on its single blocks are joined into events with several blocks.
+"""Number of blocks in a table from which on blocks that were stored one by one are joined into events.
 
 Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
 know the engine's block size yet.
@@ -133,10 +134,10 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Join single blocks that form a chain: each block is the parent of the next one. Yield lists of runs.
+    """Join runs of one block each into chains, in which each block is the parent of the next one.
 
-    The blocks of a list fit into one event. A list has either one run, or several single blocks of a chain. An empty
-    list is a pause, in which the caller may do other work.
+    Yield lists of runs. The blocks of a list fit into one event. A list has either one run of any length, or the runs
+    of a chain. An empty list is a pause, in which the caller may do other work.
     """
     # Join no blocks if some are reblocked: routers know the parent of such a block by another hash than the engine's,
     # so the parents' hashes do not show the chains.
@@ -178,7 +179,7 @@ class _Window:
         return chain
 
     def join(self, run: Run) -> None:
-        """Append a single block to the list that ends with the block's parent.
+        """Append a run of one block to the waiting list that ends with the block's parent.
 
         If there is no such list, begin a new list with the block.
         """
@@ -209,13 +210,13 @@ class _Window:
 
 
 def _joins(chunk: Chunk) -> bool:
-    """Return whether a single block may share an event with the blocks before and after it in its chain."""
+    """Return whether a chunk of one block may share an event with the blocks before and after it in its chain."""
     meta, keys = chunk.meta, chunk.extra_keys
     return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """Return whether two single blocks may share an event.
+    """Return whether two chunks of one block each may share an event.
 
     They may if the fields in their metas are equal, and their keys and tokens have the same form.
     """

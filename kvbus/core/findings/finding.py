@@ -89,7 +89,7 @@ class Change(NamedTuple):
 
     Attributes:
         word: what happens to the finding: ``begins``, ``changes`` or ``ends``.
-        finding: the finding after the change. If it ends, its last form.
+        finding: the finding after the change; if the finding ended, the finding before the change.
         seconds: how long the finding has existed, in seconds.
     """
 

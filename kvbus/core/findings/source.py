@@ -1,4 +1,4 @@
-"""Find the current problems of a source from its state. ``engine`` has their texts."""
+"""Find the current problems of a source from its state. The module ``engine`` has the texts of these findings."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _of_events(source: Source) -> Iterator[Finding]:
 
 
 def _named(reasons: Iterable[Reason]) -> str:
-    """Return a text that names all reasons, in alphabetical order.
+    """Return a text that names all reasons for which messages were refused, in alphabetical order.
 
     So the order does not change with the counts of the reasons.
     """

@@ -29,9 +29,9 @@ MAX_SIZE: Final = 2**31
 def check_stored(event: BlockStored) -> int | Reason:
     """Return the number of tokens of a store, or the reason why the store is invalid.
 
-    llm-d-inference-sim sends tokens with a block size of 0. Then compute the size from the numbers of tokens and
-    hashes, and fill it in. Stores without hashes or without tokens are valid. A store may have more tokens than its
-    hashes need, because vLLM leaves out the hashes of masked blocks.
+    If a store with tokens has a block size of 0 (llm-d-inference-sim), set its block size to the number of tokens
+    divided by the number of hashes. Stores without hashes or without tokens are valid. A store may have more tokens
+    than its hashes need, because vLLM leaves out the hashes of masked blocks.
     """
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
@@ -248,7 +248,8 @@ class Admission:
         """Replace values of a store that routers cannot read by readable values.
 
         Returns:
-            The replaced values, and the fields that the struct BlockStored does not define; None if there are none.
+            The original values of the replaced fields, and the fields that the struct BlockStored does not define; None
+            if there are neither.
         """
         extras = (batch.extras or {}).get(at)
         if odd := set_aside(event):
@@ -261,7 +262,10 @@ class Admission:
         return extras
 
     def _parts(self, event: BlockStored, key: TableKey, extras: Extras | None, *, complete: bool) -> list[Checked]:
-        """Return a store as one part, or as several consecutive parts if it has more than :data:`MAX_RUN` blocks."""
+        """Return a store as one part, or as several consecutive parts if it has more than :data:`MAX_RUN` blocks.
+
+        ``complete`` says that the store has exactly the tokens of its blocks. Otherwise the parts have no chunk.
+        """
         count = len(event.block_hashes)
         if count <= MAX_RUN:
             return [Checked(event, key, self._cache.index.chunk_of(event, extras) if complete else None, extras)]

@@ -275,7 +275,8 @@ class BlockSizes:
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
             table = self._index.tables.get((group, medium))
-            # larger blocks on this medium were cut into sub-blocks, which now repeat the blocks of the group's own size
+            # Learn again, because larger blocks on this medium were cut into sub-blocks. These now repeat the blocks of
+            # the group's own size.
             self.relearned |= table is not None and len(table.refs) > 0
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:

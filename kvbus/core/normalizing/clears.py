@@ -87,7 +87,12 @@ class Clears:
         return emptied
 
     def _survivors(self, medium: str | None, *, second: bool) -> AbstractSet[str]:
-        """Return the media whose blocks a clear does not remove."""
+        """Return the media whose blocks a clear does not remove.
+
+        Args:
+            medium: the index key of the medium that the clear names; None if it names none.
+            second: whether the batch already had a clear without a medium.
+        """
         cache = self._cache
         media = cache.index.media_names | cache.left_out.media | {each for each, _ in cache.refused}
         if medium is not None:

@@ -47,7 +47,7 @@ class Removals:
         Even then, kvbus sends them differently if one of them has a parent before its child.
         """
 
-        # What the removals of the current batch have named.
+        # The blocks that removals of the current batch have named.
         self._removed: dict[tuple[int | None, Hash], Chunk] = {}
         """The chunk of each block that the current batch has removed, by group and hash."""
         self._unknown: dict[int | None, int] = {}
@@ -211,7 +211,10 @@ def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
-    """Return whether an engine's removal has the same fields as kvbus's own removal of this chunk's blocks."""
+    """Return whether an engine's removal names medium and group as kvbus's own removal of this chunk's blocks does.
+
+    The result is False if the tokens of the blocks are unknown: kvbus marks the removal of such blocks.
+    """
     meta = chunk.meta
     return meta.medium == event.medium and meta.group_idx == event.group_idx and not chunk.hash_only
 

@@ -119,13 +119,14 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # Record the reasons of all refused stores for this medium, too: the parent may be unknown because its
-                # store was refused on another medium for one of them.
+                # Give this medium the reasons of all refused stores of the source, too. The parent may be unknown
+                # because its store was refused on another medium.
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
         elif holder.hashes[-1] == parent:
-            # keep the index's object, not an equal one: a chain of single blocks then has each hash in memory once
+            # Keep the hash object of the index, not an equal one. If an engine stores the blocks of a chain one by one,
+            # each hash is then in memory once.
             chunk.parent = holder.hashes[-1]
         return True
 

@@ -48,9 +48,15 @@ class Journal:
         self._spare = 0
         """Number of items at the beginning of :attr:`_seqs` whose entries were dropped."""
         self._empty: dict[int, int] = {}
-        """Number of batches in each entry that holds empty batches, by the absolute position of the entry."""
+        """Number of batches in each entry that holds empty batches.
+
+        The key is the absolute position of the entry, counted from the first entry ever added to the journal.
+        """
         self.trimmed = 0
-        """Number of entries dropped so far because of a limit. It is also the absolute position of the oldest entry."""
+        """Number of entries dropped so far because of a limit.
+
+        It is also the absolute position of the oldest entry, counted from the first entry ever added to the journal.
+        """
 
     def __len__(self) -> int:
         return len(self._payloads)
@@ -71,9 +77,9 @@ class Journal:
 
     @property
     def _newest(self) -> int:
-        """The absolute position of the newest entry.
+        """The absolute position of the newest entry, counted from the first entry ever added to the journal.
 
-        If the journal is empty, it is the position before that of the next entry.
+        If the journal is empty, it is the position of the last dropped entry; -1 if there was none.
         """
         return self.trimmed + len(self._payloads) - 1
 
@@ -102,7 +108,7 @@ class Journal:
                 self._spare = 0
 
     def position(self, seq: int) -> int:
-        """Return the absolute position of the entry that contains ``seq``.
+        """Return the absolute position of the entry that contains ``seq``, counted from the first entry ever added.
 
         If that entry was dropped, return the position of the oldest entry.
         """
@@ -120,9 +126,9 @@ class Journal:
         return entry if entry is not None and entry.seq <= seq < entry.seq + entry.batches else None
 
     def at(self, position: int) -> Entry | None:
-        """Return the entry at an absolute position; None if the position is after the newest entry.
+        """Return the entry at an absolute position, counted from the first entry ever added to the journal.
 
-        If the entry at this position was dropped, return the oldest entry.
+        If that entry was dropped, return the oldest entry. Return None if the position is after the newest entry.
         """
         at = max(position - self.trimmed, 0)
         if at >= len(self._payloads):

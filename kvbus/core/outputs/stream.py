@@ -120,7 +120,7 @@ class OutputStream:
         """
 
     def resume_at(self, seq: int) -> None:
-        """Continue at a higher seq, with an empty journal."""
+        """Continue the stream at ``seq``, which is higher than every seq used before, with an empty journal."""
         self.next_seq = self.first_seq = seq
         self.changed_seq = seq - 1
         self.journal = self._new_journal()

@@ -141,8 +141,8 @@ class OpenRequest(msgspec.Struct):
     def begins_beyond(self, seq: int) -> bool:
         """Return whether the answer begins after the last delivered batch, so that it cannot show the epoch.
 
-        ``seq`` is the first batch of the answer. For a request about a gap, such an answer is normal: the batches in
-        between are known to be missing, and the publisher has dropped them from its buffer.
+        ``seq`` is the first batch of the answer. For a request about a gap, such an answer is normal: the batches
+        between the last delivered batch and ``seq`` are known to be missing, and the publisher has dropped them.
         """
         return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
 
@@ -377,10 +377,10 @@ class Requests:
         """Handle an answer that begins after the last delivered batch. Return None if kvbus has to use its batches.
 
         Such an answer proves neither the same epoch nor another one, because the publisher has dropped older batches
-        from its buffer. While the connection was up, the publisher sent the batches in between on it, in order. They
-        may still be in transit: after a pause of this process or of the network, or while a backlog is queued. So kvbus
-        waits for them on the live stream, for as much time as they may need
-        (:class:`~kvbus.core.sequencing.epoch.PublisherBuffer`).
+        from its buffer. The batches between the last delivered batch and ``seq`` may not be lost: if the connection was
+        up, the publisher has sent them on it, in order. They may still be in transit, after a pause of this process or
+        of the network, or while a backlog is queued. So kvbus waits for them on the live stream, for as much time as
+        they may need (:class:`~kvbus.core.sequencing.epoch.PublisherBuffer`).
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is Phase.VERIFY:

@@ -1,7 +1,8 @@
 """What kvbus knows about one epoch of a publisher, and the detection of epochs that follow each other too fast.
 
-Each new epoch of a publisher gets a new :class:`Epoch` object. It holds the positions, the waiting batches, how far
-back the known history reaches, and what answers of the publisher have shown. The sequencer makes decisions from it.
+Each new epoch of a publisher gets a new :class:`Epoch` object. It holds the seqs of delivered and missing batches, the
+batches that wait, how far back the known history reaches, and what answers of the publisher have shown. The sequencer
+makes decisions from it.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ class PublisherBuffer:
         self._empty_at = -1
         """The live end (one past the highest live batch) at the first unexpectedly empty answer; -1 before that."""
         self._silent = (-1, 0.0)
-        """The seq of the next batch to deliver when kvbus probed the silent publisher, and the time when the silence
-        began.
+        """The seq of the next batch to deliver when kvbus last probed the silent publisher, and the time when the
+        silence began.
 
         The seq is -1 if kvbus has never probed this publisher.
         """
@@ -373,7 +374,7 @@ class Epoch:
         """Silence of the live stream after which kvbus probes the publisher, in multiples of ``probe_interval``."""
 
     def forget_numbers(self) -> None:
-        """Reset the positions and drop the held batches.
+        """Forget which seqs were delivered or are missing, and drop the held batches.
 
         Call it if no batch was delivered: then nothing shows whether the held batches are of the current epoch.
         """
@@ -386,7 +387,10 @@ class Epoch:
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
     def is_far(self, seq: int) -> bool:
-        """Return whether a seq is so much higher than the known ones that the batches in between cannot be a gap."""
+        """Return whether a seq is too high for a gap.
+
+        Too many batches then lie between the highest known batch and batch ``seq``.
+        """
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
@@ -463,7 +467,7 @@ class Epoch:
     # -- restart of this process ---------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Return the epoch's position, history and last fingerprints as plain data, which a new process can load."""
+        """Return the epoch's next seq, history and last fingerprints as plain data, which a new process can load."""
         return {
             "next": self.tracker.next,
             "synced": self.tracker.synced,

@@ -1,6 +1,6 @@
 """Track the seqs of one epoch: delivered, held and missing batches, and their counts.
 
-Three positions::
+Three seqs divide the batches of the epoch::
 
     next      the batch to be delivered next; every earlier batch was delivered or is lost
     log_end   one past the highest batch known to exist; missing batches lie in [next, log_end)
@@ -148,7 +148,7 @@ class GapTracker:
     __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
-        # The positions in the epoch's numbering. The module's docstring explains them.
+        # Three seqs that divide the epoch's batches. The module's docstring explains them.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
@@ -345,7 +345,7 @@ class GapTracker:
     def write_off(self) -> None:
         """Count the pending batches as lost, and the held batches as batches of an old epoch, because the epoch ends.
 
-        The positions (``next``, ``log_end``, ``live_end``) stay unchanged.
+        The attributes ``next``, ``log_end`` and ``live_end`` stay unchanged.
         """
         self._stats.lost += self.pending
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)

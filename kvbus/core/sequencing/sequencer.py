@@ -564,7 +564,7 @@ class Sequencer:
             self._epoch_state.emptied(certain=certain)
 
     def dump(self) -> dict[str, Any]:
-        """Return the epoch, the position and the last fingerprints as plain data, which a new process can load."""
+        """Return the epoch's number, next seq, history and last fingerprints as plain data for a new process."""
         return {"epoch": self.epoch, **self._epoch_state.dump()}
 
     def load(self, data: dict[str, Any]) -> None:

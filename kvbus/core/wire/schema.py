@@ -1,4 +1,4 @@
-"""The structs of events and batches. There is one for an event that is a map, and one for an event that is an array.
+"""The structs of events and batches: some for events that an engine sends as maps, and some for events sent as arrays.
 
 The core uses the map structs, which have the form of vLLM 0.33 and SGLang 0.5.20, and the default output sends them.
 Fields that an engine did not send are ``UNSET``. Fields that kvbus passes on without reading them (``extra_keys``,
