@@ -33,7 +33,7 @@ FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
 """Names of the database file and of the files that SQLite creates next to it."""
 
 VERSION: Final = 1
-"""Version of the form of the database. Raise it whenever the tables or the encoding of the records change."""
+"""Version number of the database's tables and of the encoded records. Raise it whenever one of them changes."""
 
 _APPLICATION: Final = 0x6B766273
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

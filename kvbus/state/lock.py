@@ -137,7 +137,7 @@ class DirectoryLock:
     def read_mark(self) -> Mark | None:
         """Return the mark in the lock file, which shows the progress of the database.
 
-        None: it is missing or damaged.
+        Return None if the mark is missing or damaged.
         """
         return _read_mark(self._opened)
 

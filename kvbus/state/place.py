@@ -176,6 +176,8 @@ def unwritable(config: Config) -> str:
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
     """Return the directories that ``state_dir: auto`` may use.
 
+    ``make`` says that a missing base directory is created if other machines may see it (:attr:`Base.shared`).
+
     Returns:
         The directories that exist; the directories that do not exist but can be created; and the reasons why no
         directory can be created in the other base directories.
