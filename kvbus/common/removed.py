@@ -1,4 +1,4 @@
-"""The names that kvbus has removed, and what to use in place of them.
+"""The configuration keys, commands, options and HTTP paths that kvbus no longer has, and what to use in place of them.
 
 If a user gives a removed name, kvbus shows the sentence for it, not "unknown key" or "no such command". A name that
 still exists is never looked up here. kvbus writes "gone: " before each sentence.
@@ -57,7 +57,7 @@ PATHS: Final[Mapping[str, str]] = {
 
 
 def gone(instead: str) -> str:
-    """Return the error message for a removed name, such as "gone: use X".
+    """Return the error message for a removed key, command or path, such as "gone: use X".
 
     ``instead`` says what to use in place of it.
     """
@@ -73,6 +73,6 @@ def removed_key(path: Iterable[str | int]) -> str | None:
 
 
 def removed_command(words: str) -> str | None:
-    """Return the error message for a removed command or option; None if no such name was removed."""
+    """Return the error message for a removed command or option; None if there was no such command or option."""
     instead = COMMANDS.get(words)
     return None if instead is None else gone(instead)
