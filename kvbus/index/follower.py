@@ -33,14 +33,14 @@ from kvbus.parts.log_router import LogRouter
 log = logging.getLogger("kvbus.index")
 
 _COMPARE_EVERY: Final = 10
-"""Number of rounds of ``_watch`` from one comparison of the workers' block hashes to the next."""
+"""Number of checks of the streams from one comparison of the workers' block hashes to the next."""
 
 _WATCH_SECONDS: Final = 1.0
-"""Seconds between two rounds of ``_watch``, which looks for failed streams and for streams without token ids."""
+"""Seconds between two checks of the streams. Each check looks for failed streams and for streams without token ids."""
 
 
 class Standing(msgspec.Struct):
-    """The condition of a source.
+    """The condition of one source (one rank of a worker): whether the index knows all blocks that it holds.
 
     Attributes:
         state: ``live``, or the reason why the source may hold other blocks than the index knows.
