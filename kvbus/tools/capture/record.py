@@ -60,7 +60,7 @@ async def record(
         async with asyncio.timeout(seconds):
             while count is None or stats.recorded < count:
                 frames = await subscriber.recv()
-                # the seq frame has 8 bytes, or 24 bytes if it also has the 16-byte id of the publisher
+                # A seq frame has 8 bytes, or 24 bytes if the 16-byte id of the publisher follows the seq.
                 if len(frames) != 3 or len(frames[1]) not in (8, 24):
                     stats.unusable += 1
                     continue

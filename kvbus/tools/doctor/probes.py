@@ -361,7 +361,7 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
     """
     loop = asyncio.get_running_loop()
     try:
-        # The first subscription is a sign for a publisher that is a kvbus: it sends no state to doctor. The second
+        # Because of the first subscription, a publisher that is itself a kvbus sends no state to doctor. The second
         # subscription is to all topics. If batches come whose topic is not the configured one, the configured topic is
         # wrong.
         await connection.send(b"\x01" + ASKS_REPLAY)

@@ -52,7 +52,8 @@ class Dialect:
         removed: fields of BlockRemoved after the tag.
         maps: whether events are maps tagged by ``type``, not arrays that begin with the tag.
         omitted: fields that a map leaves out if they are None.
-        framing: framing of the release's replay answers.
+        framing: number of frames of each message in the release's replay answers, ``3`` or ``4``; ``sim`` for the form
+            of llm-d-inference-sim.
         batch_length: number of elements of a batch: 3 with a rank, 2 without a rank (vLLM 0.9.0).
         hashes: form in which a 32-byte digest is sent: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
         chained: whether a hash covers the block's complete prefix. If not, equal pages have equal hashes (SGLang up to

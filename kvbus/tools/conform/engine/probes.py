@@ -252,7 +252,7 @@ class Api:
         self._pairs = MAX_PAIRS
 
     async def provoke(self) -> None:
-        """Run all steps: ask for the endpoints, send prompts, reset the cache, and put the engine to sleep.
+        """Run all steps: request the list of endpoints, send prompts, reset the cache, and put the engine to sleep.
 
         A failed step adds a note, and the next step follows. If the prompts fail, the remaining steps are left out.
         """
@@ -356,7 +356,7 @@ class Api:
 
         Args:
             client: the HTTP session.
-            what: the request, for messages.
+            what: the HTTP request that empties the cache, such as ``POST /sleep``. Error messages and verdicts name it.
             work: the coroutine that empties the cache.
         """
         await asyncio.sleep(AT_ONCE_S / 3)  # an engine may ignore a reset while requests run

@@ -113,7 +113,10 @@ class Engine:
         self.markers: Final[set[int]] = set()
         """Hashes of the marker blocks that the last call of `mark` has stored."""
         self.payloads: Final[list[bytes]] = []
-        """Payloads of the `Message` steps, which are evidence if the router breaks a clause."""
+        """Payloads of the `Message` steps of the case.
+
+        If the router breaks a clause, they are the evidence in the verdict.
+        """
         self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)

@@ -123,7 +123,7 @@ def view_of(said: Mapping[str, Any]) -> View:
 def score(cache: Iterable[Held], view: View, known: Known) -> Score:
     """Count the missing and dead blocks in a router's view, compared with the simulated engine's cache.
 
-    Only the fields of blocks that the router reports are compared.
+    If the router does not report a field of its blocks, such as the medium, the comparison ignores this field.
     """
     expected = set(cache)
     if view.by_prefix:
