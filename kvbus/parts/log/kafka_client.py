@@ -64,7 +64,7 @@ async def said(place: Place) -> AsyncIterator[None]:
         yield
     except errors.ProducerFenced as error:
         raise FencedError("another producer has this transactional id") from error
-    # AssertionError: aiokafka raises it if its transaction has already failed.
+    # An AssertionError also means that the request failed: aiokafka raises it if its transaction has failed before.
     except (
         errors.KafkaError,
         errors.IllegalStateError,
