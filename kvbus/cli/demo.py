@@ -56,7 +56,7 @@ def command(seconds: float) -> None:
 
     Exit codes: 0 all routers that read kvbus are exact, 1 such a router is not exact, 130 ended while kvbus was down.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    # imported on use, to keep `kvbus --help` fast
+    # Import these modules only when the command runs, to keep `kvbus --help` fast.
     from kvbus.tools.demo.show import play  # noqa: PLC0415
     from kvbus.tools.terminal import PipeConsole  # noqa: PLC0415
 

@@ -80,7 +80,7 @@ def command(
         raise click.UsageError("TLS needs both --tls-certificate and --tls-key")
     curve = curve_keys(curve_secret_key, curve_server_key)
 
-    # imported on use, to keep `kvbus --help` fast
+    # Import these modules only when the command runs, to keep `kvbus --help` fast.
     from kvbus.common.logs import setup  # noqa: PLC0415
     from kvbus.config.endpoints import parse_address  # noqa: PLC0415
     from kvbus.index.access import IndexAccess  # noqa: PLC0415

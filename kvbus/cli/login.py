@@ -69,7 +69,7 @@ def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
     Raises:
         ConfigError: a file cannot be used.
     """
-    # imported on use, because both modules import large packages (aiohttp, zmq)
+    # Import these modules only when they are needed, because they import large packages (aiohttp, zmq).
     from kvbus.tools.asking import Login  # noqa: PLC0415
     from kvbus.transport.curve import KeyFileError, read_file  # noqa: PLC0415
 

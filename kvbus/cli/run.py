@@ -36,7 +36,7 @@ def run(**flags: Any) -> None:
     file = None if flags["config"] is None else ConfigFile(flags["config"])
     config = load_config(**flags)
 
-    # imported on use, to keep `kvbus --help` fast
+    # Import these modules only when the command runs, to keep `kvbus --help` fast.
     import uvloop  # noqa: PLC0415
 
     from kvbus.common import logs  # noqa: PLC0415

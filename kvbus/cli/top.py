@@ -66,7 +66,7 @@ def command(
 
     Keys: q quits, ? shows all keys, j and k scroll, s sorts by the next column, / filters, p pauses.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    # imported on use, to keep `kvbus --help` fast
+    # Import these modules only when the command runs, to keep `kvbus --help` fast.
     from rich.console import Console  # noqa: PLC0415
 
     from kvbus.tools.terminal import is_screen  # noqa: PLC0415
