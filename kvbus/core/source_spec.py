@@ -118,7 +118,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     # How kvbus interprets the engine's events, and how many blocks it keeps.
     block_size: int | None = None
-    """Number of tokens per block that routers get. None: kvbus learns it from the stream."""
+    """Number of tokens in each block that routers get. If it is None, kvbus learns the number from the stream."""
     duplicates: Duplicates = "count"
     groups: Literal["prefix", "all"] = "prefix"
     orphans: Literal["pass", "drop"] = "pass"

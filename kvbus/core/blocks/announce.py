@@ -106,7 +106,7 @@ class StoreEventBuilder:
         """
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
-        """Return the store events that announce these pieces."""
+        """Return the store events that announce the blocks of these pieces, one event for each piece."""
         events: list[AnyEvent] = []
         for piece in pieces:
             self.put(events, piece)

@@ -357,7 +357,7 @@ class Epoch:
         self.gap_start = -1
         self.gap_attempts = 0
         self.aborted_at = -1
-        """Start of the replay request that kvbus made to continue after an oversized batch; -1 if there was none."""
+        """First seq of the replay request that kvbus sent to continue after an oversized batch; -1 if it sent none."""
         self.grace_ends = inf
         """The time at which kvbus gives up the missing batches of a gap; infinity if there is no such time.
 

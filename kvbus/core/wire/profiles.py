@@ -58,7 +58,7 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     vLLM uses the same rule when it is configured to send integer hashes.
     """
     media: tuple[tuple[str, str], ...] = ()
-    """Replaced names of media. Each pair has a name that this family does not know, and its name for the same tier."""
+    """Replaced names of media. Each pair has a name that the routers do not know, and their name for the same tier."""
     one_block: bool = False
     """Whether each store has only one block, for routers that use a store's parent as the parent of all its blocks."""
     fill_kinds: bool = False
