@@ -90,7 +90,7 @@ class Hub:
         """Ids of peers whose endpoint was closed, but whose connections have not ended yet."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
         self.shared = Shared(Share(send_bytes), StatePlaces())
-        """The resources that the streams of this hub share."""
+        """The byte limit for recent batches and the scheduler of states, which the streams of this hub share."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
