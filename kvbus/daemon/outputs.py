@@ -48,7 +48,7 @@ class Outputs:
         sessions = config.limits.max_replay_sessions
         publishers = limits_of_publishers(config.limits.max_frame_bytes)
         self.interposed: dict[str, Interposed] = {}
-        """The ports to which engines connect just as routers do (``interpose``), by endpoint."""
+        """The ports that both engines and routers dial (``interpose``), by endpoint."""
         made = factories(config)
         self.stats = [OutputStats(parts=_optional(output)) for output in config.outputs]
         """The counters of the drivers, in the order of the configuration."""
@@ -90,7 +90,7 @@ class Outputs:
 def _optional(output: OutputConfig) -> frozenset[str]:
     """Return the optional parts that an output has, such as ``replay``.
 
-    Metrics about other parts are left out for it.
+    For this output, kvbus shows no metrics about the parts that it lacks.
     """
     parts_there = {
         "log": output.log is not None,

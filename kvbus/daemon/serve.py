@@ -316,8 +316,8 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
         log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
-    # Reading the state blocks the event loop, so the loop's own signal handlers would not run meanwhile. These handlers
-    # do.
+    # Reading the state blocks the event loop, so the loop's own signal handlers could not run during that time. These
+    # handlers can run.
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: asked(number))
     try:

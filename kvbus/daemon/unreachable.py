@@ -74,7 +74,10 @@ class Unreachable:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
-        """Each stream with its search, by the source's slot and whether the source is connected."""
+        """The running searches, each with its stream.
+
+        The key is the source's slot, and whether the source was connected when the search began.
+        """
         self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 
     def look(self) -> None:
