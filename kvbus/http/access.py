@@ -67,7 +67,7 @@ def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
 
 
 class Caller(NamedTuple):
-    """A client that has access.
+    """A client that may read the requested path of the HTTP port.
 
     Attributes:
         name: the client's name in the log.

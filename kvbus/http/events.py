@@ -79,7 +79,7 @@ class Listener:
 
 
 class Events:
-    """All clients of ``/events``."""
+    """The connected clients of ``/events``, and the methods that send events to them."""
 
     def __init__(self, timeline: Timeline, history: History, stats: ProcessStats) -> None:
         self._timeline = timeline
