@@ -92,9 +92,9 @@ class PrefixIndex(Generic[W]):
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks, by the digest of a prompt.
+        """Return the hashes of a worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        The digest of a block is that of the prompt up to the end of the block. At most ``most`` blocks are read.
+        At most ``most`` blocks are read. Blocks without such a digest are left out.
         """
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
@@ -261,9 +261,9 @@ class _WorkerBlocks:
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks, by the digest of a prompt.
+        """Return the hashes of the oldest blocks, by a digest of the prompt up to the block's end.
 
-        The digest of a block is that of the prompt up to the end of the block. At most ``most`` blocks are read.
+        At most ``most`` blocks are read. Blocks without such a digest are left out.
         """
         oldest = islice(self._blocks.items(), most)
         return {known.place: block for block, known in oldest if known.place is not None}

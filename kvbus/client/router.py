@@ -64,7 +64,7 @@ class PrefixRouter:
         self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # The event loop writes these attributes, and any thread reads them. Both hold the lock.
+        # The event loop writes these attributes, and any thread reads them. Both hold the lock while they do so.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}
@@ -127,10 +127,10 @@ class PrefixRouter:
             return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
-        """Return the hashes of each worker's oldest blocks, by the digest of a prompt.
+        """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        The digest of a block is that of the prompt up to the end of the block. Two workers that compute hashes in the
-        same way have the same hash for the same digest. At most ``most`` blocks of each worker are read.
+        Two workers that compute hashes in the same way have the same hash for the same digest. At most ``most`` blocks
+        of each worker are read, and blocks without such a digest are left out.
         """
         with self._lock:
             return {worker: self._index.names(worker, most) for worker in self._index.workers}
