@@ -31,13 +31,13 @@ class ExitCode(IntEnum):
 
 
 EXIT_MEANINGS: Final[Mapping[ExitCode, str]] = {
-    ExitCode.OK: "done, and nothing is wrong",
-    ExitCode.FOUND: "done, and something is wrong or left undone",
+    ExitCode.OK: "the command finished, and found nothing wrong",
+    ExitCode.FOUND: "the command finished, and found something wrong or left something undone",
     ExitCode.USAGE: "the command line is wrong",
-    ExitCode.UNAVAILABLE: "an address is taken, or nobody answers there",
-    ExitCode.INTERNAL: "a defect of kvbus",
+    ExitCode.UNAVAILABLE: "another program uses an address, or no program answers there",
+    ExitCode.INTERNAL: "kvbus failed because of a defect in kvbus",
     ExitCode.CONFIG: "kvbus cannot use a configuration or a file",
-    ExitCode.INTERRUPTED: "Ctrl-C, before there was a result",
+    ExitCode.INTERRUPTED: "Ctrl-C ended the command before it had a result",
 }
 """The meaning of each exit code, for the help text of every command."""
 
