@@ -76,7 +76,7 @@ def saturation(*, quick: bool, runs: int) -> Result:
     return Result(
         "CPU time of a batch, as fast as batches are taken",
         [],
-        Table(["a batch", "relay", "CPU", "by naive's", "batches/s"], rows),
+        Table(["a batch", "relay", "CPU", "ratio to naive", "batches/s"], rows),
     )
 
 
@@ -247,5 +247,5 @@ def state(*, quick: bool, runs: int) -> Result:
     return Result(
         "What `state_dir` costs: batches of 4 stores and 4 removals of 8 blocks, as fast as they are taken",
         [],
-        Table(["", "CPU of a batch", "by without"], rows),
+        Table(["", "CPU of a batch", "ratio to without"], rows),
     )

@@ -55,8 +55,8 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "the router restarts, sessions of one or two turns": ("router", {"turns": (1, 2)}),
     "the router restarts, replay buffers reach back to the start": ("router", {"buffered": inf}),
     "an engine crashes": ("engine", {}),
-    "kvbus is killed, with its state": ("kept", {}),
-    "kvbus is killed, without it": ("lost", {}),
+    "kvbus is killed, and keeps its state": ("kept", {}),
+    "kvbus is killed, and loses its state": ("lost", {}),
 }
 """The fault of each case, and the fields of ``Load`` that the case changes."""
 

@@ -204,7 +204,7 @@ class _Readings(Collector):
             labels=labels,
         )
         differing = GaugeMetricFamily(
-            "kvbus_index_differing_blocks", "Shared blocks that have another hash at the other source.", labels=labels
+            "kvbus_index_differing_blocks", "Shared blocks whose hashes at the two sources differ.", labels=labels
         )
         readings, agreement = self._follower.blocks(), self._follower.agreement
         for worker, standing, media in readings:

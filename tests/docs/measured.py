@@ -76,7 +76,7 @@ def short_table(text: str) -> str:
 def real_engine(text: str) -> str:
     """Return the sentence and the table for README.md about the test with a real engine, from docs/REAL-ENGINE.md."""
     (run,) = re.findall(r"^(\S+), kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE)
-    (equal,) = re.findall(r"^(\d+ of \d+) cases are equal at each quiet point", text, re.MULTILINE)
+    (equal,) = re.findall(r"^In (\d+ of \d+) cases, kvbus and its routers held exactly", text, re.MULTILINE)
     lines = [
         f"**A real {run[1]}, on a CPU** ({run[0]}): in {equal} cases kvbus and its routers held exactly the engine's blocks.",
         f"In a second test the {run[2]} distributed requests to two such engines, and was restarted in the middle",

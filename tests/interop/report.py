@@ -38,7 +38,7 @@ def written(cells: Cells, lacking: Mapping[str, str]) -> str:
     routers = [kind.name for kind in KINDS if kind.name not in lacking]
     parts = ["Missing / dead blocks of each router through kvbus:", _table(cells, routers, "behind")]
     parts += [
-        "Missing / dead blocks of the same routers, at the same time, directly at the engine:",
+        "Missing / dead blocks of the same routers in the same runs, connected directly to the engine:",
         _table(cells, routers, "direct"),
     ]
     parts += [f"Not measured: {name} ({why})." for name, why in lacking.items()]

@@ -76,8 +76,8 @@ async def reset(scene: Scene) -> None:
     await fetched(f"{scene.engine.api}/reset_prefix_cache", {})
     pool, held = await scene.engine.pool(), await scene.bus.blocks()
     scene.outcome.notes.append(
-        f"just after it the pool has {len(pool.blocks)} blocks and kvbus {len(held)}: "
-        f"the engine keeps {pool.waiting} event to itself until its next step"
+        f"after the reset the pool has {len(pool.blocks)} blocks and kvbus has {len(held)}, "
+        f"until the engine's next step sends {pool.waiting} waiting event"
     )
     await scene.traffic.send(1)
     await scene.quiet("one request after the reset")

@@ -102,7 +102,7 @@ async def typed(lines: list[str], engine: Engine, directory: Path, outcome: Outc
             if name == "dump":
                 await compare(line, engine, outcome, {"late router": blocks_of_text(output.read_text())})
         await compare(lines[-1], engine, outcome, {})
-        outcome.notes += [f"`{line}`" for line in lines]
+        outcome.notes += [f"ran `{line}`" for line in lines]
     finally:
         if bus is not None:
             await bus.close()

@@ -40,7 +40,7 @@ def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, 
     return [
         f"{run}, Python {platform.python_version()}.",
         "## The engine's block pool, kvbus and its routers",
-        f"{exact} of {len(outcomes)} cases are equal at each quiet point.",
+        f"In {exact} of {len(outcomes)} cases, kvbus and its routers held exactly the pool's blocks at each quiet point.",
         "\n".join(
             [
                 "| engine | case | quiet points | blocks | with copies | removed | kvbus | late router | early router |",

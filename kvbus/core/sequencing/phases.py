@@ -145,14 +145,14 @@ PHASES: Final[dict[Phase, About]] = {
     ),
     Phase.VERIFY: About(
         State.SYNCING,
-        "connected again: kvbus asks whether it is the same epoch, and delivers nothing until it knows",
+        "after a reconnection, kvbus asks whether the epoch is the same, and delivers nothing until it knows",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
     Phase.CATCH_UP: About(
         State.SYNCING,
-        "it is the same epoch: the rest of the answer has the missed batches",
+        "the answer is of the same epoch, and its rest has the missed batches",
         None,
         "_take_batch",
         "_verify_over",

@@ -61,20 +61,20 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
     RouterState.RECEIVING: {
         RouterState.BEHIND: "kvbus has sent the router all of the state",
         RouterState.WAITING: f"{_LOST}, or other routers need its place",
-        RouterState.STALLED: f"{_LOST} or it makes no progress, and its socket is full",
+        RouterState.STALLED: f"{_LOST} or it makes no progress, and the router's socket is full",
     },
     RouterState.BEHIND: {
         RouterState.LIVE: "kvbus has sent the router every batch",
         RouterState.WAITING: _LOST,
-        RouterState.STALLED: f"{_LOST}, and its socket is full",
+        RouterState.STALLED: f"{_LOST}, and the router's socket is full",
     },
     RouterState.LIVE: {
-        RouterState.BEHIND: "its socket is full",
+        RouterState.BEHIND: "the router's socket is full",
         RouterState.WAITING: "the output's queue was full, so every router lost batches",
         RouterState.STALLED: "the output's queue was full, and the router's socket is full",
     },
     RouterState.STALLED: {
-        RouterState.WAITING: "the router reads again, or its stream ends for good",
+        RouterState.WAITING: "the router reads again, or the stream ends permanently",
         RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
 }
