@@ -205,6 +205,8 @@ class Link:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         behind, onward = await asyncio.open_connection("127.0.0.1", self._target, limit=_CHUNK)
+        if self._delay:  # otherwise the kernel may accept a complete answer of the target before the link forwards it
+            onward.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _CHUNK)
         connection = Connection(writer, onward)
         self._connections.add(connection)
         try:
