@@ -20,7 +20,8 @@ class WireFaults:
     """Faults that the proxy will apply to the next ZMQ messages, and records of the messages that had a fault.
 
     `drop`, `double` and `swap` are the remaining numbers of messages to drop, to send twice, and to swap. The proxy
-    applies a fault to the next messages of the watched direction.
+    applies
+    faults only to the messages of one side, which `Link` gets as `talks`.
     """
 
     drop: int = 0

@@ -96,7 +96,11 @@ def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str
 @pytest.mark.parametrize("neighbours", [0, 1])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, neighbours: int) -> None:
-    """The router's subscription says that the router requests replays. Its request does not have kvbus's routing id."""
+    """A router has announced by a subscription that it requests replays.
+
+    Its request from 0 gets the complete state, although it lacks the routing id by which kvbus recognizes its own
+    readers.
+    """
 
     async def test() -> None:
         async with (

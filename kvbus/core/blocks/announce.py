@@ -58,10 +58,10 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
     """Divide the live blocks of an index into pieces, and yield the pieces in lists of exactly ``size`` blocks.
 
     Each piece becomes one store event. Blocks are counted as routers count them, so a reblocked block counts as its
-    sub-blocks. The last list may be shorter. Single blocks that follow each other become one piece
-    (:func:`~kvbus.core.blocks.live_order.chains`). A piece that does not fit into the rest of a list continues in the
-    next list. Blocks that are in one of the indexes ``known`` are left out. An empty list is a pause, because a large
-    list takes tens of milliseconds, and the caller has other work.
+    sub-blocks. The last list may be shorter. If several stored runs have one block each, and each block is the parent
+    of the next one, they become one piece (:func:`~kvbus.core.blocks.live_order.chains`). A piece that does not fit
+    into the rest of a list continues in the next list. Blocks that are in one of the indexes ``known`` are left out. An
+    empty list is a pause, because a large list takes tens of milliseconds, and the caller has other work.
     """
     pieces: list[Piece] = []
     room = size

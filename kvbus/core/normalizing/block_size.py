@@ -85,7 +85,7 @@ class BlockSizeDetector(msgspec.Struct):
     numbered: bool = False
     """Whether the engine gives the group a number. Such an engine has no radix nodes, and may announce tail blocks."""
 
-    # values that are learned from stores of several blocks
+    # values that are learned from stores that have several blocks
     proven: int = 0
     """The block size that a store of several blocks has proven, in tokens; 0 if there was no such store."""
     support: int = 0
@@ -97,7 +97,7 @@ class BlockSizeDetector(msgspec.Struct):
     ``finer`` has the same for smaller blocks. Both count from the moment when the size was proven.
     """
 
-    # values that are learned from stores of one block
+    # values that are learned from stores that have only one block
     seen: int = 0
     """Number of stores with one block that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0

@@ -134,7 +134,8 @@ class LogStreams:
     Args:
         make: function that opens the log.
         patterns: the patterns that select the streams.
-        where: a description of the log for the operator. The engines' endpoints begin with it.
+        where: the log's address, as the operator sees it. An engine's endpoint is this address, ``#`` and the key of
+            its stream.
     """
 
     give_up = LEASE_TTL

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from kvbus.transport.zmtp.endpoint import Endpoint
 
 EVENTS: Final = 32
-"""Maximum number of events that kvbus decodes of one connection in one iteration of the event loop."""
+"""Maximum number of ZMTP events, such as messages and subscriptions, that kvbus decodes from one connection in one
+iteration of the event loop.
+"""
 
 MAX_UNREAD_PONGS: Final = 16 * 1024
 """Maximum bytes of PONGs that a peer has not read. Above it, kvbus disconnects the peer.

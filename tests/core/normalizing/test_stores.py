@@ -1,4 +1,6 @@
-"""Tests for store events that do not only add new blocks after a known parent."""
+"""Tests for unusual stores: with an unknown parent, with blocks that are already live, or with blocks of several
+chains.
+"""
 
 import pytest
 

@@ -107,9 +107,12 @@ def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: An
 
 @pytest.mark.parametrize("name", ["extra_keys", "cache_salt", "lora_name"])
 def test_prompts_that_an_odd_value_tells_apart_stay_apart(name: str) -> None:
-    """Two tenants send the same prompt with different odd values, and kvbus divides their blocks.
+    """Two tenants send the same prompt with different values of the field ``name``, of a type that kvbus does not
+    expect.
 
-    The hashes of the parts must differ from each other, and from those of the prompt without such a value.
+    kvbus divides the blocks into sub-blocks. Their hashes must differ between the tenants, and from the hashes without
+    such
+    a value.
     """
     names = set()
     for value in (None, {"tenant": 1}, {"tenant": 2}):
