@@ -340,11 +340,10 @@ class Index:
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
         """Return whether routers know a live block, or a sub-block of one, by this hash.
 
-        A block with unknown tokens does not count. The routers that this is for compute hashes from tokens, so they do
-        not get the block.
+        A block with unknown tokens does not count. Only profiles that count a block of several ranks once use this
+        method. Their routers hash tokens, so kvbus does not send them such a block.
 
-        Do not use this on a frozen copy with reblocked blocks, because a frozen copy does not have their derived
-        hashes.
+        Do not use this method on a frozen copy with reblocked blocks, because a frozen copy lacks their derived hashes.
         """
         table = self.tables.get((group, medium))
         if table is None:
