@@ -252,7 +252,7 @@ class TestDecisions:
     def test_a_page_is_short_and_says_it_all(self, page):
         text = page.read_text()
         lines = text.splitlines()
-        assert 100 <= len(text.split()) <= 500
+        assert 100 <= len(text.split()) <= 400
         assert [line for line in lines if line.startswith("## ")] == [
             "## The question",
             "## What was weighed",
