@@ -1,7 +1,7 @@
 """`LogRouter`: a prefix index for Python routers that read the streams of a log themselves.
 
-The kind of log needs its extra (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``). The streams have to contain
-token ids, so their writers need ``outputs[].token_ids: keep``.
+Each kind of log needs the extra of its client library: ``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``. The
+streams have to contain token ids, so their writers need ``outputs[].token_ids: keep``.
 
 >>> from kvbus.parts.log_router import LogRouter
 >>> async def choose(prompt: list[int]) -> None:

@@ -120,7 +120,7 @@ def _reservations_only(config: Config) -> SqliteStore | None:
     """
     base = default_directory()
     if base is None:
-        log.warning("seq reservations cannot be kept: there is no directory in memory; a restart begins at 0")
+        log.warning("seq reservations cannot be kept: found no directory in memory; after a restart, seqs begin at 0")
         return None
     path = base / name_of(config, Base(base))
     try:
@@ -131,7 +131,7 @@ def _reservations_only(config: Config) -> SqliteStore | None:
     except NewerStateError as error:
         raise _state_dir_error(path, error) from error
     except (OSError, StoreError) as error:
-        log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", path, error)
+        log.warning("seq reservations cannot be kept in %s: %s; after a restart, seqs begin at 0", path, error)
         return None
 
 
@@ -211,7 +211,8 @@ def _automatic(config: Config) -> SqliteStore | None:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
             store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
-        except NewerStateError as error:  # do not try the next directory: its numbering differs
+        except NewerStateError as error:
+            # Do not try the next directory. It has other seq reservations, so the seqs of a stream could go back.
             raise _state_dir_error(path, error) from error
         except (OSError, StoreError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")

@@ -154,7 +154,7 @@ class SqliteStore:
             if mark is None:
                 raise DamagedError("the mark in the lock file is damaged")
             if not self.older and (head.writes < mark.writes or self.database.last < mark.last):
-                raise DamagedError("its newest commits are missing")
+                raise DamagedError("the newest commits of the database are missing")
         except FAULTS as error:
             if not is_damage(error):
                 raise
@@ -190,10 +190,11 @@ class SqliteStore:
         stamp = time.strftime("%Y%m%dT%H%M%S")
         existing = self.database.files
         if existing:
-            text = "the state in %s is refused (%s): moved aside as *%s%s, beginning empty"
+            text = "the state in %s is refused (%s): kvbus renames it to *%s%s, and begins without a state"
             log.error(text, self.place, why, _REFUSED, stamp)
         else:
-            log.error("the state in %s is missing: beginning empty, the numbering skips ahead", self.place)
+            text = "the state in %s is missing: kvbus begins without a state, and skips the seqs that it may have used"
+            log.error(text, self.place)
         delete_refused(self._directory)  # keep only one refused database: several could fill the disk
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
@@ -212,7 +213,7 @@ class SqliteStore:
         if head.names != list(names):
             head.first = 0
             self.refused = 1
-            text = "the state in %s is of another configuration: beginning empty, the numbering continues"
+            text = "the state in %s is of another configuration: kvbus begins without a state; the numbering continues"
             log.error(text, self.place)
             raise StoreError(f"{self.place}: the state is of another configuration")
         try:
@@ -318,7 +319,7 @@ class SqliteStore:
         raise self._error(error) from error
 
     def _abandon(self) -> None:
-        """Prevent the next process from using the database: it will lack all batches that are sent from now on."""
+        """Prevent the next process from using the database, which will lack all batches sent from now on."""
         try:
             self.database.close()
             self._write_mark(given_up=True)

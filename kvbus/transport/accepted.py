@@ -73,7 +73,7 @@ class AcceptedStream:
 
     @property
     def reached(self) -> None:
-        """Always None, because kvbus has dialled no address: the publishers dial kvbus."""
+        """The address that kvbus has dialled. It is always None, because the publishers dial kvbus."""
 
     @property
     def unread(self) -> bool:

@@ -164,7 +164,8 @@ class Pump:
     def _pending(self) -> bool:
         """Return whether a message waits to be read.
 
-        Like a read of ``ZMQ_EVENTS``, the check makes the descriptor signal again, but it costs only a quarter.
+        Like a read of ``ZMQ_EVENTS``, this check lets the descriptor signal the next message, but it takes only a
+        quarter of the time.
         """
         return bool(zmq.zmq_poll(self._polled, 0))
 

@@ -244,7 +244,9 @@ class Attempt:
 
 
 async def connectable(endpoint: str, *, seconds: float) -> Outcome:
-    """Connect to an endpoint once, and close the connection. The outcome of a success is `Stop.SILENT`.
+    """Connect to an endpoint once, and close the connection. If this succeeds, the outcome is `Stop.SILENT`.
+
+    kvbus does not wait for the peer's first bytes, so the outcome is never `Stop.OPEN`.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``.

@@ -144,7 +144,7 @@ class BusProcess:
             if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
             and "cannot write its last state" not in line
             and "seqs cannot be reserved" not in line
-            and "beginning empty, the numbering skips ahead" not in line
+            and "and skips the seqs that it may have used" not in line
         ]
 
     async def close(self) -> None:

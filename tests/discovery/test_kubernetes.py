@@ -205,14 +205,14 @@ async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):
 async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes, "OWN_NAMESPACE", tmp_path / "namespace")
     async with watching(server, tmp_path, namespace=None) as watched:
-        with pytest.raises(DiscoveryError, match="not in a pod, so namespace is needed"):
+        with pytest.raises(DiscoveryError, match="not run in a pod, so the key namespace is needed"):
             await watched.next()
     (tmp_path / "namespace").write_text("default\n")
     async with watching(server, tmp_path, namespace=None) as watched:
         assert await watched.next() == set()
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     async with watching(server, tmp_path, server=None) as watched:
-        with pytest.raises(DiscoveryError, match="not in a pod, so server is needed: 'KUBERNETES_SERVICE_HOST'"):
+        with pytest.raises(DiscoveryError, match="so the key server is needed: 'KUBERNETES_SERVICE_HOST'"):
             await watched.next()
     async with watching(server, tmp_path, token_file=str(tmp_path / "none")) as watched:
         with pytest.raises(DiscoveryError, match="none: No such file"):

@@ -113,9 +113,9 @@ def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
         (of_vllm, [{"data_parallel_rank": 4}], offers(0, 1), "rank 4, and kvbus has only these of its ranks: 0, 1"),
         (of_vllm, VLLM_033, offers(0), "rank 1, and kvbus has only these of its ranks: 0"),
         (of_sglang, {"kv_events": 3}, offers(0), "3 is not a JSON object"),
-        (of_sglang, {"kv_events": {"dp_size": "x"}}, offers(0), "'x' is not a rank, size or port"),
+        (of_sglang, {"kv_events": {"dp_size": "x"}}, offers(0), "'x' is not a rank, a number of ranks or a port"),
         (of_sglang, SGLANG_023, offers(0), "rank 1, and kvbus has only these of its ranks: 0"),
-        (of_sglang, SGLANG_023, {**offers(0), 1: offers(2)[2]}, r"rank r at port \+ r, and the ports are"),
+        (of_sglang, SGLANG_023, {**offers(0), 1: offers(2)[2]}, r"port of rank r is the base port \+ r, but kvbus has"),
         (of_sglang, SGLANG_023, {**offers(0), 1: offers(1, topic="b")[1]}, "one topic for all ranks"),
     ],
 )

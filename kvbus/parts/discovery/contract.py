@@ -72,7 +72,8 @@ class Services:
         name: the name of the ``sources`` entry. A discoverer of a single engine uses it as the engine's name.
         data_parallel_size: the number of ranks of an engine, used if the discoverer cannot find out that number.
         disconnected: an event that the daemon sets when the connection to an engine of this discoverer is lost. The
-            discoverer may then look for engines without waiting. The discoverer itself clears the event.
+            discoverer may then query its service immediately, before its usual interval has passed. The discoverer
+            itself clears the event.
     """
 
     name: str
@@ -119,13 +120,11 @@ class Carrier(Discoverer, Protocol):
     def lag(self) -> float:
         """Number of seconds by which the carrier may lag.
 
-        It has read everything that was written up to this time ago.
+        The carrier has read everything that the log had this many seconds ago.
         """
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Begin to pass an engine's batches or log records to the relay.
-
-        There, they belong to the source with the number ``slot``.
+        """Begin to pass an engine's batches or log records to the relay, as those of the source number ``slot``.
 
         Args:
             endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.

@@ -72,7 +72,7 @@ class DnsSettings(Section):
     @model_validator(mode="after")
     def _sound(self) -> DnsSettings:
         if self.port is not None and self.replay_name is not None:
-            raise ValueError("replay_name is for SRV records: leave port out, or give replay_port")
+            raise ValueError("replay_name needs SRV records, so leave out port; or give replay_port instead")
         if self.replay_port is not None and self.replay_name is not None:
             raise ValueError("give replay_port or replay_name, not both")
         for server in self.servers:

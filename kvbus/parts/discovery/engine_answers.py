@@ -130,7 +130,7 @@ def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
 
 
 def _at(endpoint: str, host: str, rank: int) -> str:
-    """Return the endpoint of a rank. ``endpoint`` is that of rank 0, whose port is raised by ``rank``.
+    """Return the endpoint of a rank: ``endpoint``, which is that of rank 0, with a port that is higher by ``rank``.
 
     A wildcard or a loopback address is replaced by ``host``, because kvbus may run on another host than the engine.
     """
@@ -161,7 +161,7 @@ def number(value: object) -> int:
     except ValueError:
         number = -1
     if not 0 <= number <= 65535:
-        raise DiscoveryError(f"{value!r:.100} is not a rank, size or port")
+        raise DiscoveryError(f"{value!r:.100} is not a rank, a number of ranks or a port")
     return number
 
 

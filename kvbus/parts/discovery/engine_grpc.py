@@ -101,7 +101,7 @@ def message_fields(message: int | bytes) -> Iterator[Field]:
 
 
 def _read(message: bytes, at: int) -> tuple[int, int]:
-    """Decode the varint at position ``at``, and return it with the position after it."""
+    """Decode the varint that begins at the position ``at``. Return its value, and the position of the byte after it."""
     value = shift = 0
     while at < len(message) and shift < 70:
         value |= (message[at] & 0x7F) << shift

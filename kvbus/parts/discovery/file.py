@@ -78,7 +78,7 @@ class FileDiscoverer:
         except (YAMLError, ValueError, RecursionError) as error:
             raise DiscoveryError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
         if not isinstance(items, list):
-            raise DiscoveryError(f"{path} has no list of engines; an empty one is []")
+            raise DiscoveryError(f"{path} has no list of engines; write [] for an empty list")
         return tuple(self._engine(number, item) for number, item in enumerate(items))
 
     def _engine(self, number: int, item: Any) -> Engine:

@@ -90,5 +90,6 @@ def _merged(answers: list[Answer]) -> tuple[Publisher, ...]:
     ranks: dict[int, Publisher] = {}
     for each in (publisher for found, _ in answers for publisher in found):
         if ranks.setdefault(each.rank, each) != each:
-            raise DiscoveryError(f"rank {each.rank} is at {ranks[each.rank].endpoint} and at {each.endpoint}")
+            where = f"rank {each.rank} is at {ranks[each.rank].endpoint} and at {each.endpoint}"
+            raise DiscoveryError(f"the nodes disagree: {where}")
     return tuple(ranks[rank] for rank in sorted(ranks))

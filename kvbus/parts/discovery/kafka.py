@@ -22,6 +22,6 @@ class KafkaStreams(LogStreams):
     Settings = KafkaStreamsSettings
 
     def __init__(self, settings: KafkaStreamsSettings, services: Services) -> None:
-        del services  # not needed, because the streams' keys in the log name the engines
+        del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
         place: Place = place_at(settings.endpoint, settings)
         super().__init__(lambda: KafkaLog(place), settings, f"kafka://{place.servers}/{place.topic}")

@@ -77,7 +77,8 @@ class Api:
             try:
                 host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
             except KeyError as error:
-                raise DiscoveryError(f"not in a pod, so server is needed: {error} is not set") from error
+                text = f"kvbus does not run in a pod, so the key server is needed: {error} is not set"
+                raise DiscoveryError(text) from error
             server = f"https://{host_in_url(host)}:{port}"
             token_file, ca_file = token_file or ACCOUNT / "token", ca_file or ACCOUNT / "ca.crt"
         self._server = server
@@ -432,4 +433,4 @@ def _own_namespace() -> str:
     try:
         return OWN_NAMESPACE.read_text().strip()
     except OSError as error:
-        raise DiscoveryError(f"not in a pod, so namespace is needed: {error}") from error
+        raise DiscoveryError(f"kvbus does not run in a pod, so the key namespace is needed: {error}") from error

@@ -22,6 +22,6 @@ class NatsStreams(LogStreams):
     Settings = NatsStreamsSettings
 
     def __init__(self, settings: NatsStreamsSettings, services: Services) -> None:
-        del services  # not needed, because the streams' keys in the log name the engines
+        del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
         place: NatsPlace = place_at(settings.endpoint, settings)
         super().__init__(lambda: NatsLog(place), settings, f"nats://{place.servers}/{place.keys.stream}")

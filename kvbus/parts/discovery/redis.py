@@ -22,7 +22,7 @@ class RedisStreams(LogStreams):
     Settings = RedisStreamsSettings
 
     def __init__(self, settings: RedisStreamsSettings, services: Services) -> None:
-        del services  # not needed, because the streams' keys in the log name the engines
+        del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
         place: RedisPlace = place_at(settings.endpoint, settings)
         where = f"redis://{place.servers}/{settings.database}/{settings.prefix}"
         super().__init__(lambda: RedisLog(place), settings, where)

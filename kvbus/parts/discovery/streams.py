@@ -9,7 +9,8 @@ the log's clock: the time of the stream's newest record, and the time of the new
 stream's time is much older, the stream is *stale*, and the reader treats its writer as gone. Clocks may be wrong, so
 this is not final: after another record the stream is an engine again.
 
-:mod:`kvbus.parts.log.follower` describes how kvbus publishes a stream to routers under the log's own numbers.
+Routers get the records of a stream with seqs that :mod:`kvbus.parts.log.follower` computes from the numbers in the log.
+So every kvbus that reads the log gives a record the same seq.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class LogStreams:
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Begin to pass a stream's records to the relay. There, they belong to the source with the number ``slot``.
+        """Begin to pass a stream's records to the relay, as those of the source number ``slot``.
 
         The records begin with the stream's newest state. If the stream's writer is gone, only the stream's end is
         passed.
@@ -307,7 +308,8 @@ class LogStreams:
     def _list(self, names: set[str]) -> None:
         """Set the streams whose records are passed to the relay. ``names`` has their keys.
 
-        If a stream is new in this set, its earlier records have to come first. So the log is then read again.
+        If a stream is new in this set, the relay first needs the earlier records of the stream, so the log is read
+        again.
         """
         self._dirty |= any(place.relayed.key in names - self._listed for place in self._slots.values())
         self._listed = names
@@ -315,8 +317,8 @@ class LogStreams:
     def _withholds(self, relayed: Relayed) -> bool:
         """Return whether a record of this stream must not be passed to the relay yet.
 
-        That is so if the stream is a source, but is not in the set of engines that was yielded last. The stream will be
-        in the next set, and another reader then reads the record again.
+        This is the case if the stream is a source, but was not in the set of engines that was yielded last. The stream
+        will be in the next set. The log is then read again, and the record is passed.
         """
         if relayed.slot is None or relayed.key in self._listed:
             return False
@@ -384,9 +386,9 @@ class LogStreams:
     def _alive(self, relayed: Relayed) -> bool:
         """Return whether a stream is an engine.
 
-        A stale stream is not an engine: its newest record was already old when reading began, so its writer is gone.
-        But if the log had no record of a stream for :data:`LEASE_TTL` while it was read, the stream is an engine until
-        its end is passed to the relay.
+        A stale stream is not an engine at first: its newest record was already old when reading began. If this reader
+        then sees no record of the stream for :data:`LEASE_TTL`, the stream becomes an engine, so that its end can be
+        passed to the relay: routers may have its blocks from another aggregator. Afterwards it is not an engine.
         """
         if relayed.over or relayed.slot is not None:
             return not relayed.over
@@ -412,7 +414,7 @@ class LogStreams:
         """Return the engines: one for each stream whose writer is running.
 
         If several streams have the same engine name, only the one with the newest epoch may become an engine, even
-        after it has ended. With another stream, the seqs that routers get would go back.
+        after it has ended. A stream with an older epoch has lower seqs, so the seqs that routers get would decrease.
         """
         newest: dict[str, Relayed] = {}
         found: dict[str, tuple[str, Engine]] = {}
@@ -482,17 +484,20 @@ class LogStreams:
         """Return whether new engines may be yielded although this reader has not caught up with the log.
 
         After each new source, the records since its newest state have to be read again. So during a long read, new
-        engines are yielded together and rarely: at most every two seconds, and not before half of the lag has passed.
+        engines are collected and yielded together. The set of engines is yielded at most every :data:`LOOK` seconds,
+        and the time between two sets is at least half of the present lag.
         """
         return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
 
     async def _measure(self, reader: Reader) -> None:
-        """Ask the log where it ends.
+        """Find out up to which time this reader has read the log.
 
-        In later calls, note the time once this reader has read everything up to that end.
+        At intervals, ask the log for the end of each stream, and remember the time of this question. In later calls,
+        check whether this reader has read every stream up to that end. If so, it has read the log up to the remembered
+        time.
         """
         if self._dirty:
-            return  # the last records have not reached the relay; the next reader will deliver them again
+            return  # a stream is about to be read again, so this reader has not passed all records to the relay
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:
@@ -507,12 +512,11 @@ class LogStreams:
         self._level_once = True
 
     def _expire(self) -> None:
-        """Abandon the epochs of streams whose writers have been silent for :data:`LEASE_TTL`.
+        """Abandon the epochs of streams whose writers have been silent for :data:`LEASE_TTL`, and remove their blocks.
 
-        Remove the streams' blocks.
-
-        The silence counts only up to the time up to which the log is read completely. It also counts for a stream that
-        had no record since its reading began again, because the relay has that stream as a source.
+        A silence is measured only up to the time up to which this reader has read the log. Otherwise a slow reader
+        would abandon a running writer. If a stream is a source and is read again, its silence also counts before its
+        first record comes, because the relay may still have the stream's blocks.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):

@@ -81,7 +81,7 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
     If the answer does not mention KV events, return ``answer`` itself.
 
     Raises:
-        DiscoveryError: the form of the answer cannot express kvbus's endpoints, or has an unknown form.
+        DiscoveryError: the answer has an unknown form, or its form cannot express kvbus's endpoints.
     """
     if not isinstance(answer, dict) or not (answer.get("kv_events") or answer.get("kv_event_sources")):
         return answer
@@ -125,7 +125,7 @@ def _base(ranks: list[int], endpoints: list[str]) -> int:
     ports = [parse_endpoint(each).port for each in endpoints]
     bases = {port - rank for rank, port in zip(ranks, ports, strict=True)}
     if len(bases) > 1:
-        raise UnanswerableError(f"SGLang's answer can only express rank r at port + r, and the ports are {ports}")
+        raise UnanswerableError(f"in SGLang's answer the port of rank r is the base port + r, but kvbus has {ports}")
     return bases.pop()
 
 

@@ -62,7 +62,8 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     number = front.number_of_output(config.outputs)
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:
-        raise UnanswerableError(f"kvbus has one stream for all ranks (output {output.name})")
+        have = f"kvbus has one stream for all ranks (output {output.name})"
+        raise UnanswerableError(f"{have}, and the answer needs one for each rank")
     offered = {}
     for stream in streams:
         endpoint, replay_endpoint, _ = output.stream_endpoints(stream.index)
@@ -179,7 +180,9 @@ def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)
-    spelled: dict[str, str] = {}  # aiohttp would replace a header by one with another spelling
+    # Give all headers of one name the spelling of the first. Otherwise aiohttp would send only one of two headers whose
+    # names differ in upper and lower case.
+    spelled: dict[str, str] = {}
     return CIMultiDict(
         (spelled.setdefault(name.lower(), name), value) for name, value in headers if name.lower() not in off
     )

@@ -39,8 +39,8 @@ class UnavailableError(Exception):
 
     If an append has failed with this error, its records may or may not be in the log. The writer must not be used any
     more. The caller has to close it, claim the stream again, and begin with the stream's state. Readers drop duplicate
-    records by their epoch and seq. If the former writer's state is unfinished, they drop it, because its epoch is
-    older.
+    records by their epoch and seq. If the writer had appended only a part of a state, readers replace this part by the
+    state of the new epoch.
 
     Attributes:
         reason: the cause in one word, as a label of counters; :data:`UNREACHABLE` if the cause is not known.
@@ -226,8 +226,8 @@ def next_epoch(last: int) -> int:
 
     The upper bits of an epoch are the number of the writer's turn, which is at least the present time as a number. So
     no number is used twice, even if the log has lost everything and the writer remembers nothing. If the clock was also
-    set back, the random lower bits distinguish the two epochs. If the next number of a turn has too many bits, because
-    another program wrote the pointer, the present time is used.
+    set back, a number may be used again, and the random lower bits distinguish the two epochs with this number. If the
+    next number of a turn has too many bits, because another program wrote the pointer, the present time is used.
     """
     turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
     return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)

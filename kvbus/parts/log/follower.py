@@ -243,8 +243,8 @@ class Relayed:
         alive: whether a record came after the reader had caught up with the log. This proves that the writer was
             running.
         follower: the object that decides which records are accepted.
-        floor: the newest turn of other streams of the same engine name. Records of earlier turns are not passed to the
-            relay, because routers may have seqs of that turn.
+        floor: the newest turn of all other streams with the same engine name. Records of earlier turns are not passed
+            to the relay: routers may already have seqs of the newest turn, and seqs of earlier turns are lower.
     """
 
     def __init__(self, key: str, pointer: Pointer) -> None:
@@ -285,17 +285,15 @@ class Relayed:
     def misses_state(self) -> bool:
         """Whether the log has a state that this reader has skipped and needs.
 
-        The caller then calls :meth:`begin_again`.
+        If so, the caller calls :meth:`begin_again`. There are two cases:
 
-        There are two cases. In the first case, records come and none is usable. In the second case, the log has lost
-        its records and begins again. The pointer then has a later epoch, but its position is not after the records of
-        the earlier epoch that were read.
-
-        In the first case, not every state helps. A state before the records that were passed to the relay does not
-        help: it does not contain the missing records, and routers have already got batches with its seqs. But the state
-        of a later epoch helps. The reader may have skipped that state because it read from a server that was cut off
-        from the network. It may then be at a higher position than the one at which the other servers began that epoch.
-        The reader looks for such a state only once.
+        * No arriving record is usable, and the pointer names a state from which the reader can continue. A state of the
+          reader's own epoch must not be older than the next expected record. Otherwise it lacks the missing records,
+          and routers have already got batches with its seqs. Any state of a later epoch is suitable. The reader can
+          have skipped that state because it read from a server that was cut off from the network. The reader begins
+          again at such a state only once.
+        * The log has lost its records, and its positions begin again. The pointer then has a later epoch, but its
+          position is not after the newest record that the reader has accepted.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:

@@ -221,17 +221,17 @@ async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPa
     Args:
         place: the settings of the connections.
         consumer: the consumer that has read the partitions.
-        known: by partition: the broker from which the consumer has read it.
+        known: the broker from which the consumer has read each partition.
 
     Raises:
-        UnavailableError: a partition was read from another broker, or too few brokers answer.
+        UnavailableError: the consumer has read a partition from another broker, or too few brokers answer.
     """
     client = inner(consumer)
     async with said(place):
         found = await leaders(client, place.options(), list({part.topic for part in known}))
     if any(found.get(part) != leader for part, leader in known.items()):
         client.force_metadata_update()
-        raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has read another broker")
+        raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has read from another broker")
 
 
 class KafkaLog:
@@ -338,7 +338,8 @@ class KafkaLog:
     ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
         """Yield a started consumer, and the partitions of a topic. The caller assigns the partitions that it reads.
 
-        The consumer is stopped after the block. With ``keep``, it is stopped only if the block has failed.
+        The consumer is stopped at the end of the ``async with`` block. With ``keep``, it is stopped only if the block
+        has failed.
         """
         # Subscribe to the topic at first, because the consumer then learns the topic's partitions.
         async with said(self._place):

@@ -1,6 +1,6 @@
-"""Corrections of aiokafka: its clients can be cancelled, always close their connections, and skip undecodable batches.
+"""Corrections of aiokafka, so that its clients can be cancelled, always close their connections, and skip bad batches.
 
-The module also finds out why a broker refuses kvbus.
+A bad batch is one that aiokafka cannot decode. The module also finds out why a broker refuses kvbus.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanis
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Run the block, and convert errors of aiokafka to the errors that kvbus uses for all kinds of logs.
+    """Run the body of an ``async with`` statement, and convert errors of aiokafka to the errors of all kinds of logs.
 
     If an error does not say why the request failed, ask a broker for the reason.
 

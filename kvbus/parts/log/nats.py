@@ -124,9 +124,10 @@ class NatsWriter:
             raise
 
     async def _why(self) -> FencedError | UnavailableError:
-        """Return the error for a refused message, if JetStream has another newest message of the subject than expected.
+        """Return the error to raise after JetStream has refused a message of this writer.
 
-        Either another writer has claimed the stream, or the server has lost messages.
+        JetStream refuses a message if the subject's newest message is not the one that the writer expects. Either
+        another writer has claimed the stream, or the server has lost messages.
         """
         at, data = await newest_of(self._link, self._place.pointers, self._key)
         pointer = _pointer(data)

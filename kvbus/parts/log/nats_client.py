@@ -136,7 +136,9 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def said(self, seconds: float) -> AsyncIterator[None]:
-        """Run the block for up to ``seconds``, and convert errors of nats-py to the UnavailableError of kvbus's logs.
+        """Run the body of an ``async with`` statement for up to ``seconds``, and convert errors of nats-py.
+
+        Each error becomes the UnavailableError of kvbus's logs.
 
         Raises:
             UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS

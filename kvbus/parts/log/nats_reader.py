@@ -317,17 +317,15 @@ class Pulled:
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
-        """Return the messages up to the first contradictory one.
+        """Return the messages before the first contradictory one. Let the next read begin again at the contradiction.
 
-        Go back, so that the remaining messages are read again.
+        Each message names the previous message on its subject. If the reader has got another message as the previous
+        one, the message is contradictory: the server that delivers it has other messages than the other servers of the
+        stream. The reader then creates another consumer, which may be on another server.
 
-        Each message names the message before it on the same subject. If that is not the message that was read before
-        it, it is contradictory, and the server has other messages than its peers. The reader then creates another
-        consumer, which may be on another server.
-
-        A server that was cut off from the network may have other messages than its peers under the same sequences,
-        permanently. This was seen with nats-server 2.9.10: the server kept a message that its peers got again later,
-        and lacked a later message. No server reports this, and a consumer may be on such a server.
+        A server that was cut off from the network may keep other messages under the same sequences for ever. This was
+        seen with nats-server 2.9.10: the server kept a message that the other servers got again later, and lacked a
+        later message. No server reports this, and a consumer may be on such a server.
         """
         for number, message in enumerate(found):
             at, said = message.sequence, message.after
@@ -345,11 +343,14 @@ class Pulled:
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
-        """Return whether to reject a message, because the message that it names before it is not the one that was read.
+        """Return whether to reject a message that names another previous message than the one that was read.
+
+        Accept the message nevertheless if the message that it names was deleted, or if enough consumers have delivered
+        it.
 
         Args:
             at: the message's sequence.
-            after: the sequence that the message names: that of the message before it on the same subject.
+            after: the sequence of the previous message on the same subject, as the message names it.
             before: the sequence of the message that was read last on this subject.
         """
         if self._believed == self._name:

@@ -79,8 +79,8 @@ class Kind(IntEnum):
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record of a log, decoded.
 
-    No field has a default. Otherwise a record that lacks a field could be decoded, with its checksum as the value of
-    that field.
+    A record is encoded as an array, whose last element is its checksum. No field has a default. Otherwise, if an array
+    lacked a field, the checksum could be decoded as the value of that field.
 
     Attributes:
         schema: the version of the format, :data:`SCHEMA`.

@@ -284,7 +284,7 @@ class RedisReader:
 
     @contextlib.asynccontextmanager
     async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
-        """Yield the connection to the primary. The block may use it for up to ``seconds``.
+        """Yield the connection to the primary, for use in an ``async with`` block that may take up to ``seconds``.
 
         If the server fails, close the connection, because another server may be the primary now.
 
@@ -367,9 +367,10 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Return the number of calls of this method so far, which stands for the present end of each stream.
+        """Return how many times this method was called. The number stands for the present end of each stream.
 
-        A stream is read up to this end when it is read to its end after this call.
+        :meth:`reached` returns at least this number for a stream once a read after this call has found the stream's
+        end.
 
         The newest position in the stream's hash cannot stand for the end. The stream's writer can store any number
         there, and then no reader would ever reach it.

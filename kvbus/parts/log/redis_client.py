@@ -134,7 +134,9 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 @contextlib.asynccontextmanager
 async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
-    """Run the block for up to ``seconds``, and convert errors of redis-py to the UnavailableError of kvbus's logs.
+    """Run the body of an ``async with`` statement for up to ``seconds``, and convert errors of redis-py.
+
+    Each error becomes the UnavailableError of kvbus's logs.
 
     Raises:
         UnavailableError: the server refuses a request, has failed, or has not answered within ``seconds``; or a TLS or

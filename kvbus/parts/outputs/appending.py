@@ -72,8 +72,8 @@ class StateDue:
     def begin(self, now: float) -> None:
         """Start a writer epoch, which has no state yet.
 
-        The next state is due by these rules only after ``every`` seconds. The first state of the epoch comes without
-        them, because the appender requests it anyway.
+        The appender requests the first state of an epoch without asking :meth:`due`. So the next state is due only
+        after ``every`` seconds.
         """
         self._state_at = now
         self.position, self.trimmed = None, False
@@ -83,7 +83,7 @@ class StateDue:
         self._tail_bytes += size
 
     def wrote_state(self, size: int, position: int, now: float) -> None:
-        """Note that a state of ``size`` bytes was appended at ``position``, even if it was not due by these rules."""
+        """Note that a state of ``size`` bytes was appended at ``position``, even if :meth:`due` was False."""
         self._tail_bytes, self._state_bytes, self.position = 0, size, position
         self._state_at = self._written_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause

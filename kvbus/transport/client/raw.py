@@ -162,7 +162,8 @@ class RawSubscriber:
 class Asker:
     """A DEALER that sends a request to a ROUTER, and reads the messages of the answer.
 
-    The DEALER has no routing id, as the DEALERs of routers have none. So a kvbus answers it like a router.
+    The DEALER sets no routing id. A kvbus at the other end recognizes another kvbus by its routing id, so it answers
+    this DEALER as it answers a router.
 
     Args:
         endpoint: the ROUTER's endpoint.

@@ -109,7 +109,8 @@ class Hub:
             BindError: the endpoint cannot be bound, or another stream has this topic.
         """
         if topic in self._topics:
-            raise BindError(topic.decode("utf-8", "backslashreplace"), f"stream {self._topics[topic]} has this topic")
+            reason = f"stream {self._topics[topic]} already has this topic"
+            raise BindError(topic.decode("utf-8", "backslashreplace"), reason)
         if self._endpoint is None:
             self._endpoint = self._open_endpoint(self)
         self._topics[topic] = slot

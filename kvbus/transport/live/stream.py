@@ -60,8 +60,8 @@ class LivePublisher:
         queue_batches: maximum number of batches in a burst. Further batches are dropped for every router.
         send_hwm: maximum number of batches that the ring keeps for slow routers.
         send_bytes: maximum number of bytes that the ring keeps for slow routers.
-        request_state: requests the stream's state for the routers with these peer ids; None if the stream sends no
-            state.
+        request_state: requests the stream's state from the relay for some routers. Its argument is their peer ids. None
+            if the stream sends no state.
         waiting: :meth:`publish` appends :meth:`flush` to this list. The list's owner calls it at the end of the burst.
         name_of: returns the display name of a public key's owner.
         left: the list to which the status of each disconnected router is added; None if the stream has its own list.

@@ -41,7 +41,7 @@ class Role(Enum):
         self.peers = peers
 
     def towards(self, socket_type: bytes) -> Role:
-        """Return the role that the endpoint has for a peer of this socket type. It differs only for EITHER."""
+        """Return the role for a peer of this socket type: SUB or PUB if this role is EITHER, otherwise this role."""
         if self is not Role.EITHER:
             return self
         return Role.SUB if socket_type in PUBLISHERS else Role.PUB

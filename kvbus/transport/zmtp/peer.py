@@ -308,7 +308,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _fail(self, problem: ProtocolError) -> None:
         self.detail = str(problem)
-        self._answer()  # sends the ERROR of a failed handshake; close() gives it the handshake timeout
+        self._answer()  # send the ERROR of a failed handshake; below, close() gives the kernel time to send it
         if problem.reason in WAITING:
             self.reason = problem.reason
             self._stop_reading()
@@ -331,7 +331,7 @@ class Peer(asyncio.BufferedProtocol):
             self.close(Reason.TOO_MANY_PEERS)
             return
         self.socket_type, self.identity, self.version, self.key = opened
-        self._answer()  # sends the last bytes of the handshake before the handler's first bytes, and unsealed
+        self._answer()  # send the last bytes of the handshake, unencrypted, before the handler can write
         self.is_open = True
         self.since, self.opened_at = self._endpoint.loop.time(), time.time()
         self._endpoint.opened(self)

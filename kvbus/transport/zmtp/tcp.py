@@ -19,7 +19,10 @@ import zmq
 from kvbus.transport.sockets import KEEPALIVE
 
 GONE_AFTER: Final = 60.0
-"""Seconds without an expected acknowledgement after which a peer counts as gone. Keepalive needs the same time."""
+"""Seconds without an expected acknowledgement after which a peer counts as gone.
+
+TCP keepalive also needs this time to detect a peer that is gone.
+"""
 
 _TRIES: Final = 3
 """Minimum number of unanswered retransmissions or window probes before a peer counts as gone.

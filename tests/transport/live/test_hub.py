@@ -186,7 +186,7 @@ async def test_subscriptions_come_and_go(context: Any) -> None:
 async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
     async with bench_of(context) as bench:
         bench.add(b"a")
-        with pytest.raises(BindError, match="stream 0 has this topic"):
+        with pytest.raises(BindError, match="stream 0 already has this topic"):
             One(bench, 1, b"a")
         assert bench.stats.queue_limit == 1000
 

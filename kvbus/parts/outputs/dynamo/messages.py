@@ -131,8 +131,8 @@ class Translator:
     Args:
         worker: the worker's id in Dynamo.
         rank: the worker's data-parallel rank.
-        left_out: function that is called with the number of events that were left out, because the worker itself does
-            not have their blocks. KvRouters do not accept such events.
+        left_out: function that is called with the number of events that were not translated. Their field ``locality``
+            says that the worker itself does not hold the blocks, and KvRouters do not accept such events.
     """
 
     def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -249,7 +249,7 @@ class Numbering:
         publisher: the publisher id.
         worker: the worker's id in Dynamo.
         rank: the data-parallel rank.
-        left_out: function that is called with the number of events that were left out; see :class:`Translator`.
+        left_out: function that is called with the number of events that were not translated; see :class:`Translator`.
     """
 
     def __init__(self, publisher: int, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
