@@ -32,7 +32,8 @@ class Engine:
     Its blocks are small, so that few hundred tokens cause many events.
 
     The docstring of `tests.doubles` explains how it differs from `tests.properties.world.Engine`. The ``ts`` of a batch
-    is the number of batches that this engine has published before and with it, in all its epochs.
+    is the number of batches that this engine has published so far, in all its epochs. The count includes the batch
+    itself.
     """
 
     def __init__(

@@ -54,11 +54,10 @@ class Samples:
             self.seen[what].append(value)
 
     def growth(self) -> dict[str, dict[str, Any]]:
-        """Return for each sampled value: its median after the warm-up and at the end, its growth per hour, and the
-        verdict.
+        """Return the development of each sampled value: its two medians, its growth per hour, and the verdict.
 
-        The verdict ``grown`` is whether the value grew by more than `SLACK` permits. Return an empty dict if there are
-        fewer than `ENOUGH` samples.
+        One median is from right after the warm-up, the other is from the end. The verdict ``grown`` is whether the
+        value grew by more than `SLACK` permits. Return an empty dict if there are fewer than `ENOUGH` samples.
         """
         if len(self.at) < ENOUGH:
             return {}

@@ -20,8 +20,7 @@ class WireFaults:
     """Faults that the proxy will apply to the next ZMQ messages, and records of the messages that had a fault.
 
     `drop`, `double` and `swap` are the remaining numbers of messages to drop, to send twice, and to swap. The proxy
-    applies
-    faults only to the messages of one side, which `Link` gets as `talks`.
+    applies faults only to the messages of one side, which `Link` gets as `talks`.
     """
 
     drop: int = 0
@@ -131,7 +130,7 @@ class Link:
         return len(cut)
 
     def cut_after(self, size: int | None) -> None:
-        """Cut the connection once, after the watched side has sent ``size`` more bytes. None cancels a pending cut."""
+        """Cut the connection once, after the side `talks` has sent ``size`` more bytes. None cancels a pending cut."""
         self._allowance = size
 
     @property
@@ -301,8 +300,7 @@ class Splitter:
     >>> for frames, piece in splitter.feed(chunk): ...
 
     ``piece`` has the raw bytes of one element; the pieces together are the stream. ``frames`` has the frames of a
-    message,
-    or is None if the piece is the greeting or a command.
+    message. It is None if the piece is the greeting or a command.
     """
 
     def __init__(self) -> None:

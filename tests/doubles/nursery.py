@@ -1,9 +1,9 @@
 """A helper process that forks `kvbus run` on command: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``.
 
 It reads commands from stdin and writes a line to stdout for each. ``start`` forks a kvbus and answers ``started``.
-``kill`` sends SIGKILL to the kvbus. It answers with the signal that ended the process, or with minus the exit code if
-the process had ended before. ``exhaust`` raises MemoryError in the main thread of kvbus, and answers in the same way.
-At the end of stdin the helper process ends, and its kvbus with it.
+``kill`` sends SIGKILL to the kvbus. It answers with the signal that ended the process. If the process had ended by
+itself before, it answers with minus the exit code. ``exhaust`` raises MemoryError in the main thread of kvbus, and
+answers in the same way. At the end of stdin the helper process ends, and its kvbus with it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def exhausted(_number: int, _frame: object) -> None:
 
 
 def killed(pid: int) -> int:
-    """Kill the forked kvbus, and return how it ended, in the form of `died_of`."""
+    """Kill the forked kvbus. Return the signal that ended it, or minus its exit code if it had ended before."""
     os.kill(pid, signal.SIGKILL)
     return died_of(os.waitpid(pid, 0)[1])
 
 
 def exhaust(pid: int) -> int:
-    """Raise MemoryError in the forked kvbus until it ends, and return how it ended.
+    """Raise MemoryError in the forked kvbus until it ends. Return the signal that ended it, or minus its exit code.
 
     One signal may not suffice, because Python ignores errors in finalizers.
     """

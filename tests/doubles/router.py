@@ -62,10 +62,8 @@ class PlainSetRouter:
     """A router that keeps a set of blocks: a store adds blocks, a removal deletes blocks, a clear empties the set.
 
     The router does not count copies of a block. ``violations`` lists every event that breaks a rule of kvbus's output:
-    seqs
-    without gaps, valid events, and one block size for each group. A store with an unknown parent breaks no rule. The
-    router
-    counts it in ``orphans``.
+    seqs without gaps, valid events, and one block size for each group. A store with an unknown parent breaks no rule.
+    The router counts such stores in ``orphans``.
     """
 
     def __init__(self) -> None:

@@ -342,8 +342,9 @@ async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) 
 
 
 class LlmdWithReplay(StrictRouter):
-    """llm-d's subscriber. It requests a replay from 0 at its start, and from its next seq after a gap or a lost
-    connection.
+    """A router that behaves like llm-d's subscriber with replay.
+
+    It requests a replay from 0 at its start, and from its next seq after a gap or a lost connection.
     """
 
     rebuilds = False

@@ -31,9 +31,10 @@ Place = tuple[int, int]
 
 
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
-    """Make kvbus split a state into batches of ``blocks`` blocks.
+    """Make kvbus split a state into batches of ``blocks`` blocks, so that small states have several batches.
 
-    If kvbus has too few seqs for such small batches, a batch has at most ``most`` blocks.
+    A state must use at most the seqs that are left for it. If small batches need more seqs, a batch has up to ``most``
+    blocks.
     """
     patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
     if most is not None:

@@ -38,9 +38,10 @@ def blocks(path):
 
 
 def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
-    """The installed output type writes an engine's blocks to a file. A second output writes to ``/dev/full``.
+    """The installed output type writes an engine's blocks to a file.
 
-    It counts its lost batches under a reason that only this type has.
+    A second output of this type writes to ``/dev/full``, so it loses all batches. kvbus counts them under a reason that
+    only this output type has.
     """
     monkeypatch.setenv("PYTHONPATH", str(site))
     file = tmp_path / "blocks.jsonl"

@@ -428,7 +428,7 @@ async def test_a_state_of_a_newer_kvbus_is_left_as_it_is(
 ) -> None:
     """kvbus refuses to start on the state of a newer version, and changes nothing in it.
 
-    It does not try another directory either, because its reservations would be those of another numbering.
+    It does not try another directory either: the seq reservations there may be lower, so seqs could go back.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)

@@ -178,9 +178,9 @@ def held_back(process: Process, count: int) -> None:
 
 
 def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
-    """A state is restored after many waiting batches were delivered together: more than kvbus keeps fingerprints of.
+    """kvbus restores its state after a gap was filled and thousands of waiting batches were delivered in slices.
 
-    kvbus handles them in slices.
+    There are more of these batches than kvbus keeps fingerprints of.
     """
     process = started(tmp_path)
     process.publish(10)
@@ -275,8 +275,10 @@ def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int)
 
 
 def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None:
-    """If the disk refuses every write, kvbus deletes its state: it cannot even write the mark that makes it
-    unusable.
+    """If the disk refuses every write, kvbus deletes the files of its state.
+
+    It cannot mark them as unusable, because it cannot write the mark. The next process must not load this state, which
+    lacks batches that were sent.
     """
     process = started(tmp_path)
     process.publish(5)
@@ -293,9 +295,9 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
 
 
 def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
-    """If the state's database was deleted, kvbus skips many seqs.
+    """If kvbus had to delete its state's database on a full disk, the next process begins above all used seqs.
 
-    The lock file has a mark of the used seqs, but it was written when the disk was full, and later seqs are higher.
+    The highest reserved seq in the lock file is too low: the disk was full when kvbus reserved further seqs.
     """
     process = started(tmp_path)
     with room_for(100):

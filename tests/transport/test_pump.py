@@ -64,9 +64,9 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
 
 @both_loops
 async def test_a_cap_ends_the_turn_and_not_the_reading(context):
-    """If more messages wait than the pump may read in one turn, it lets other callbacks run and then continues.
+    """If more messages wait than the pump may read in one iteration of the event loop, it continues in the next one.
 
-    It needs no new signal of the descriptor for this.
+    Other callbacks run in between. The pump needs no new signal of the descriptor to continue.
     """
     got = []
     other = []
@@ -136,7 +136,10 @@ async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(
 
 @both_loops
 async def test_without_the_kick_that_message_would_wait(context):
-    """Without `kick`, a message that arrives before a send stays unread: the previous test could fail."""
+    """If libzmq has processed an arrived message during another call, the pump reads it only after `kick`.
+
+    This proves that the test with `kick` can fail.
+    """
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
         await turns(5)  # let the pump finish its first check of the socket
@@ -234,8 +237,9 @@ async def test_close_from_within_the_handler(context, raised, raises):
 
 @both_loops
 async def test_descriptors_are_reused_at_once(context):
-    """No pump gets or misses events of another socket, although sockets that are opened and closed quickly share
-    numbers.
+    """No pump gets or misses events of another socket, although the sockets are opened and closed quickly.
+
+    The kernel gives a new socket the descriptor number of a closed one.
     """
     fds = set()
     for n in range(60):

@@ -183,9 +183,9 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
-    """kvbus also ends a connection whose short answer is not read.
+    """kvbus also ends a connection whose client does not read a short answer.
 
-    The complete answer has been passed to the connection, and the unread rest is smaller than one share.
+    kvbus has passed the complete answer to the connection. The unread rest is smaller than the sender's quantum.
     """
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):

@@ -38,7 +38,7 @@ class Slices:
 
 
 class Sub:
-    """A SUB socket and the kinds and seqs of the messages that it has read."""
+    """A SUB socket and the messages that it has read, each as its kind (the first word of the payload) and its seq."""
 
     def __init__(self, context, endpoint, topics, *, slow):
         self.socket = context.socket(zmq.SUB)
@@ -51,7 +51,10 @@ class Sub:
         self.got = []
 
     def read(self):
-        """Read the messages that have arrived. Return the kind and the seq of each message so far."""
+        """Read the messages that have arrived. Return all messages so far, each as its kind and its seq.
+
+        The kind is the first word of the payload, such as ``state``.
+        """
         for _topic, seq, payload in read_all(self.socket):
             self.got.append((payload.split(b" ")[0].rstrip(b"\0").decode(), int.from_bytes(seq[:8], "big")))
         return self.got
@@ -149,10 +152,10 @@ class Stream:
             await self.level(*reads)
 
     async def fills(self):
-        """Wait until the second router's connection accepts no more data.
+        """Wait until the connection of the stream's second router accepts no more data.
 
-        The queue must be unchanged at a hundred checks. A fixed time would prove nothing if the process had no CPU
-        meanwhile.
+        It is full if kvbus's queue for it has the same size in a hundred checks. To wait for a fixed time would prove
+        nothing, because the process may get no CPU time.
         """
         queued = looks = 0
 

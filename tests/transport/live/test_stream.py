@@ -92,9 +92,9 @@ async def test_who_asks_for_replays_gets_no_state(context):
 
 @both_loops
 async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monkeypatch):
-    """A router that asks for replays sends two subscriptions.
+    """A router subscribes to the stream, and then announces by a second subscription that it requests replays.
 
-    It gets the batches published between them, and no state.
+    It gets the batches published between the two subscriptions, and no state.
     """
     monkeypatch.setattr(states, "GATHER", 600.0)
     async with stream_of(context) as stream:

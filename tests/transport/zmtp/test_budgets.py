@@ -104,7 +104,10 @@ async def test_pings_whose_answers_nobody_reads(dial):
 
 @both_loops
 async def test_pings_whose_answers_are_read_may_come_for_ever():
-    """A peer that reads the answers may send any number of PINGs: ten times as many as may have unread answers."""
+    """A peer that reads kvbus's PONGs may send any number of PINGs.
+
+    The test sends ten times as many PINGs as a peer may send that does not read the PONGs.
+    """
     ping, pong = (wire.command(name, data) for name, data in ((b"PING", b"\0\0c"), (b"PONG", b"c")))
     async with listening() as (listener, seen), bare(listener.endpoint, SUB) as (reader, writer):
         await reader.readexactly(64)
@@ -117,7 +120,7 @@ async def test_pings_whose_answers_are_read_may_come_for_ever():
 
 
 class Counting(list):
-    """A list of received messages that keeps none of them and only counts empty ones."""
+    """A list of received messages, which counts empty messages but does not store them."""
 
     empty = 0
 

@@ -1,6 +1,5 @@
-"""Tests for the listener of kvbus's own ZMTP with real peers.
-
-They are current libzmq and bare sockets with older ZMTP versions.
+"""Tests for the listener of kvbus's own ZMTP with real peers: current libzmq, and bare sockets with older ZMTP
+versions.
 """
 
 import asyncio
