@@ -47,9 +47,9 @@ def ranks(*, quick: bool, runs: int) -> Result:
     found = alternate(RELAYS, runs, measure)
     rows = [[kind, told(found[kind], "%"), told(ratios(found[kind], found["proxy"]))] for kind in RELAYS]
     return Result(
-        "Beside an engine of 8 ranks, 50 batches of 8 stored and 8 removed blocks a second each",
-        [Bound("8 ranks x 50 batches/s: share of a core", 8, "%", found["kvbus"])],
-        Table(["relay", "CPU, of one core", "by proxy's"], rows),
+        "CPU time beside an engine of 8 ranks, each with 50 batches a second of 8 stored and 8 removed blocks",
+        [Bound("kvbus's share of one core beside 8 ranks x 50 batches/s", 8, "%", found["kvbus"])],
+        Table(["relay", "share of one core", "the share divided by the proxy's"], rows),
     )
 
 
@@ -74,9 +74,9 @@ def saturation(*, quick: bool, runs: int) -> Result:
             row = [name, kind, told(cpu[kind], "us"), told(ratios(cpu[kind], cpu["naive"])), number(rate)]
             rows.append(row)
     return Result(
-        "CPU time of a batch, as fast as batches are taken",
+        "CPU time of a batch, at the maximum rate",
         [],
-        Table(["a batch", "relay", "CPU", "ratio to naive", "batches/s"], rows),
+        Table(["a batch has", "relay", "CPU time of a batch", "the time divided by naive's", "batches/s"], rows),
     )
 
 
@@ -93,14 +93,14 @@ def latency(*, quick: bool, runs: int) -> Result:
     found = alternate(kinds, 3 * runs, measure)
     times = {kind: [[run.percentile(share) for run in found[kind]] for share in (0.5, 0.99)] for kind in kinds}
     bounds = [
-        Bound(f"latency at 2,000 batches/s, {name}, by the proxy's", limit, "x", ratios(kvbus, proxy))
+        Bound(f"latency at 2,000 batches/s, {name}: kvbus's divided by the proxy's", limit, "x", ratios(kvbus, proxy))
         for name, limit, kvbus, proxy in zip(("p50", "p99"), (1.3, 1.5), *times.values(), strict=True)
     ]
     rows = [[kind, *(told(each, "us") for each in times[kind])] for kind in kinds]
     return Result(
-        f"From engine to router at 2,000 batches/s of one block, {3 * runs} pairs",
+        f"Latency from engine to router at 2,000 batches/s of one block, {3 * runs} pairs of runs",
         bounds,
-        Table(["relay", "p50", "p99"], rows),
+        Table(["relay", "latency, p50", "latency, p99"], rows),
     )
 
 
@@ -130,16 +130,25 @@ def late(*, quick: bool, runs: int) -> Result:
             told([each.seconds for each in answers], "s"),
             told([each.cpu_seconds for each in answers], "s"),
         ]
-        for what, answers in (("all blocks are the first ones", early), ("each block was replaced", later))
+        for what, answers in (("has the first blocks", early), ("has other blocks than at first", later))
     ]
     by_uptime = ratios([each.seconds for each in later], [each.seconds for each in early])
-    bounds = [Bound("the same after all blocks were replaced, by before", 1.5, "x", by_uptime)]
+    bounds = [
+        Bound(
+            "time until a late router has all blocks: after each block was replaced, divided by before",
+            1.5,
+            "x",
+            by_uptime,
+        )
+    ]
     if not quick:
-        bounds.insert(0, Bound("1,000,000 blocks to a late router", 3, "s", [each.seconds for each in early]))
+        bounds.insert(
+            0, Bound("time until a late router has 1,000,000 blocks", 3, "s", [each.seconds for each in early])
+        )
     return Result(
         f"A late router gets {blocks:,} live blocks by a replay from 0",
         bounds,
-        Table(["", "answer", "time", "CPU of kvbus"], rows),
+        Table(["the cache", "size of the answer", "time until the router has all blocks", "CPU time of kvbus"], rows),
     )
 
 
@@ -159,9 +168,15 @@ def routers(*, quick: bool, runs: int) -> Result:
     by_proxy = {many: ratios(found[many, "kvbus"], found[many, "proxy"]) for many in counts}
     rows = [[str(many), *(told(found[many, kind], "%") for kind in kinds), told(by_proxy[many])] for many in counts]
     return Result(
-        "CPU of the process at 1,000 batches/s of one block, by routers",
-        [Bound(f"CPU with {many} routers, by the proxy's", 1, "x", by_proxy[many]) for many in counts[1:]],
-        Table(["routers", "kvbus, of one core", "proxy", "kvbus by proxy"], rows),
+        "CPU time at 1,000 batches/s of one block, for several numbers of routers",
+        [
+            Bound(f"CPU time with {many} routers: kvbus's divided by the proxy's", 1, "x", by_proxy[many])
+            for many in counts[1:]
+        ],
+        Table(
+            ["routers", "kvbus: share of one core", "proxy: share of one core", "kvbus's share divided by the proxy's"],
+            rows,
+        ),
     )
 
 
@@ -182,7 +197,7 @@ def sources(*, quick: bool, runs: int) -> Result:
     return Result(
         "1,000 sources in one process, batches of 8 blocks, all delivered",
         [],
-        Table(["sources x batches/s", "CPU, of one core", "memory"], rows),
+        Table(["sources x batches/s", "share of one core", "memory"], rows),
     )
 
 
@@ -205,12 +220,17 @@ def memory(*, quick: bool, runs: int) -> Result:
             return (through.relay.resident_bytes() - before) / (batches * events * each)
 
     found = alternate(list(shapes), runs, measure)
-    rows = [["the process at rest", told(idle, "MiB")]]
-    rows += [[f"a live block of 16 tokens, batches of {shape}", told(found[shape], "bytes")] for shape in shapes]
+    rows = [["kvbus before the first batch", told(idle, "MiB")]]
+    rows += [
+        [f"a live block of 16 tokens, stored in batches of {shape}", told(found[shape], "bytes")] for shape in shapes
+    ]
     return Result(
-        f"Resident memory, {blocks:,} blocks, journals kept small",
-        [Bound(f"a live block, batches of {shape}", 350, "bytes", found[shape]) for shape in shapes],
-        Table(["", "memory"], rows),
+        f"Resident memory with {blocks:,} blocks and a journal of one batch",
+        [
+            Bound(f"memory of a live block, stored in batches of {shape}", 350, "bytes", found[shape])
+            for shape in shapes
+        ],
+        Table(["what is measured", "memory"], rows),
     )
 
 
@@ -224,7 +244,7 @@ def start(*, quick: bool, runs: int) -> Result:
     starts = 3 if quick else 3 * runs
     found = alternate(["kvbus run"], starts, measure)["kvbus run"]
     rows = [["`kvbus run`, one source", told(found, "s")]]
-    return Result(f"From start to ready, {starts} starts", [], Table(["", "time"], rows))
+    return Result(f"From start to ready, {starts} starts", [], Table(["command", "time"], rows))
 
 
 def state(*, quick: bool, runs: int) -> Result:
@@ -241,11 +261,15 @@ def state(*, quick: bool, runs: int) -> Result:
     found = alternate([False, True], runs, measure)
     cpu = {kept: [run.cpu_us for run in found[kept]] for kept in found}
     rows = [
-        ["with `state_dir`" if kept else "without", told(cpu[kept], "us"), told(ratios(cpu[kept], cpu[False]))]
+        [
+            "with `state_dir`" if kept else "without `state_dir`",
+            told(cpu[kept], "us"),
+            told(ratios(cpu[kept], cpu[False])),
+        ]
         for kept in found
     ]
     return Result(
-        "What `state_dir` costs: batches of 4 stores and 4 removals of 8 blocks, as fast as they are taken",
+        "What `state_dir` costs: batches of 4 stores and 4 removals of 8 blocks, at the maximum rate",
         [],
-        Table(["", "CPU of a batch", "ratio to without"], rows),
+        Table(["kvbus", "CPU time of a batch", "the time divided by the time without `state_dir`"], rows),
     )

@@ -94,7 +94,7 @@ def bounds_table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
         for result in results
         for bound in result.bounds
     ]
-    return ["", "bound", "measured", "", "before"], rows
+    return ["what is measured", "bound", "measured", "is the bound met?", "last result from a quiet machine"], rows
 
 
 def plain(result: Result) -> str:
@@ -131,11 +131,11 @@ def save(name: str, result: Result, order: list[str]) -> None:
 def tables(results: list[Result]) -> str:
     """Return the generated part of docs/BENCHMARKS.md."""
     machines = "; ".join(sorted({result.machine for result in results}))
-    parts = [f"Measured on: {machines}.", markdown(*bounds_table(results))]
+    parts = [f"All benchmarks ran on this machine: {machines}.", markdown(*bounds_table(results))]
     for result in results:
-        about = f"{result.date}, commit `{result.commit}`, {result.runs} runs"
-        others = f"other processes used {result.others} % of the machine's CPU time"
-        parts += [f"### {result.title}", markdown(result.table.columns, result.table.rows), f"({about}; {others})"]
+        about = f"Measured on {result.date} with commit `{result.commit}` in {result.runs} runs"
+        others = f"Other processes used {result.others} % of the machine's CPU time."
+        parts += [f"### {result.title}", markdown(result.table.columns, result.table.rows), f"{about}. {others}"]
     return "\n\n".join(parts)
 
 

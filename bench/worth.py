@@ -32,31 +32,31 @@ SEEDS: Final = 5
 
 ARMS: Final[dict[str, Callable[[], Feed]]] = {
     "round robin": Feed,
-    "the caches themselves": Oracle,
-    "direct": partial(Direct, asks=False),
-    "direct, asks": partial(Direct, asks=True),
+    "the true caches": Oracle,
+    "engines' events": partial(Direct, asks=False),
+    "engines' events and a replay": partial(Direct, asks=True),
     "kvbus": partial(Bus, "vllm", asks=False),
-    "kvbus, asks": partial(Bus, "dynamo", asks=True),
+    "kvbus and a replay": partial(Bus, "dynamo", asks=True),
 }
 
 TOUCHES: Final = {
     "": set[str](),
-    "router": set(ARMS) - {"round robin", "the caches themselves"},
+    "router": set(ARMS) - {"round robin", "the true caches"},
     "engine": set(ARMS),
-    "kept": {"kvbus", "kvbus, asks"},
-    "lost": {"kvbus", "kvbus, asks"},
+    "kept": {"kvbus", "kvbus and a replay"},
+    "lost": {"kvbus", "kvbus and a replay"},
 }
 """The arms that each fault can affect. The other arms run once without a fault, for all faults."""
 
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "nothing happens": ("", {}),
     "the router restarts": ("router", {}),
-    "the router restarts, no prompt is shared": ("router", {"shared": 0}),
-    "the router restarts, sessions of one or two turns": ("router", {"turns": (1, 2)}),
-    "the router restarts, replay buffers reach back to the start": ("router", {"buffered": inf}),
+    "the router restarts; sessions share no prompt": ("router", {"shared": 0}),
+    "the router restarts; sessions have one or two turns": ("router", {"turns": (1, 2)}),
+    "the router restarts; the engines' replay buffers have all batches": ("router", {"buffered": inf}),
     "an engine crashes": ("engine", {}),
-    "kvbus is killed, and keeps its state": ("kept", {}),
-    "kvbus is killed, and loses its state": ("lost", {}),
+    "kvbus is killed, and loads its state from disk": ("kept", {}),
+    "kvbus is killed, and has no state on disk": ("lost", {}),
 }
 """The fault of each case, and the fields of ``Load`` that the case changes."""
 
@@ -115,7 +115,7 @@ def controls(load: Load, requests: Sequence[Arrival], *, all_arms: bool) -> dict
     arms = list(ARMS) if all_arms else list(ARMS)[:2]
     runs = {arm: simulate(load, ARMS[arm](), "", requests) for arm in arms}
     for arm in arms[1:]:
-        assert runs[arm] == runs["the caches themselves"], f"{arm} differs without a fault"
+        assert runs[arm] == runs["the true caches"], f"{arm} differs without a fault"
     return runs
 
 
@@ -127,7 +127,7 @@ def share(runs: list[dict[str, int]]) -> float:
 def full_table(found: Runs) -> str:
     """Return the table of simulated cases for docs/BENCHMARKS.md."""
     rows = [[case, *(f"{share(runs):.1f}" for runs in arms.values())] for case, arms in found.items()]
-    return markdown(["prompt tokens computed in the next five minutes, %", *ARMS], rows)
+    return markdown(["prompt tokens computed in the five minutes after the fault, %", *ARMS], rows)
 
 
 def pages() -> dict[Path, str]:

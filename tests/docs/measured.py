@@ -36,31 +36,27 @@ Figures = dict[str, dict[str, tuple[int, int]]]
 """Numbers of missing and dead blocks, by router and case."""
 
 
-def tables(text: str) -> tuple[Figures, Figures]:
-    """Return the results of all routers in all cases of docs/INTEROP.md, as two tables.
+def results(text: str) -> tuple[Figures, Figures]:
+    """Return the results of all routers in all cases of docs/INTEROP.md, without the columns in ``OURS``.
 
-    The first has the routers behind kvbus, the second has the same routers directly at the engine.
+    The first result has the routers behind kvbus, the second has the same routers directly at the engine.
     """
-    part = text.split("<!-- the tables below are written by", 1)[1].split("<!-- written by", 1)[0]
-    behind, direct = (read(each) for each in re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE))
-    return behind, direct
-
-
-def read(table: str) -> Figures:
-    """Return the results of one Markdown table, without the columns that README.md leaves out (``OURS``)."""
+    part = text.split("<!-- the table below is written by", 1)[1].split("<!-- written by", 1)[0]
+    (table,) = re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE)
     head, _, *rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
-    found: Figures = {name: {} for name in head[1:] if not any(each in name for each in OURS)}
+    behind: Figures = {name: {} for name in head[1:] if not any(each in name for each in OURS)}
+    direct: Figures = {name: {} for name in behind}
     for case, *cells in rows:
         for name, cell in zip(head[1:], cells, strict=True):
-            if name in found:
-                missing, _, dead = cell.partition(" / ")
-                found[name][case] = (int(missing), int(dead))
-    return found
+            if name in behind:
+                numbers = [int(each) for each in re.findall(r"\d+", cell)]
+                direct[name][case], behind[name][case] = (numbers[0], numbers[1]), (numbers[2], numbers[3])
+    return behind, direct
 
 
 def short_table(text: str) -> str:
     """Return the table for README.md with the results of each router with and without kvbus, from docs/INTEROP.md."""
-    behind, direct = tables(text)
+    behind, direct = results(text)
     cases = len(next(iter(direct.values())))
     lines = [
         f"| router | wrong without kvbus, of {cases} cases | wrong with kvbus | joins late | misses five batches | engine restarts |",

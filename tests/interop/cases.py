@@ -179,7 +179,7 @@ CASES: Final = (
         state_dir=True,
     ),
     Case("router_restarts", "the router restarts; the engine publishes five batches meanwhile", router_restarts),
-    Case("one_more", "a second router joins", one_more),
+    Case("one_more", "a second router joins; the cells count the blocks of both routers", one_more),
     Case(
         "rank_restarts",
         "one of three ranks restarts; each rank has its own stream",

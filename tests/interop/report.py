@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from .cache import Score
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "INTEROP.md"
-BEGIN: Final = "<!-- the tables below are written by `make interop` -->"
+BEGIN: Final = "<!-- the table below is written by `make interop` -->"
 END: Final = "<!-- written by `make interop` until here -->"
+INTRODUCTION: Final = """\
+A cell has the router's missing and dead blocks directly at the engine, an arrow, and the missing and dead blocks of the
+same router behind kvbus."""
+HEAD: Final = "case (missing / dead blocks: directly → behind kvbus)"
 
 
 class Cell(NamedTuple):
@@ -31,16 +35,9 @@ Cells = dict[tuple[str, str], Cell]
 
 
 def written(cells: Cells, lacking: Mapping[str, str]) -> str:
-    """Return the text for docs/INTEROP.md: a table of routers behind kvbus and one of routers directly at the engine.
-
-    It ends with a list of the routers that could not run.
-    """
+    """Return the text for docs/INTEROP.md: the table of all results, and the routers that could not run."""
     routers = [kind.name for kind in KINDS if kind.name not in lacking]
-    parts = ["Missing / dead blocks of each router through kvbus:", _table(cells, routers, "behind")]
-    parts += [
-        "Missing / dead blocks of the same routers in the same runs, connected directly to the engine:",
-        _table(cells, routers, "direct"),
-    ]
+    parts = [INTRODUCTION, _table(cells, routers)]
     parts += [f"Not measured: {name} ({why})." for name, why in lacking.items()]
     return "\n\n".join(parts)
 
@@ -54,10 +51,10 @@ def replaced(document: str, text: str) -> str:
     return f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}"
 
 
-def _table(cells: Cells, routers: list[str], side: str) -> str:
-    lines = ["| case | " + " | ".join(routers) + " |", "|---|" + "---|" * len(routers)]
+def _table(cells: Cells, routers: list[str]) -> str:
+    lines = [f"| {HEAD} | " + " | ".join(routers) + " |", "|---|" + "---|" * len(routers)]
     for case in CASES:
         found = [cells.get((router, case.name)) for router in routers]
-        texts = ["" if cell is None else "{} / {}".format(*getattr(cell, side)) for cell in found]
+        texts = ["" if cell is None else "{} / {} → {} / {}".format(*cell.direct, *cell.behind) for cell in found]
         lines.append(f"| {case.title} | " + " | ".join(texts) + " |")
     return "\n".join(lines)

@@ -4,8 +4,6 @@ prevents it.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -19,6 +17,7 @@ from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for_subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from .dynamo import DynamoIndexer
 
@@ -28,15 +27,6 @@ CAPTURE: Final = Capture.load("syn_vllm023_positional")
 """A capture that Dynamo reads exactly if no fault happens."""
 TRUTH: Final = frozenset(block.hash for block in CAPTURE.truth)
 HALF: Final = len(CAPTURE.lives[0]) // 2
-DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "INTEROP.md"
-
-
-def test_the_table_has_every_fault() -> None:
-    """Each row of the table of faults in docs/INTEROP.md names a test of this module, and each test has a row."""
-    faults = DOCUMENT.read_text().partition("\n### Faults\n")[2].partition("\n### ")[0]
-    rows = re.findall(r"^\|.* `(test_\w+)` \|$", faults, re.MULTILINE)
-    here = {name for name, value in globals().items() if name.startswith("test_") and callable(value)}
-    assert sorted(rows) == sorted(here - {"test_the_table_has_every_fault"})
 
 
 def publish(engine: EnginePublisher, batches: slice = slice(None)) -> None:

@@ -69,7 +69,7 @@ async def run(home: Path, directory: Path, chosen: argparse.Namespace) -> bool:
         outcomes.append(await readme.play(home, own))
         say(*outcomes[-1].lines())
     if everything or chosen.case == "routing":
-        outcomes.append(Outcome("two of 65 blocks", "behind the vLLM router"))
+        outcomes.append(Outcome("two engines of 65 blocks each", "behind the vLLM router"))
         routed = await routing.play(home, directory, outcomes[-1])
         say(*map(str, routed), *outcomes[-1].lines())
     if everything:

@@ -76,8 +76,8 @@ async def reset(scene: Scene) -> None:
     await fetched(f"{scene.engine.api}/reset_prefix_cache", {})
     pool, held = await scene.engine.pool(), await scene.bus.blocks()
     scene.outcome.notes.append(
-        f"after the reset the pool has {len(pool.blocks)} blocks and kvbus has {len(held)}, "
-        f"until the engine's next step sends {pool.waiting} waiting event"
+        f"just after the reset, the pool has {len(pool.blocks)} blocks and kvbus {len(held)}, "
+        f"because the engine publishes {pool.waiting} event only at its next step"
     )
     await scene.traffic.send(1)
     await scene.quiet("one request after the reset")
@@ -106,7 +106,7 @@ async def engine_killed(scene: Scene) -> None:
     sending = asyncio.ensure_future(scene.traffic.send(300))
     await scene.flowing(20)
     await scene.engine.kill()
-    scene.outcome.notes.append(f"{await sending} of 300 requests were not answered")
+    scene.outcome.notes.append(f"the kill left {await sending} of 300 requests unanswered")
     await scene.engine.start()
     await scene.traffic.send(60)
     await scene.quiet("engine killed under traffic, started again, 60 requests")
@@ -147,7 +147,10 @@ async def conforms(scene: Scene) -> None:
     report = json.loads(said)
     broken = [each["clause"] for each in report["verdicts"] if (each["outcome"], each["level"]) == ("broken", "MUST")]
     counts = ", ".join(f"{count} {outcome}" for outcome, count in report["counts"].items())
-    scene.outcome.notes += [f"clauses: {counts}; MUST broken: {', '.join(broken) or 'none'}", *report["notes"]]
+    scene.outcome.notes += [
+        f"the command's verdicts: {counts}; the engine breaks a MUST of clauses {', '.join(broken) or 'none'}",
+        *report["notes"],
+    ]
     assert set(broken) <= BROKEN, f"vLLM breaks {broken}"
     await scene.traffic.send(40)
     await scene.quiet("40 requests after it")
@@ -190,11 +193,11 @@ CASES: Final = (
     Case("aborted requests", traffic("abort")),
     Case("LoRA", traffic(models=(MODEL, *ADAPTERS))),
     Case("salts", traffic("salt", "plain")),
-    Case("kvbus is told the API", traffic(), config=with_api),
+    Case("kvbus knows the engine's API", traffic(), config=with_api),
     Case("reset", reset),
     Case("sleep", sleep, config=with_api),
-    Case("discovery by the API", traffic(), config=lambda engine: discovered(engine.api)),
-    Case("front", behind_front, config=with_front),
+    Case("kvbus discovers the engine by its API", traffic(), config=lambda engine: discovered(engine.api)),
+    Case("requests through kvbus's front", behind_front, config=with_front),
     Case("kvbus conform engine", conforms),
     Case("kvbus is killed", kvbus_killed),
     Case("the engine is killed", engine_killed),

@@ -40,7 +40,7 @@ def commands(text: str) -> tuple[list[str], str, list[str]]:
 
 async def play(home: Path, directory: Path) -> Outcome:
     """Run all commands of README.md in their order, and return the results."""
-    outcome = Outcome("as in the README", "the README's commands")
+    outcome = Outcome("started as in the README", "the README's commands")
     serve, config, lines = commands(README.read_text())
     engine = Engine(home, Setup(), directory, "engine")
     program, model = str(home / "bin" / "vllm"), str(home / "models" / "llama")
@@ -102,7 +102,7 @@ async def typed(lines: list[str], engine: Engine, directory: Path, outcome: Outc
             if name == "dump":
                 await compare(line, engine, outcome, {"late router": blocks_of_text(output.read_text())})
         await compare(lines[-1], engine, outcome, {})
-        outcome.notes += [f"ran `{line}`" for line in lines]
+        outcome.notes.append(f"the test ran {', '.join(f'`{line}`' for line in lines)}")
     finally:
         if bus is not None:
             await bus.close()

@@ -19,7 +19,24 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENT: Final = ROOT / "docs" / "REAL-ENGINE.md"
-MEASURED: Final = ("credited", "on the longest prefix", "the same after the restart", "cached tokens", "best possible")
+MEASURED: Final = (
+    "requests of which the router knew a prefix",
+    "requests sent to the engine with the longest prefix",
+    "the same, after the router's restart",
+    "prompt tokens from the cache",
+    "the largest possible share of tokens from the cache",
+)
+HEAD: Final = (
+    "engine",
+    "case",
+    "quiet points",
+    "blocks in the pool",
+    "blocks of which the engine has copies",
+    "removed blocks",
+    "kvbus: missing / dead",
+    "late router: missing / dead",
+    "early router: missing / dead",
+)
 BEGIN: Final = "<!-- everything below is written by `make real-engine` -->"
 
 
@@ -43,7 +60,7 @@ def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, 
         f"In {exact} of {len(outcomes)} cases, kvbus and its routers held exactly the pool's blocks at each quiet point.",
         "\n".join(
             [
-                "| engine | case | quiet points | blocks | with copies | removed | kvbus | late router | early router |",
+                f"| {' | '.join(HEAD)} |",
                 "|---|---|--:|--:|--:|--:|--:|--:|--:|",
                 *map(case_row, outcomes),
             ]
@@ -52,7 +69,7 @@ def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, 
         "## The vLLM router, directly and through kvbus",
         "\n".join(
             [
-                f"| router restarts | events | {' | '.join(MEASURED)} |",
+                f"| does the router restart? | whose events it reads | {' | '.join(MEASURED)} |",
                 "|---|---|--:|--:|--:|--:|--:|",
                 *(
                     routing_row(restart, events, routed)
