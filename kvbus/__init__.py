@@ -1,4 +1,4 @@
-"""An event bus between LLM engines' KV-cache events and KV-aware routers."""
+"""An event bus that carries KV-cache events from LLM engines to KV-aware routers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 MARGIN: Final = 1 << 32
-"""Number of seqs that a stream skips if batches were possibly sent after the reservation that is on disk."""
+"""Number of seqs that a stream skips if kvbus may have sent batches with seqs above the reservation on disk."""
 
 MAX_SEQ: Final = 1 << 62
 """Upper limit of sequence numbers. Every sequence number is lower than this limit."""

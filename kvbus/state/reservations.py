@@ -61,10 +61,10 @@ class SeqReservations:
             reserved.streams.setdefault(name, Stream(max(least, reserved.floor)))
 
     def drop(self, output: int, next_seqs: Mapping[StreamKey, int]) -> None:
-        """Remove the streams of an output that has no subscribers any more, but keep their reservations.
+        """Remove the streams of a view that was closed or replaced, but keep their reservations.
 
         The reservation of a stream becomes its number in ``next_seqs``, so that the numbering continues exactly there
-        later.
+        later. ``output`` is the number of the view.
         """
         keys = [key for key in self._names if key[0] == output]
         for key in keys:

@@ -72,7 +72,7 @@ class _Asked(NamedTuple):
     """A replay request that has not been answered completely.
 
     Attributes:
-        answer: the answer as an object of the relay, with its outcome.
+        answer: the relay's answer, which also has the outcome to count.
         messages: yields the messages of the answer.
         refused: whether kvbus refuses the request, because too many requests wait.
     """

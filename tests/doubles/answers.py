@@ -101,7 +101,7 @@ class StreamAlone:
         """Do nothing, because no test asks for a replay from a seq inside a state."""
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Do nothing, because there is no source that could record the refusal."""
+        """Do nothing, because kvbus records refused answers in a stream's sources, and this stream has none."""
 
 
 def answer_of(

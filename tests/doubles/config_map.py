@@ -8,7 +8,8 @@ from pathlib import Path
 class Volume:
     """A mounted volume with one file.
 
-    ``kvbus.yaml`` links to ``..data/kvbus.yaml``, and ``..data`` links to ``..N``.
+    ``kvbus.yaml`` links to ``..data/kvbus.yaml``. ``..data`` links to the directory ``..N``, whose number N rises with
+    each change of the content.
     """
 
     def __init__(self, directory: Path, text: str) -> None:

@@ -95,7 +95,7 @@ class Renaming:
 def _named(event: Any) -> Any:
     """Convert an event that is an array of positional fields to a map.
 
-    The check needs the names of the fields in `STAYS`.
+    The comparison of two events needs the fields' names, because the fields in `STAYS` must not be renamed.
     """
     if isinstance(event, dict):
         return event

@@ -163,7 +163,10 @@ class KafkaReader:
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Return the records of this reader's streams among the next records of their partitions."""
+        """Return the next records of this reader's streams.
+
+        Leave out the records of other streams in the same partitions.
+        """
         found = []
         async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)

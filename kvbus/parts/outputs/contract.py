@@ -55,8 +55,8 @@ class OutputDriver(Protocol):
     The batches of a stream are sent in the order in which they were published. A dropped batch is counted in ``stats``
     with a reason. The reason is ``queue_full`` if ``queue_batches`` batches were waiting. A driver may have further
     reasons. If it sets the counter of a reason to 0 when it is constructed, the metrics show the reason from the start.
-    When a stream closes, the driver subtracts from the gauges of ``stats`` what it has added for this stream, including
-    the stream's limits.
+    When a stream closes, the driver subtracts from the gauges of ``stats`` what it has added for this stream. This
+    includes the gauges that show limits, such as ``queue_limit``.
     """
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:

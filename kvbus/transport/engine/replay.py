@@ -59,7 +59,7 @@ class ReplayBuffer:
         raise KeyError(f"seq {seq} is not in the replay buffer")
 
     def clear(self) -> None:
-        """Drop all batches, as the buffer of a restarted engine has none."""
+        """Drop all batches, because the buffer of a restarted engine is empty."""
         with self._lock:
             self._batches.clear()
 

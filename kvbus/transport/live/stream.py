@@ -5,7 +5,7 @@ The state is a snapshot of the stream's live blocks, as events.
 A router that reads fast enough gets each burst of batches in one write. A slower router has a position in the ring of
 recent batches, and gets the batches from there as fast as it reads. If the ring drops the batch at the router's
 position, the router loses this batch, and kvbus counts the loss. If the stream sends states, the router then gets the
-state again. On other streams the router sees a gap.
+state again. If the stream sends no states, the router sees a gap.
 """
 
 from __future__ import annotations

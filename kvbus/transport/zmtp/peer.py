@@ -180,8 +180,8 @@ class Peer(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Queue complete encoded messages for the peer.
 
-        Join all messages of one iteration of the event loop in one call, because the cost depends on the number of
-        calls.
+        Join all messages of one iteration of the event loop, and pass them in one call, because the cost depends on the
+        number of calls.
         """
         if self._transport is None or self.closed:
             return

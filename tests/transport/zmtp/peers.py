@@ -1,4 +1,4 @@
-"""Test helpers for kvbus's own ZMTP: a role that records the events of its peers, and the bytes that peers send.
+"""Test helpers for kvbus's own ZMTP: a handler that records the events of its peers, and the bytes that peers send.
 
 A peer has one of several ZMTP versions.
 """
@@ -38,7 +38,7 @@ def hello_2(socket_type: int, identity: bytes = b"") -> bytes:
 
 
 class Recorder:
-    """A role that only records events. With ``echo``, it sends every message back."""
+    """A handler of ZMTP peers that only records their events. With ``echo``, it sends every message back."""
 
     def __init__(self, *, echo: bool = False) -> None:
         self.echo = echo
@@ -49,7 +49,7 @@ class Recorder:
         self.ends: list[str] = []
         self.refused: list[str] = []
         self.broken: Any = None
-        """Exception that the role raises at the next message, or None."""
+        """Exception that the handler raises at the next message, or None."""
 
     def opened(self, peer: Peer) -> None:
         self.peers.append(peer)

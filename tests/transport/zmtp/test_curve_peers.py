@@ -25,7 +25,7 @@ US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
 def listening(keys, role=Role.PUB, **options):
-    """Open a listener with CURVE keys (None: without CURVE), and a role that records the events of its peers."""
+    """Open a listener with CURVE keys (None: without CURVE), and a handler that records the events of its peers."""
     return any_listening(role, keys=keys, **options)
 
 
@@ -114,7 +114,7 @@ async def test_a_replayed_connection_opens_nothing():
 async def test_who_is_refused_for_its_keys_is_left_waiting():
     """kvbus keeps the connection of a peer with wrong keys until the handshake timeout.
 
-    If it closed it immediately, libzmq would connect again ten times a second.
+    If kvbus closed the connection immediately, libzmq would connect again ten times a second.
     """
     loop = asyncio.get_running_loop()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()

@@ -22,7 +22,7 @@ from tests.transport.zmtp.test_listener import received
 
 @contextlib.asynccontextmanager
 async def dialling(endpoint, *, keys=None, **settings):
-    """Yield a dialler, with CURVE if there are keys, and a role that records the events of its peers."""
+    """Yield a dialler, with CURVE if there are keys, and a handler that records the events of its peers."""
     seen = Recorder()
     mechanism = None if keys is None else keys.mechanism
     dialler = Dialler(endpoint, Role.PUB, seen, settings=Settings(**settings), refused=seen.refuse, mechanism=mechanism)

@@ -37,7 +37,7 @@ def secured(curve):
 
 @contextlib.asynccontextmanager
 async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, keys=None, **options):
-    """Yield a listener, with CURVE if there are keys, and a role that records the events of its peers."""
+    """Yield a listener, with CURVE if there are keys, and a handler that records the events of its peers."""
     seen = Recorder(**options)
     mechanism = None if keys is None else keys.mechanism
     listener = Listener(endpoint, role, seen, settings=settings or Settings(), refused=seen.refuse, mechanism=mechanism)

@@ -37,7 +37,7 @@ class Scope(NamedTuple):
     def workers(self) -> str:
         """The path in the store under which the workers that serve this endpoint have their model cards and instances.
 
-        It follows :data:`CARDS` or :data:`INSTANCES`.
+        The complete path of a record begins with :data:`CARDS` or :data:`INSTANCES`, and this path follows.
         """
         return f"{self.namespace}/{self.component}/{self.endpoint}/"
 
