@@ -193,7 +193,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Slowest routers by name",
             "s",
-            "Age of the oldest batch that a router lacks, for each router whose CURVE key has a name.",
+            "Age of the oldest batch that a router lacks. Only routers whose CURVE key has a name are shown.",
             (f"topk(5, kvbus_router_behind_seconds{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}}"),
             width=12,
         ),
@@ -250,7 +250,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Pending and held",
             "short",
-            "Missing batches that are neither recovered nor lost yet, and received batches that wait for them.",
+            "Missing batches that kvbus has not counted as lost, and received batches that wait for them.",
             (f"kvbus_source_pending_batches{{{SOURCE}}}", f"{OF_SOURCE} pending"),
             (f"kvbus_source_queue_depth{{{SOURCE}}}", f"{OF_SOURCE} held"),
         ),

@@ -84,14 +84,24 @@ def kvbus_version() -> str:
 SOURCES: Final = (
     row("source_batches_total", "Live batches received from the engine, valid or not.", "stats.batches"),
     row("source_bytes_total", "Payload bytes of live batches received from the engine.", "stats.bytes"),
-    row("source_gaps_total", "Gaps found in the engine's batch numbers.", "stats.gaps"),
+    row(
+        "source_gaps_total",
+        "Gaps in the engine's batch numbers: places where one or more batches were missing.",
+        "stats.gaps",
+    ),
     row(
         "source_missing_batches_total",
-        "Batches found missing: always the sum of recovered, lost and pending batches.",
+        "Batches of the engine that were missing. They are the recovered, the lost and the pending batches together.",
         "stats.missing",
     ),
-    row("source_recovered_batches_total", "Missing batches that arrived late or in a replay.", "stats.recovered"),
-    row("source_lost_batches_total", "Missing batches that neither arrived late nor came in a replay.", "stats.lost"),
+    row(
+        "source_recovered_batches_total", "Missing batches that kvbus received late or in a replay.", "stats.recovered"
+    ),
+    row(
+        "source_lost_batches_total",
+        "Missing batches that kvbus gave up, because they came neither late nor in a replay.",
+        "stats.lost",
+    ),
     row(
         "source_duplicate_batches_total",
         "Batches that were received again and dropped. A few are normal while kvbus reads a replay.",
@@ -99,7 +109,7 @@ SOURCES: Final = (
     ),
     row(
         "source_restarts_total",
-        "Restarts of the engine's publisher that its batches proved. For a log: new epochs of the writer.",
+        "Restarts of the engine's publisher, as its batches show. For a stream of a log: new epochs of the writer.",
         "stats.restarts",
     ),
     row(
@@ -124,7 +134,7 @@ SOURCES: Final = (
     ),
     row(
         "source_stale_replies_total",
-        "Messages of replay answers for which kvbus has no open request.",
+        "Messages of replay answers that came when kvbus had no open request for them.",
         "stats.stale_replies",
     ),
     row(
@@ -133,11 +143,13 @@ SOURCES: Final = (
         "stats.held_overflow",
     ),
     row(
-        "source_rebuilds_total", "Times kvbus announced all live blocks again, in another block size.", "stats.rebuilds"
+        "source_rebuilds_total",
+        "Times kvbus announced all live blocks again, because their block size changed.",
+        "stats.rebuilds",
     ),
     row(
         "source_reannounced_total",
-        "Stores of several blocks from the root that were all live before: cache hits that are announced, or copies.",
+        "Stores of prefixes whose blocks were all live before. The engine announced cache hits, or further copies.",
         "stats.reannounced",
     ),
     row(
@@ -148,7 +160,7 @@ SOURCES: Final = (
     ),
     row(
         "source_timeouts_total",
-        "Times the engine was unreachable for source_timeout, so that kvbus cleared its blocks at the routers.",
+        "Times the engine was unreachable for source_timeout. kvbus then cleared its blocks at the routers.",
         "stats.timeouts",
     ),
     row(
@@ -160,17 +172,21 @@ SOURCES: Final = (
     ),
     row(
         "source_partial",
-        "1 while the engine may hold blocks that kvbus does not know; /sources says why.",
+        "1 while the engine may hold blocks that kvbus does not know, 0 otherwise. /sources says why.",
         "partial",
     ),
     row("source_epoch", "Epoch of the engine's publisher, counted from 0.", "epoch"),
-    row("source_last_sequence", "Seq of the newest delivered batch; -1 if there is none.", "last_seq"),
+    row(
+        "source_last_sequence",
+        "Seq of the engine's newest batch that kvbus passed on; -1 if there is none.",
+        "last_seq",
+    ),
     row(
         "source_last_batch_timestamp_seconds",
         "Timestamp that the engine wrote into its newest batch; 0 before the first batch.",
         "stats.last_batch",
     ),
-    row("source_pending_batches", "Missing batches that are neither recovered nor lost yet.", "pending"),
+    row("source_pending_batches", "Missing batches that kvbus still expects, and has not counted as lost.", "pending"),
     row("source_queue_depth", "Batches in the reorder buffer, which wait for earlier batches.", "queue_depth"),
     row("source_queue_limit", "Maximum number of batches in the reorder buffer (reorder_batches).", "queue_limit"),
     row("source_queue_bytes", "Payload bytes in the reorder buffer.", "queue_bytes"),
@@ -181,7 +197,7 @@ SOURCES: Final = (
     ),
     row(
         "source_index_entries",
-        "Blocks in the index: live blocks, and coarse and tail blocks that kvbus does not announce.",
+        "Blocks in the index: live blocks, and blocks of other sizes that kvbus does not announce.",
         "index_entries",
     ),
     row("source_index_limit", "Maximum number of blocks in the index (limits.max_blocks).", "index_limit"),
@@ -191,7 +207,7 @@ SOURCES: Final = (
         "Maximum memory of the index, in bytes (limits.max_index_bytes).",
         "index_bytes_limit",
     ),
-    row("source_groups", "KV-cache groups of which the engine has stored blocks in this epoch.", "groups"),
+    row("source_groups", "KV-cache groups whose blocks the engine has stored since its last restart.", "groups"),
     row("source_groups_limit", "Maximum number of KV-cache groups (limits.max_groups).", "groups_limit"),
     row(
         "source_events_total",
@@ -204,7 +220,7 @@ SOURCES: Final = (
     ),
     row(
         "events_filtered_total",
-        "Valid batches, events and blocks that kvbus left out or changed, by reason.",
+        "Valid batches, events and blocks that kvbus did not pass on, or passed on changed, by reason.",
         "stats.filtered",
         "reason",
         Filtered,
@@ -216,13 +232,19 @@ SOURCES: Final = (
         "reason",
         Refused,
     ),
-    row("blocks", "Live blocks as announced to routers, by medium.", "blocks", "medium", (DEVICE_MEDIUM,)),
+    row(
+        "blocks",
+        "Live blocks of the source that kvbus has announced to routers, by medium.",
+        "blocks",
+        "medium",
+        (DEVICE_MEDIUM,),
+    ),
 )
 
 OUTPUTS: Final = (
-    row("output_batches_total", "Batches published, including heartbeats.", "stats.batches"),
-    row("output_events_total", "Events published.", "stats.events"),
-    row("output_bytes_total", "Payload bytes published.", "stats.bytes"),
+    row("output_batches_total", "Batches that kvbus published, including heartbeats.", "stats.batches"),
+    row("output_events_total", "Events in the batches that kvbus published.", "stats.events"),
+    row("output_bytes_total", "Payload bytes of the batches that kvbus published.", "stats.bytes"),
     row("output_heartbeats_total", "Empty batches published because a stream was idle.", "heartbeats"),
     row(
         "replay_batches_total",
@@ -329,18 +351,18 @@ OUTPUTS: Final = (
     ),
     row(
         "output_states_outgrown_total",
-        "Times a state from a log and the batches after it did not fit into the journal. New routers wait for a state.",
+        "Times a state from a log and later batches did not fit into the journal. New routers wait for the next state.",
         "outgrown",
     ),
     row(
         "output_views",
-        "Groups of router keys with different rights. Each group has streams of its own.",
+        "Views: streams for router keys with the same rights. Keys with other rights have another view.",
         "views",
         part="keys",
     ),
     row(
         "output_withheld_events_total",
-        "Stores that a view leaves out, because its rights do not cover them or their parent is unknown.",
+        "Stores that routers with limited rights do not get: without permission, or with an unknown parent.",
         "withheld",
         "reason",
         WITHHELD,
@@ -348,21 +370,21 @@ OUTPUTS: Final = (
     ),
     row(
         "output_dropped_batches_total",
-        "Batches that a router did not get live, by reason. slow_router counts a batch once per router.",
+        "Batches that routers did not get live, by reason. slow_router counts a batch once for each router.",
         "stats.dropped_batches",
         "reason",
         DROP_REASONS,
     ),
     row(
         "output_dropped_events_total",
-        "Events in the dropped batches, and events of groups that the profile does not send (other_group).",
+        "Events in dropped batches, and events that the profile does not send (other_group), by reason.",
         "stats.dropped_events",
         "reason",
         EVENT_REASONS,
     ),
     row(
         "output_handshakes_failed_total",
-        "Connections of routers, or to a log's servers, that failed or were refused, by reason.",
+        "Connections of routers, and connections to a log's servers, that failed or were refused, by reason.",
         "stats.refused",
         "reason",
         Refused,
@@ -375,7 +397,7 @@ OUTPUTS: Final = (
     ),
     row(
         "output_router_states_total",
-        "Times that routers entered a state, by state. A router has a state on each of its streams.",
+        "Times that a router entered a state, such as live or stalled, on one of its streams, by state.",
         "stats.router_states",
         "state",
     ),
@@ -408,21 +430,21 @@ OUTPUTS: Final = (
     ),
     row(
         "router_queue_batches",
-        "Batches waiting for each router whose CURVE key has a name. Only the 100 slowest routers are shown.",
+        "Batches waiting for a router whose CURVE key has a name. Only the 100 slowest routers are shown.",
         lambda o: {name: router.queued for name, router in o.named.items()},
         "router",
         part="keys",
     ),
     row(
         "router_behind_seconds",
-        "Age of the oldest batch that a router lacks, for each router whose CURVE key has a name.",
+        "Age of the oldest batch that a router lacks. Only routers whose CURVE key has a name are shown.",
         lambda o: {name: router.behind for name, router in o.named.items()},
         "router",
         part="keys",
     ),
     row(
         "router_dropped_batches",
-        "Batches that the current connections of a router with a named key did not get live.",
+        "Batches that a router's current connections did not get live. Only routers with a named CURVE key are shown.",
         lambda o: {name: router.dropped for name, router in o.named.items()},
         "router",
         part="keys",
@@ -430,11 +452,13 @@ OUTPUTS: Final = (
 )
 
 DISCOVERY: Final = (
-    row("discovery_engines", "Engines that the discovery lists now.", "engines"),
+    row("discovery_engines", "Engines that the discovery currently lists.", "engines"),
     row(
-        "discovery_failing", "1 while kvbus cannot ask the discovery. The engines found before stay in use.", "failing"
+        "discovery_failing",
+        "1 while kvbus cannot ask the discovery. Engines that it found before stay in use.",
+        "failing",
     ),
-    row("discovery_failures_total", "Failed attempts to ask the discovery.", "failures"),
+    row("discovery_failures_total", "Times that kvbus could not ask the discovery.", "failures"),
     row(
         "discovery_changes_total",
         "Sources that joined, left or moved to another address, and changes that kvbus refused.",
@@ -515,7 +539,7 @@ PROCESS: Final = (
     row("source_slots_limit", "Maximum number of source slots (limits.max_sources).", "slots_limit"),
     row(
         "source_slots_reused_total",
-        "Slots of absent sources that kvbus gave to other sources. A router that missed this may keep old blocks.",
+        "Slots of absent sources that kvbus gave to other sources. A router that was away may keep the old blocks.",
         "slots_reused",
     ),
     row("http_connections", "Open HTTP connections (maximum 128).", "http_connections"),
@@ -561,7 +585,11 @@ HISTOGRAMS: Final = (
         "Time from the engine's timestamp of a live batch until kvbus sends the batch. Needs synchronized clocks.",
         "batch_age",
     ),
-    row("event_loop_lag_seconds", "Delay of the event loop's timer.", "loop_lag"),
+    row(
+        "event_loop_lag_seconds",
+        "Delay with which kvbus's event loop runs a timer. It rises if the CPU is overloaded.",
+        "loop_lag",
+    ),
 )
 """Rows of the metrics that are histograms.
 
