@@ -29,7 +29,8 @@ They are kvbus's own readers, and further variants of routers of other projects.
 ROUTERS: Final = """\
 **Real routers, a synthetic engine**: each router ran twice at an engine with 300 blocks, directly and behind kvbus. In each
 of the cases, such as a late start or lost batches, the router's blocks were compared with the engine's. The second and third
-columns count the cases with a difference. The last three columns show three cases, with missing / dead blocks without kvbus.
+columns count the cases with a difference. The last three columns show, for three of the cases, the numbers of missing / dead
+blocks without kvbus.
 """
 
 Figures = dict[str, dict[str, tuple[int, int]]]
@@ -75,8 +76,8 @@ def real_engine(text: str) -> str:
     (equal,) = re.findall(r"^In (\d+ of \d+) cases, kvbus and its routers held exactly", text, re.MULTILINE)
     lines = [
         f"**A real {run[1]}, on a CPU** ({run[0]}): in {equal} cases kvbus and its routers held exactly the engine's blocks.",
-        f"In a second test the {run[2]} distributed requests to two such engines, and was restarted in the middle",
-        "([all figures](docs/REAL-ENGINE.md#the-vllm-router-directly-and-through-kvbus)):",
+        f"In a second test the {run[2]} distributed requests to two such engines, and was restarted in the middle of",
+        "the test ([all figures](docs/REAL-ENGINE.md#the-vllm-router-directly-and-through-kvbus)):",
         "",
         "| | requests whose prefix the router knew | after the restart: sent to the engine with the longest prefix | prompt tokens from the cache |",
         "|---|--:|--:|--:|",
