@@ -1,7 +1,7 @@
 """The configuration keys, commands, options and HTTP paths that kvbus no longer has, and what to use in place of them.
 
-If a user gives a removed name, kvbus shows the sentence for it, not "unknown key" or "no such command". A name that
-still exists is never looked up here. kvbus writes "gone: " before each sentence.
+If a user gives a name that does not exist, kvbus looks it up here. If it was removed, kvbus shows its sentence, after
+the word "gone: ", and not "unknown key" or "no such command".
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ PATHS: Final[Mapping[str, str]] = {
 
 
 def gone(instead: str) -> str:
-    """Return the error message for a removed key, command or path, such as "gone: use X".
+    """Return the error message for a removed key, command or path: "gone: " and the sentence ``instead``.
 
-    ``instead`` says what to use in place of it.
+    ``instead`` says what to use in place of the removed name.
     """
     return f"gone: {instead}"
 

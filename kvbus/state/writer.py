@@ -127,12 +127,13 @@ class StateWriter:
     def begin(self, relay: Relay) -> None:
         """Start to write the state of ``relay`` to the store."""
         self._relay = relay
-        if self.failed:  # writing a reservation has failed, and work() tries again
+        if self.failed:  # a reservation could not be written; work() tries later to write the state
             return
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:
-                self._store.reserve(self._store.reserved)  # writes the boot id, and whether commits wait for the disk
+                # Together with the reservations, the store writes the id of this boot and whether commits wait for the disk.
+                self._store.reserve(self._store.reserved)
             else:
                 self._begin_checkpoint(whole=True)
         except StoreError as error:

@@ -24,8 +24,9 @@ CAP: Final = 128
 LOOKS: Final = 4
 """Number of messages, in one iteration of the event loop, after which a pump no longer checks for a further message.
 
-After each of the first messages, up to this number, the pump checks whether another message waits. Then it reads until
-libzmq returns EAGAIN. An EAGAIN costs as much as eight checks.
+At first the pump checks after each message whether another one waits, because usually only one or a few messages wait.
+A check costs an eighth of a read for which no message waits (EAGAIN). After this number of messages, more are probably
+waiting, so the pump reads without a check until EAGAIN.
 """
 
 MAX_KEPT_FRAMES: Final = 64

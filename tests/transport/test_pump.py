@@ -118,7 +118,7 @@ async def test_a_handler_that_raises_loses_its_own_message_only(context, raised)
 async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(context):
     """After a send on the same socket, `kick` makes the pump read the messages that have arrived.
 
-    The send makes libzmq process these messages, so that the descriptor signals nothing although a message waits.
+    During the send, libzmq processes these messages. After that, the socket's descriptor does not signal them any more.
     """
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):

@@ -39,7 +39,7 @@ class GrpcSettings(Section):
 
 
 class GrpcDiscoverer:
-    """A discoverer of one SGLang engine, over gRPC; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer that asks one SGLang engine over gRPC; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = GrpcSettings
 
@@ -48,7 +48,7 @@ class GrpcDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engine each time all its nodes have answered; an empty set if no node publishes events."""
+        """Yield a set with the engine each time all its nodes have answered; an empty set if none publishes events."""
         disconnected, nodes = self._services.disconnected, self._settings.nodes
         where = f"grpc {', '.join(nodes)}"
         channels = [open_channel(node) for node in nodes]

@@ -40,7 +40,7 @@ class HttpSettings(Section):
 
 
 class HttpDiscoverer:
-    """A discoverer of one engine, over HTTP; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer that asks one engine over HTTP; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = HttpSettings
 
@@ -49,7 +49,7 @@ class HttpDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engine after each of its answers; an empty set if the engine publishes no events."""
+        """Yield a set with the engine each time it has answered; an empty set if the engine publishes no events."""
         disconnected = self._services.disconnected
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:

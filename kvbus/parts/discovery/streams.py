@@ -165,7 +165,7 @@ class LogStreams:
         """Whether the log's reader has to be opened again, because streams were added or reading positions changed."""
         self._clock = asyncio.get_running_loop().time
         self._level_at = self._clock()
-        """A time by the event loop's clock. All records that the log had at this time have been read."""
+        """A time by the event loop's clock. This reader has read all records that the log had at this time."""
         self._shown_at = self._level_at
         """Time at which the set of engines was last yielded."""
         self._changed_at = 0.0

@@ -376,7 +376,10 @@ async def _end(call: Any, context: Context) -> None:
 
 
 async def _next(context: Context, message: Any) -> Any:
-    """Read the client's message after ``message``. If ``message`` is the end of the request, return it again."""
+    """Return the client's next message, or the end of the request.
+
+    ``message`` is the message that was read last. If it is the end of the request, it is returned again.
+    """
     return message if message is aio.EOF else await context.read()
 
 

@@ -156,8 +156,8 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
     """Yield the parts of a request's body as they arrive.
 
     Raises:
-        BodyError: no part has arrived for ``seconds``, or the client has closed the connection. A malformed chunk has
-            the same effect as a missing part.
+        BodyError: no part has arrived for ``seconds``, or the client has closed the connection. After a malformed
+            chunk, aiohttp delivers no further part, so the time runs out.
     """
     while True:
         try:

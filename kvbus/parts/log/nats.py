@@ -2,9 +2,10 @@
 
 The extra ``nats`` is required.
 
-The subject of a message has the key of kvbus's stream, and a message holds the records of one append. A message names
-the message that the writer expects to be the newest of its subject. JetStream stores it only if that is true. A writer
-that claims the stream appends a message without records. So JetStream refuses the next message of the former writer.
+The subject of a message has the key of kvbus's stream, and a message holds the records of one append. A header of each
+message has the sequence of the message that the writer expects to be the newest of the subject. If another message is
+the newest, JetStream refuses the new message. A writer that claims the stream appends a message without records. So
+JetStream refuses the next message of the former writer.
 
 Each message has an id. So a message that is sent again because its answer was lost is stored only once.
 """

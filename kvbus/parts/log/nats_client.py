@@ -26,7 +26,7 @@ STOP: Final = 2.0
 """Timeout in seconds of closing a connection."""
 
 WRONG_SEQUENCE: Final = {10070, 10071}
-"""JetStream's error codes for a message that names another message than the newest one of its subject."""
+"""JetStream's error codes for a message whose header does not name the newest message of its subject."""
 
 NO_MESSAGE: Final = 10037
 """JetStream's error code if a stream does not have the requested message."""

@@ -441,7 +441,8 @@ class NatsReader:
         """
         first, end = await self.pulled.bounds()
         if self.pulled.next > end:
-            self.pulled.begin_again()  # messages were lost after they were read; new messages get their sequences
+            # The server has lost messages that this reader has read, and gives their sequences to new messages.
+            self.pulled.begin_again()
         self._first = first << SHIFT
         return dict.fromkeys(self._starts, end << SHIFT)
 

@@ -3,8 +3,8 @@
 A record holds at most one batch of one stream, and its size is limited. It is a msgpack array; see :class:`Record`.
 docs/LOG.md is the specification. This module does no I/O.
 
-Each record is appended under the key of its stream, so a broker that orders records by key keeps their order. The key
-is never the hash of a block. Otherwise a parent block that is stored again could come after its child.
+Each record is appended under the key of its stream, because a broker keeps only records with the same key in order. If
+each record had the hash of a block as its key, a reader could get a block before its parent.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 class _Schema(msgspec.Struct, array_like=True):
     """The first two elements of an encoded record, with which the version of its format is read.
 
-    The schema is the first field in every version of the format. The second element is required. Otherwise, in a record
-    that has only a checksum, the checksum would be read as the schema.
+    The schema is the first field in every version of the format. The second element must exist. If it were optional,
+    the only element of a record that has nothing but a checksum would be read as the schema.
     """
 
     schema: int
