@@ -132,7 +132,7 @@ class StateWriter:
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:
-                # Together with the reservations, the store writes the id of this boot and whether commits wait for the disk.
+                # Together with the reservations, the store writes this boot's id and whether commits wait for the disk.
                 self._store.reserve(self._store.reserved)
             else:
                 self._begin_checkpoint(whole=True)
