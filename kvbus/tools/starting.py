@@ -25,7 +25,7 @@ _LINK: Final = re.compile(r"(?: \(|: )\[[^\]]+\]\([^)]+\)\)?|\[([^\]]+)\]\([^)]+
 
 
 def ports(router: dict[str, Any]) -> tuple[int, int]:
-    """Return the live port and the replay port at which an engine publishes if this router is used with kvbus."""
+    """Return the live port and the replay port that the engine must use if this router reads from kvbus."""
     live, replay = router.get("engine_ports", (5557, 5558))
     return live, replay
 

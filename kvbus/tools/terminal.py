@@ -46,7 +46,7 @@ class PipeConsole(Console):
     """A console that raises BrokenPipeError if the program that reads its output has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, so that the command chooses the exit code.
+        """Raise BrokenPipeError, so that the kvbus command chooses the exit code.
 
         Rich's own method would exit with code 1.
         """

@@ -20,7 +20,10 @@ def printable(value):
 
 
 def apply(payloads):
-    """Return the live copies by (group_idx, medium, hash). Fail if an event removes a block that is not live."""
+    """Apply batches. Return the number of live copies, by (group_idx, medium, hash).
+
+    Fail if an event removes a block that is not live.
+    """
     live = Counter[Any]()
     for payload in payloads:
         for tag, fields in events_of(payload):

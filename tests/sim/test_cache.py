@@ -12,7 +12,7 @@ BLOCK = 4
 
 
 def tokens(*blocks):
-    """Return blocks of four tokens, each with one token value: tokens(1, 2) is 1,1,1,1,2,2,2,2."""
+    """Return the tokens of blocks of four equal tokens: tokens(1, 2) is 1,1,1,1,2,2,2,2."""
     return [value for value in blocks for _ in range(BLOCK)]
 
 
@@ -35,7 +35,7 @@ def short(events):
 
 
 def applied(events):
-    """Return the live copies that a reader has after these events."""
+    """Return the number of copies of each block that a reader counts after these events."""
     live = Counter[Any]()
     for event in events:
         if isinstance(event, Cleared):

@@ -54,7 +54,7 @@ def test_a_trace_id_stands_for_512_tokens_always_the_same(tmp_path):
         ('{"timestamp": 0, "input_length": 3, "output_length": 1}', "trace.jsonl:2: not a trace request"),
         (
             '{"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": [1]}',
-            "trace.jsonl:2: input_length 513 with 1 hash_ids",
+            "trace.jsonl:2: input_length 513 is not from 1 to 512",
         ),
     ],
 )

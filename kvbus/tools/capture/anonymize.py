@@ -77,7 +77,8 @@ class Pseudonyms:
     def number(self, value: int) -> int:
         """Return the pseudonym of an integer from -2^63 up to 2^64 - 1.
 
-        The pseudonym is in the same class of `_BOUNDS` as the integer. So msgpack encodes both in equally many bytes.
+        The pseudonym lies between the same two numbers of `_BOUNDS` as the integer, so msgpack encodes both in the same
+        number of bytes.
         """
         at = bisect_right(_BOUNDS, value)
         low, size = _BOUNDS[at - 1], _BOUNDS[at] - _BOUNDS[at - 1]
@@ -103,7 +104,8 @@ class Pseudonyms:
         """Return the pseudonym of a text. It has the text's length in bytes, and is UTF-8 if the text is.
 
         Args:
-            value: the text. ``taken`` must return False for it. Otherwise the search for a pseudonym may not end.
+            value: the text. ``taken`` must return False for it, because the search for a pseudonym ends only at a text
+                for which ``taken`` returns False, and this may be the only one.
             taken: function that returns whether a text must not be used as a pseudonym.
         """
         try:
@@ -291,7 +293,7 @@ class _Open:
         return self.name
 
     def read_text(self, value: bytes) -> None:
-        """Note that ``value`` is the text that was read last in this array or map.
+        """Remember ``value`` as the text that was read last in this array or map.
 
         If the text is a key of the map or the tag of an event, it decides the roles of the values that follow.
         """
@@ -322,12 +324,12 @@ def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
 
 
 def _bounds(data: bytes, at: int) -> tuple[int, int]:
-    """Return where the content of a msgpack value begins and ends in ``data``.
+    """Return the positions in ``data`` at which the content of a msgpack value begins and ends.
 
-    ``at`` is where the value's header begins.
+    ``at`` is the position at which the value's header begins.
 
-    The end is beyond the data if the value is truncated or is not msgpack. The content of an array or a map is empty,
-    because its items are separate values.
+    If the value is truncated or is not msgpack, the returned end is beyond the end of ``data``. The content of an array
+    or a map is empty, because its items are separate values.
     """
     head = data[at]
     start, size = at + 1, 0

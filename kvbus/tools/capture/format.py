@@ -141,7 +141,8 @@ class CaptureWriter:
 def _open(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
     if str(path) == "-":
         return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
-    if mode == "wb" and (path.is_file() or not path.exists()):  # a pipe or device is not created but only opened
+    # Only a regular file is created; a pipe or device exists already and is only opened.
+    if mode == "wb" and (path.is_file() or not path.exists()):
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600))
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path, mode))

@@ -78,7 +78,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of judging one clause, or one case of a clause.
+    """The result of judging one clause. For a router, it is the result of one case, which tests the clause.
 
     Attributes:
         clause: the clause.
@@ -86,7 +86,7 @@ class Verdict:
         message: the observation as a sentence.
         level: requirement level of the clause. If the clause is broken, it is the level of the broken part.
         evidence: bytes that prove the observation.
-        case: name of the case; empty for a verdict about the complete clause.
+        case: name of the case (of ``kvbus conform router``); empty for a verdict about the complete clause.
         counts: numbers with their names, such as the number of missing blocks.
     """
 
@@ -100,7 +100,7 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """The number of the clause, followed by the name of the case if the verdict is about a case."""
+        """The number of the clause, followed by the name of the case if the verdict has one."""
         return f"{self.clause} {self.case}".rstrip()
 
     @property

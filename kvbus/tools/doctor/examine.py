@@ -286,6 +286,7 @@ def _pinned(certificate: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-    with contextlib.suppress(OSError):  # includes ssl.SSLError; `machine.files` reports an unreadable file
+    # OSError includes ssl.SSLError. `machine.files` reports a file that cannot be read.
+    with contextlib.suppress(OSError):
         context.load_verify_locations(certificate)
     return context

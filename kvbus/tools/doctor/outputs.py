@@ -321,7 +321,9 @@ class OutputProber:
 
 
 async def _ask(connection: Connection) -> str:
-    """Check that a replay endpoint of kvbus answers. Return text for the report; empty if no END comes within a second.
+    """Check that a replay endpoint of kvbus answers.
+
+    Return a text for the report; empty if END does not come within a second.
 
     The requested seq is after all batches, so that the answer is only END.
     """

@@ -112,7 +112,7 @@ class Heard:
     def take(self, frames: list[bytes], *, live: bool) -> None:
         """Add one message to the summary. ``live`` says whether it came live.
 
-        A message of a replay has the same three frames.
+        A message of a replay has the three frames of a live message: topic, seq and payload.
         """
         self.messages += 1
         topic = frames[0] if frames else b""
@@ -169,7 +169,8 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
     If there are no two such publishers, yield nothing.
 
     The hash of a first block depends on the block's tokens and on a seed. vLLM draws a random seed in each process
-    unless ``PYTHONHASHSEED`` is set. A router cannot find such blocks by one hash.
+    unless ``PYTHONHASHSEED`` is set. If the seeds differ, a router cannot find the block at both publishers by one
+    hash.
     """
     first: dict[Root, tuple[str, Hash]] = {}
     for label, each in heard:
@@ -295,7 +296,7 @@ class Prober:
                     async with asyncio.timeout(self._timeout * LISTENING) as limit:
                         await _listen(dialled.connection, looked.heard, limit)
         except TimeoutError:
-            return  # not an error: doctor has listened for as long as it wanted to
+            return  # not an error, because doctor listens only until this timeout
         finally:
             done.set()
 

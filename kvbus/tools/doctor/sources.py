@@ -158,7 +158,8 @@ class SourceJudge:
         outcome, endpoint = looked.replay, looked.stream.replay_endpoint
         if looked.snapshot is not None and looked.snapshot.stop is not Stop.OPEN:
             finding = looked.snapshot.finding(self._at, "snapshot_endpoint")
-            yield structs.replace(finding, remedy="correct it, or leave it out: few engines have snapshots")
+            remedy = "correct the endpoint, or leave it out, because few engines answer snapshot requests"
+            yield structs.replace(finding, remedy=remedy)
         if outcome is None:
             return
         if outcome.stop is not Stop.OPEN:

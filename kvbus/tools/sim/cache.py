@@ -150,7 +150,7 @@ class PrefixCache:
         group_idx: int = 0,
     ) -> None:
         if blocks < 2 or block_size < 1:
-            raise ValueError(f"a cache needs 2 blocks of 1 token or more, not {blocks} of {block_size}")
+            raise ValueError(f"a cache needs 2 or more blocks of 1 or more tokens, not {blocks} of {block_size}")
         self.block_size: Final = block_size
         self.group_idx: Final = group_idx
         self._copies = copies
@@ -263,7 +263,7 @@ class PrefixCache:
         return -(-tokens // self.block_size)
 
     def _block_of(self, request: Request) -> Block:
-        """Return the content of the next block of a request that becomes full."""
+        """Return the content of the block after the request's last full block."""
         start = len(request.chain) * self.block_size
         parent = request.chain[-1] if request.chain else None
         return make_block(parent, request.tokens[start : start + self.block_size], request.tenant)
@@ -297,7 +297,8 @@ class PrefixCache:
             if copies:
                 slot = next(iter(copies.values()))
                 self._reference(slot)
-                block = slot.block or block  # requests share one object per block
+                # Use the object in the pool, so that all requests share one object for a block.
+                block = slot.block or block
                 self._flush(onboarded, GPU)
             elif any(block.digest in held for _, held in self._tiers.values()):
                 slot = self._allocate()

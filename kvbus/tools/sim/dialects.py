@@ -114,7 +114,7 @@ class Dialect:
         return int.from_bytes(digest[-8:], "big")
 
     def tokens_of(self, block: Block) -> list[int]:
-        """Return the token ids of a block as events have them."""
+        """Return the token ids of a block as this dialect's events have them, with ``token_offset`` added."""
         return [token + self.token_offset for token in block.tokens]
 
 

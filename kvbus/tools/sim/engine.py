@@ -80,7 +80,7 @@ class SimEngine:
         if unsayable:
             raise ValueError(f"{self.dialect.name} has no medium for tier {', '.join(unsayable)}")
         if len(self.options.kinds) > 1 and not self.dialect.groups:
-            raise ValueError(f"{self.dialect.name} has no group_idx: one group only")
+            raise ValueError(f"{self.dialect.name} has no group_idx, so the engine can have only one group")
         self._jobs = iter(islice(jobs, self.options.requests))
         self._waiting: Job | None = None
         self.started = 0

@@ -55,7 +55,8 @@ class _TraceLine(msgspec.Struct):
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     """Return random token ids below 65,536.
 
-    They are fast to make from random bytes, and nearly all real vocabularies are at least as large.
+    Ids below 65,536 are made from two random bytes each, which is fast, and nearly all real vocabularies are at least
+    as large.
     """
     return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
 
@@ -134,8 +135,8 @@ def read_trace(path: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[Job]:
                     raise TraceError(f"{path}:{number}: not a trace request: {error}") from error
                 prompt = [token for hash_id in request.hash_ids for token in expand(hash_id)]
                 if not 0 < request.input_length <= len(prompt):
-                    known = f"{len(request.hash_ids)} hash_ids"
-                    raise TraceError(f"{path}:{number}: input_length {request.input_length} with {known}")
+                    known = f"{len(prompt)}, the number of tokens of its hash_ids"
+                    raise TraceError(f"{path}:{number}: input_length {request.input_length} is not from 1 to {known}")
                 del prompt[request.input_length :]
                 output = _tokens(random.Random(f"kvbus/output/{number}"), request.output_length)
                 yield Job((*prompt, *output), len(prompt))

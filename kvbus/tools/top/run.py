@@ -32,7 +32,7 @@ _SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
 
 
 def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
-    """Return the user's choice of what is shown, as it is after a key was pressed; None if the key quits.
+    """Return what the user wants to see after pressing a key: ``choice`` with the key's change; None if the key quits.
 
     Args:
         choice: the user's choice before the key.

@@ -37,7 +37,10 @@ _COLUMNS: Final = (
 _MAX_REASONS: Final = 6
 
 SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
-"""Columns by which the sources can be sorted: ``name`` for the order of the bus, any other column for largest first."""
+"""Columns by which the sources can be sorted. ``name`` keeps the order in which the bus lists them.
+
+Any other column puts the largest value first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,8 @@ def render(
     ]
     reasons = _reasons(history, choice)
     age = now - moment.at
-    trouble = trouble if age > _STALE_S and not choice.paused else None  # a paused screen sends no requests
+    # A paused screen is old without a failure, because it sends no requests.
+    trouble = trouble if age > _STALE_S and not choice.paused else None
     room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
     shown = _shares(room, len(sources), len(outputs), len(routers))
     parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]

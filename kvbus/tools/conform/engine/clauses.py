@@ -14,9 +14,9 @@ class Asked:
 
     Attributes:
         clause: the clause.
-        noun: plural noun for the observations about the clause that are counted, such as ``messages``.
-        unseen: usual reason why no observation about the clause was made, often with the option of the command that
-            makes one possible.
+        noun: plural noun for what the verdict counts, such as ``messages`` in "120 messages".
+        unseen: the usual reason why the kit could not observe whether the publisher keeps the clause. It often names
+            the option of ``kvbus conform engine`` with which the kit can observe it.
         level: the usual requirement level of the clause.
     """
 
@@ -94,8 +94,8 @@ WATCHED: Final[dict[str, Asked]] = {
 class _Entry:
     """The observations about one clause: how many show that the publisher keeps it, and how many that it breaks it.
 
-    ``message``, ``level`` and ``evidence`` describe the broken observation that the verdict shows. ``unseen`` is the
-    reason why the clause could not be judged.
+    If the publisher breaks the clause, ``message``, ``level`` and ``evidence`` are those of the observation that the
+    verdict shows. ``unseen`` is the reason why the clause could not be judged.
     """
 
     kept: int = 0

@@ -1,4 +1,7 @@
-"""A strict decoder of payloads, after section 6 of docs/spec. It records each deviation, and still decodes the rest."""
+"""A strict decoder of payloads, after section 6 of docs/spec.
+
+It records each deviation from the specification, and still decodes the rest of the payload.
+"""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 LONG: Final = 1_000
 """Minimum number of messages in a replay answer by which two clauses can be judged.
 
-A shorter answer does not show whether the publisher fills answers with empty batches (4.6), or whether it drops batches
-for a requester that reads slowly (4.3).
+They are the clauses 4.6 and 4.3. A shorter answer does not show whether the publisher fills answers with empty batches
+(4.6), or whether it drops batches for a requester that reads slowly (4.3).
 """
 
 
@@ -258,7 +258,7 @@ class EngineJudge:
         return payload
 
     def answer(self, answer: Answer) -> None:
-        """Judge a replay answer, without judging its batches as a part of the stream."""
+        """Judge the form of a replay answer. Its batches are not judged as a part of the stream."""
         judge_answer(self.ledger, answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
@@ -325,8 +325,9 @@ class EngineJudge:
 
         ``uncleared`` has each batch 0 that does not begin with AllBlocksCleared.
 
-        A clear at the beginning of a subscription may be accidental, because the engine may just have been reset. So it
-        counts only if a batch 0 had no clear, or if a late subscriber got the state.
+        If each subscription began with a clear, this may be a coincidence, because the engine's cache may have been
+        reset just before it. So these clears show that the publisher keeps the clause only if a batch 0 had no clear,
+        or if a late subscriber got the state.
         """
         if all(self._welcomes or [False]) and (uncleared or self.ledger.is_kept("5.1")):
             self.ledger.kept("11.3", len(self._welcomes))
@@ -336,7 +337,7 @@ class EngineJudge:
     def _known(self, message: Message) -> Stream | None:
         """Return the stream with the topic of a message; None if no message had this topic before.
 
-        Before the first live message, return the stream of the replay from seq 0, for every topic.
+        Before the first live message, return the stream of the replay from seq 0, whatever the topic is.
         """
         return self._streams.get(message.topic) or (None if self._streams else self.stream)
 
@@ -362,7 +363,7 @@ def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
     """Judge the messages of a recording, and return the report.
 
     Raises:
-        CaptureError: the file cannot be read.
+        CaptureError: the file of the recording cannot be read.
     """
     judge = EngineJudge()
     before: Recorded | None = None

@@ -149,7 +149,9 @@ class Asking:
         self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
-        """Request a replay while other requesters do not read their answers. They must not delay it (clause 4.8).
+        """Request a replay while other requesters do not read their answers.
+
+        These requesters must not delay the replay (clause 4.8).
 
         Then let one of these requesters read its answer slowly. No batch of its answer must be missing (clause 4.3).
         """
@@ -222,7 +224,7 @@ _TOGETHER: Final = 4
 
 
 class ApiError(Exception):
-    """The API of the engine rejects a request, or fails to execute it."""
+    """The engine's HTTP API rejects a request, or fails to execute it."""
 
 
 class Reset(StrEnum):
@@ -252,7 +254,9 @@ class Api:
         self._pairs = MAX_PAIRS
 
     async def provoke(self) -> None:
-        """Run all steps: request the list of endpoints, send prompts, reset the cache, and put the engine to sleep.
+        """Run all steps.
+
+        Request the engine's list of event endpoints, send prompts, reset the cache, and put the engine to sleep.
 
         A failed step adds a note, and the next step follows. If the prompts fail, the remaining steps are left out.
         """
@@ -364,9 +368,10 @@ class Api:
         before, live = blocks.clears, len(blocks)
         await work
         if not live:
-            raise ApiError(f"{what}: no block was live")
+            raise ApiError(f"{what} proves nothing, because no block was live before it")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
-        if at_once or not len(blocks):  # removals of all blocks have the same effect as a clear
+        # The engine may also have removed all blocks one by one, which has the same effect as a clear.
+        if at_once or not len(blocks):
             self.judge.ledger.kept("11.2")
         if what != "POST /sleep":
             await self._complete(client, self._prompt(0))
@@ -384,7 +389,8 @@ class Api:
             self.model = self.model or next(iter(models))
         except (KeyError, StopIteration, TypeError, AttributeError) as error:
             if not self.model:
-                raise ApiError(f"GET /v1/models: {answer.status}, and no model; name one with --model") from error
+                text = f"GET /v1/models was answered with {answer.status} and names no model; name one with --model"
+                raise ApiError(text) from error
             return
         limit = models.get(self.model)
         if isinstance(limit, int):

@@ -1,4 +1,7 @@
-"""The judge of one numbered stream: it checks frames, seqs, epochs and live blocks, and the contents behind hashes."""
+"""The judge of one numbered stream.
+
+It checks frames, seqs, epochs and live blocks, and whether equal hashes stand for equal contents.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,9 @@ class Contents:
         self._prefix.setdefault(key, prefix)
         other = self._alone.setdefault(alone, (prefix, block))
         if other[0] != prefix and other[1] != block:
-            ledger.kept("6.7")  # equal tokens with different prefixes have different hashes, as required
+            # An earlier block has the same tokens after another prefix, and the hashes of the two blocks differ, as
+            # clause 6.7 requires.
+            ledger.kept("6.7")
         known = self._named.get(prefix)
         if known is not None and known[1] != self._epoch:
             another = f"{event.where} has another hash than before the restart"
@@ -96,7 +101,7 @@ class _Live:
 
 
 class Blocks:
-    """The live blocks, as a reader has them that applies all events in order.
+    """The live blocks that a reader holds if it applies all events in order.
 
     Attributes:
         complete: whether no batch is missing since the epoch began or since all blocks were cleared. If it is true, a
@@ -426,7 +431,7 @@ class Stream:
             self.missing += message.seq - expected
             self.blocks.lose()
         elif message.seq < self._overlap and (self._state or self.knows(message)):
-            self._overlap *= message.seq < self._overlap - 1  # becomes 0 after the last batch of the answer
+            self._overlap *= message.seq < self._overlap - 1  # becomes 0 after the last batch of the replay answer
             return False
         elif self.knows(message) and not rejoined:
             ledger.broken("3.1", f"number {message.seq} was sent twice", message.evidence)

@@ -58,7 +58,7 @@ class Tap:
         self.arrived.set()
 
     def on_refused(self, reason: Refused) -> None:
-        """Do nothing, because `Watch` has dialled the publisher before, and reported why a connection is refused."""
+        """Do nothing, because `Watch` has dialled the publisher before, and has reported if it refuses connections."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
         """Do nothing, because these sockets send no requests."""

@@ -60,7 +60,10 @@ class Restart(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A step of a case: wait until the router has read all messages. A fault before that might do no harm."""
+    """A step of a case: wait until the router has read all messages.
+
+    A fault that comes earlier may have no effect, because the router does not hold the blocks yet.
+    """
 
 
 class Pause(NamedTuple):
@@ -187,7 +190,7 @@ def changed(step: Step, change: Callable[[Any], Any]) -> Step:
 def positional(event: Any) -> Any:
     """Convert an event from a map to an array.
 
-    Nulls at its end are left out, but not the medium and the fields before it.
+    Nulls at the end of the array are left out, but only those after the medium.
     """
     if not isinstance(event, dict):
         return event
@@ -356,7 +359,7 @@ FAULTS: Final = (
          steps=(_long(),), cache=device(1, 2)),
     Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another rank holds as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Seen(),
-                Batch([removed(1)], rank=1)),  # sent only after the router has read rank 0
+                Batch([removed(1)], rank=1)),  # sent only after the router has read the batches of rank 0
          cache=device(1, 2) | device(3, rank=1)),
     Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="one of two ranks is cleared",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
@@ -416,7 +419,8 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
         ),
         level=Level.SHOULD if name in _SHOULD else Level.MUST,
         maps=name in _OF_MAPS,
-        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),  # a stream has one type of hashes (6.6)
+        # Byte hashes need a new publisher, because a stream has one type of hashes (clause 6.6).
+        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),
         framing="3" if vector.replay and len(vector.replay[0]) == 3 else "4",
     )
 
@@ -429,7 +433,10 @@ The hashes of engines have 64 bits, and some routers accept only such hashes.
 
 
 def wide(value: Any) -> Any:
-    """Add `WIDE` to a small integer hash, and subtract it from a negative one. Return any other value unchanged."""
+    """Make a small integer hash as large as an engine's: add `WIDE`, or subtract it from a negative hash.
+
+    Return any other value unchanged.
+    """
     if not isinstance(value, int) or abs(value) >= 2**32:
         return value
     return value + WIDE if value >= 0 else value - WIDE

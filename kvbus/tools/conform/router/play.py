@@ -214,7 +214,7 @@ class Engine:
 def _first(token: Any) -> int:
     """Return a token id. If ``token`` is a pair of token ids, return the first one.
 
-    With pairs, the second id of a pair is the first id of the next pair.
+    The first ids are enough, because the second id of a pair is the first id of the next pair.
     """
     return int(token if isinstance(token, int) else token[0])
 
@@ -317,7 +317,7 @@ class Player:
         if case.joins and not self._adapter.fresh:
             raise UntriedError("the case needs a router that kvbus conform starts (--driver)")
         if kept and case.ranks > len(kept):
-            raise UntriedError("the case needs a second rank (--engine)")
+            raise UntriedError("the case needs a second rank (give --engine once more)")
         if kept and (case.heartbeats or case.first):
             raise UntriedError("the case needs new endpoints (leave out --engine)")
 
@@ -563,5 +563,5 @@ def _adapter(way: str, said: Mapping[str, Any]) -> adapters.Adapter:
 def _pair(option: str, text: str) -> tuple[str, str]:
     live, _, replay = text.partition(",")
     if not live or not replay:
-        raise ValueError(f"{option} {text}: LIVE,REPLAY, such as {_RUNNING}")
+        raise ValueError(f"{option} {text} is not LIVE,REPLAY, such as {_RUNNING}")
     return live, replay

@@ -111,7 +111,7 @@ def view_of(said: Mapping[str, Any]) -> View:
     for block in blocks:
         entry = block if isinstance(block, dict) else {"hash": block}
         if "hash" not in entry:
-            raise ViewError(f"a block without a hash: {json.dumps(entry)[:100]}")
+            raise ViewError(f"a block has no hash: {json.dumps(entry)[:100]}")
         tells |= entry.keys() & {"medium", "group", "rank"}
         medium = entry.get("medium")
         name = None if medium is None else str(medium).upper()
