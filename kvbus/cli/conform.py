@@ -41,7 +41,9 @@ _ENGINE: Final = (
     click.option("--replay-endpoint", "replay", metavar="ENDPOINT", help="The engine's replay endpoint."),
     click.option("--snapshot-endpoint", "snapshot", metavar="ENDPOINT", help="The engine's snapshot endpoint."),
     click.option(
-        "--api", metavar="URL", help="The engine's OpenAI-style API, to send prompts, reset the cache and sleep."
+        "--api",
+        metavar="URL",
+        help="The engine's OpenAI-style API, to send prompts, reset the cache and put the engine to sleep.",
     ),
     click.option(
         "--model", default="", metavar="NAME", help="Model for the prompts; by default the API's first model."
@@ -56,9 +58,14 @@ _ENGINE: Final = (
     click.option("--topic", default="", help="Watch only topics with this prefix."),
     click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it."),
     click.option(
-        "--seconds", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Minimum time to watch."
+        "--seconds",
+        type=_SECONDS,
+        default=30.0,
+        show_default=True,
+        metavar="S",
+        help="Minimum number of seconds to watch.",
     ),
-    click.option("--await-restart", is_flag=True, help="Continue until you have restarted the engine."),
+    click.option("--await-restart", is_flag=True, help="Continue to watch until you have restarted the engine."),
 )
 
 _ROUTER: Final = (
@@ -80,7 +87,8 @@ _ROUTER: Final = (
         "--reads",
         multiple=True,
         metavar="LIVE,REPLAY",
-        help="Endpoints at which a driver or the client reads a rank, if a program is between it and the engine.",
+        help="Endpoints at which the driver or the client reads a rank, if a program such as kvbus is between the "
+        "reader and the engine.",
     ),
     click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
     click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (clause 6.2)."),
@@ -90,7 +98,7 @@ _ROUTER: Final = (
         default=5.0,
         show_default=True,
         metavar="S",
-        help="Maximum seconds until the router's view is right.",
+        help="Maximum seconds after the last step of a case until the router's view is right.",
     ),
     click.option(
         "--connect",

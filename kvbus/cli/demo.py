@@ -48,11 +48,11 @@ def command(seconds: float) -> None:
       kvbus demo --seconds 8
       kvbus demo | tee demo.txt
 
-    Two vLLM engines and an SGLang engine publish the events of their caches. The network loses batches, a router
-    starts late, an engine crashes, and kvbus itself is killed and started again. At the end the demo compares the
-    blocks of each router with the engines' own caches. The router `no kvbus` reads the engines directly, as
-    llm-d-kv-cache 0.9.0 does: it shows what goes wrong without kvbus. The demo needs no configuration, and only
-    one free port.
+    Two vLLM engines and an SGLang engine publish the events of their caches. The network loses batches, a router starts
+    late, an engine crashes, and kvbus itself is killed and started again. At the end the demo compares the blocks of
+    each router with the engines' own caches. The router `no kvbus` reads the engines directly, as llm-d-kv-cache 0.9.0
+    does: it shows what goes wrong without kvbus. The demo needs no configuration, and only one free port of this
+    machine.
 
     Exit codes: 0 all routers that read kvbus are exact, 1 such a router is not exact, 130 ended while kvbus was down.
     """  # noqa: D301 - \b is click's: keep these lines as they are

@@ -108,7 +108,7 @@ def _explain(lost: Lost) -> str:
     type=click.Choice(["auto", "3", "4", "sim"]),
     default="auto",
     show_default=True,
-    help="Number of frames of an answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21, 4 for later releases.",
+    help="Frames of each message in an answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21, 4 for later releases.",
 )
 @click.option(
     "--timeout",
@@ -124,7 +124,7 @@ def _explain(lost: Lost) -> str:
     type=click.Choice(list(HASH_FORMS)),
     default="number",
     show_default=True,
-    help="How --json writes integer hashes. jq and browsers change large numbers.",
+    help="How --json writes integer hashes. Use string for jq and browsers, which change large numbers.",
 )
 @click.option(
     "--copies", is_flag=True, help="Count copies of blocks. For an engine's own stream, not for kvbus's output."

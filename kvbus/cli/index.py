@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 @click.command("index", short_help="Answer which worker holds which prefix.")
 @click.argument("sources", nargs=-1, metavar="SOURCE…")
 @click.option("--listen", default="127.0.0.1:9478", show_default=True, metavar="HOST:PORT", help="Address for queries.")
-@click.option("--output", "output", metavar="NAME", help="Output of the bus to read.  [default: the first that fits]")
+@click.option(
+    "--output",
+    "output",
+    metavar="NAME",
+    help="Name of the bus's output to read.  [default: the first that the index can read]",
+)
 @click.option(
     "--log",
     "log_files",
@@ -40,7 +45,7 @@ if TYPE_CHECKING:
     help="File with the bearer tokens of remote clients, as in the bus's http_tokens_file.",
 )
 @click.option("--tls-certificate", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate.")
-@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate's key.")
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate's private key.")
 @login_options
 @curve_options
 def command(

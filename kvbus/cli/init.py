@@ -26,7 +26,7 @@ from kvbus.tools.starting import ENGINES, ROUTERS, commented
     help="File to write; - for standard output. An existing file stays as it is.",
 )
 def command(*, engine: str, router: str, model: str, host: str, path: Path) -> None:
-    """Write a configuration for an engine and a router, with the steps around it as comments.
+    """Write a configuration for an engine and a router, with the other setup steps as comments.
 
     \b
     Examples:

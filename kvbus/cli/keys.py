@@ -76,9 +76,18 @@ def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
 
 @click.command("token")
 @click.argument("name")
-@click.option("--status", is_flag=True, help="The token gives no access to content and token ids.")
 @click.option(
-    "-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Write the token to FILE."
+    "--status",
+    is_flag=True,
+    help="Make a token for the status only: it gives no access to blocks, batches and token ids.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the token to FILE instead of standard error.",
 )
 def token(*, name: str, status: bool, path: Path | None) -> None:
     """Make a bearer token for the HTTP port, and print its line for http_tokens_file.

@@ -30,14 +30,14 @@ _PROBABILITY = click.FloatRange(0, 1)
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches per second.  [default: 200]")
 @click.option(
-    "--speed", type=click.FloatRange(0, min_open=True), help="Play at the recorded pace times N, not at --rate."
+    "--speed", type=click.FloatRange(0, min_open=True), help="Play N times as fast as recorded, not at --rate."
 )
 @click.option(
     "--framing",
     type=click.Choice(["3", "4", "sim"]),
     default="4",
     show_default=True,
-    help="Number of frames of a replay answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
+    help="Frames of each message in a replay answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
 )
 @click.option("--topic", help="Topic of every message, instead of the recorded one.")
 @click.option(
@@ -45,10 +45,12 @@ _PROBABILITY = click.FloatRange(0, 1)
     type=click.IntRange(2),
     default=10_000,
     show_default=True,
-    help="Batches kept for replay.",
+    help="Number of newest batches that a replay can have.",
 )
 @click.option("--loop", is_flag=True, help="Begin again at the end, as a new epoch of the engine.")
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers to wait for at each epoch's start.")
+@click.option(
+    "--subscribers", type=click.IntRange(0), default=0, help="Number of subscribers to wait for at each epoch's start."
+)
 @click.option(
     "--exit-after",
     type=click.FloatRange(0),

@@ -31,8 +31,9 @@ class Subcommand:
     Attributes:
         name: name of the subcommand.
         summary: the subcommand's line in the list of subcommands.
-        home: name of the subcommand's module in ``kvbus.cli``, in which the click command has the subcommand's name.
-            Empty if the module has the subcommand's name; the click command is then called ``command``.
+        home: name of the module in ``kvbus.cli`` that has the subcommand. In this module, the click command has the
+            subcommand's name. If ``home`` is empty, the module has the subcommand's name, and the click command is
+            called ``command``.
     """
 
     name: str
@@ -149,7 +150,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 def _replaced(error: click.NoSuchOption) -> click.UsageError:
     """Return an error that names the replacement of a removed option.
 
-    If the option was never there, return ``error``.
+    If kvbus has never had the option, return ``error``.
     """
     words = [error.option_name]
     ctx = error.ctx

@@ -30,7 +30,7 @@ _BAD: Final = {400, 413}
 _IDLE_S: Final = 2.0
 
 _is_ambiguous: Final = re.compile(r"(?:[0-9]{2}){1,10}").fullmatch
-"""Match a hash of decimal digits that may be an integer or a byte string in hexadecimal."""
+"""Match a hash that consists of decimal digits, and may be an integer or a byte string in hexadecimal."""
 _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
@@ -41,14 +41,24 @@ _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 @click.option(
     "--tokens", type=click.File(), metavar="FILE", help="File with the prompt's token ids; - for standard input."
 )
-@click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
+@click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, from the first block to the last.")
 @click.option("--lora", metavar="NAME", help="LoRA adapter of the prompt.")
 @click.option("--salt", metavar="TEXT", help="Cache salt of the prompt.")
 @click.option(
-    "--output", "output", metavar="NAME", help="If SOURCE is a bus: its output.  [default: the first that fits]"
+    "--output",
+    "output",
+    metavar="NAME",
+    help="If SOURCE is a bus: the output to read.  [default: the first that can be read]",
 )
 @click.option("--copies", is_flag=True, help="Count copies of blocks, if SOURCE is an engine's own stream.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Maximum seconds to wait for the index or, with a SOURCE, for its replay.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 @curve_options
 def command(
@@ -80,7 +90,7 @@ def command(
       kvbus query tcp://10.0.0.7:5657,tcp://10.0.0.7:5658 --tokens prompt.txt --json
 
     kvbus query asks a running `kvbus index`. With a SOURCE it needs no index, but reads the replay of the SOURCE once.
-    A SOURCE has the same forms as at `kvbus index`. FILE is a JSON list, a JSON object with a list under "tokens", or
+    A SOURCE has the same forms as for `kvbus index`. FILE is a JSON list, a JSON object with a list under "tokens", or
     integers with commas or blanks between them. The hashes are either all integers (decimal or 0x…) or all byte strings
     in hexadecimal. Hashes that can be either are looked up as both.
 

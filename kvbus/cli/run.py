@@ -26,8 +26,8 @@ def run(**flags: Any) -> None:
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends kvbus without waiting. At SIGHUP, or when their files change, kvbus reads keys, tokens,
-    certificates and the log level again. A change of any other configuration key needs a restart, which routers do not
-    notice.
+    certificates and the log level again. A change of any other configuration key needs a restart. kvbus continues its
+    streams after it, so routers do not notice the restart.
 
     Exit codes: 0 ended by a signal, 69 another process uses an endpoint or the state, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
@@ -52,7 +52,9 @@ def run(**flags: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @click.option("--connect", is_flag=True, help="Probe every endpoint too, as kvbus doctor does.")
 @click.option(
-    "--without-keys", is_flag=True, help="Read no key file and do not write to state_dir: for another machine's file."
+    "--without-keys",
+    is_flag=True,
+    help="Read no key file and do not write to state_dir: for the configuration of another machine.",
 )
 def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.

@@ -59,7 +59,7 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     callback=_list_dialects,
     expose_value=False,
     is_eager=True,
-    help="List the releases.",
+    help="List the engine releases that --dialect accepts.",
 )
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream of rank 0.")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay of rank 0; no replay without it.")
@@ -77,30 +77,44 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     help="Batches per second of each rank.",
 )
 @click.option(
-    "--blocks", type=click.IntRange(2), default=2000, show_default=True, help="Blocks in the GPU pool of a rank."
+    "--blocks",
+    type=click.IntRange(2),
+    default=2000,
+    show_default=True,
+    help="Number of blocks in the GPU pool of a rank.",
 )
 @click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens per block.")
 @click.option(
-    "--tier", "tiers", multiple=True, callback=_tiers, metavar="NAME=BLOCKS", help="Add CPU=N or DISK=N blocks."
+    "--tier",
+    "tiers",
+    multiple=True,
+    callback=_tiers,
+    metavar="NAME=BLOCKS",
+    help="Add a lower tier of N blocks: CPU=N or DISK=N. Repeatable.",
 )
 @click.option("--hashes", type=click.Choice(["unsigned", "signed", "bytes"]), help="Form of block hashes.")
 @click.option("--topic", default="", help="Topic of every message; {rank} is the rank.")
 @click.option(
-    "--framing", type=click.Choice(["3", "4", "sim"]), help="Frames of a replay answer; by default the dialect's."
+    "--framing",
+    type=click.Choice(["3", "4", "sim"]),
+    help="Frames of each message in a replay answer; by default as in the dialect.",
 )
 @click.option(
     "--buffer-steps",
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="Batches kept for replay.",
+    help="Number of newest batches that a replay can have.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the events.")
 @click.option(
     "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Trace of requests, instead of a synthetic load."
 )
 @click.option(
-    "--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank, after which the rank is idle."
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of requests to each rank, after which the rank is idle.",
 )
 @click.option(
     "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Seconds between restarts."
@@ -112,7 +126,12 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     metavar="SECONDS",
     help="Exit this many seconds after the end of the workload (--requests, --trace); by default at Ctrl-C.",
 )
-@click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers that each rank waits for.")
+@click.option(
+    "--subscribers",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of subscribers that each rank waits for before it publishes.",
+)
 @click.option(
     "--truth-file",
     type=click.Path(path_type=Path),
@@ -140,7 +159,8 @@ def command(**options: Any) -> None:
     """  # noqa: D301 - \b is click's: keep these lines as they are
     truth = options["truth_file"]
     if truth is not None and not truth.parent.is_dir():
-        raise FileError(f"{truth}: no such directory")  # fail before a long run, not after it
+        # Check this now, because an error at the end of a long run would lose the truth file.
+        raise FileError(f"{truth}: no such directory")
     pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
 
     async def session(stop: asyncio.Event) -> None:
@@ -205,7 +225,7 @@ def _at_rank(endpoint: str, rank: int) -> str:
 
 def _jobs(rank: int, **options: Any) -> Iterator[Job]:
     if options["trace"] is None:
-        # Limit conversations to half of the block pool, because the simulated engine truncates longer ones.
+        # Limit conversations to half of the block pool, because the simulated engine truncates longer prompts.
         longest = min(4096, options["blocks"] * options["block_size"] // 2)
         return synthetic(options["seed"], rank, max_tokens=longest)
     jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])

@@ -21,9 +21,9 @@ _NAMES: Final = {
     "bytes": "size in bytes",
     "files": "size of each file in bytes",
     "highest": "highest reserved seq",
-    "slices": "slices of the last checkpoint",
-    "frames": "frames of the log since the checkpoint",
-    "synced": "every commit waited for the disk",
+    "slices": "slices of the newest checkpoint",
+    "frames": "frames of the write-ahead log since the checkpoint",
+    "synced": "every commit waited until the disk had it",
     "this_boot": "written since the machine started",
     "in_use": "in use",
 }

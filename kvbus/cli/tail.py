@@ -277,7 +277,7 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
     type=click.Choice(list(HASH_FORMS)),
     default="number",
     show_default=True,
-    help="How --json writes integer hashes. jq and browsers change large numbers.",
+    help="How --json writes integer hashes. Use string for jq and browsers, which change large numbers.",
 )
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), metavar="S", help="Stop after S seconds.")
