@@ -24,10 +24,13 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
 _MODEL: Final = "metadata.annotations['kvbus/model']"
 """Annotation in which a pod outside the chart names its model.
 
-A label cannot, because a model's name may have a slash.
+It is not a label, because a label's value cannot have a slash, as names of models often do.
 """
 _OF_THE_RELEASE: Final = ("app.kubernetes.io/", "model.aibrix.ai/name", "model.aibrix.ai/port")
-"""Labels that a component does not set, because the workload's author names the model and its port."""
+"""Prefixes of labels that a component does not set.
+
+The workload's author sets those that name the model and its port.
+"""
 
 TARGETS: Final = (
     ("kind: Deployment", "enabled", "spec.template"),
@@ -51,8 +54,8 @@ _INTERPOSED: Final = "A program that derives its address from the engine's flag 
 
 
 _AND_THEN: Final = """\
-# The template is not needed any more. If a build has several of these components, kustomize would refuse a second
-# template of the same name.
+# Delete the PodTemplate, because the replacements above have copied its parts. If it stayed, kustomize would refuse a
+# build with several of these components, whose templates have the same name.
 transformers:
   - |
     apiVersion: builtin

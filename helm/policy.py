@@ -18,8 +18,8 @@ _CONTAINER: Final = "spec.initContainers"
 _MAPS: Final = ("limits", "requests")
 
 _ABOUT: Final = """\
-# Adds kvbus to every pod with the label kvbus/inject=true, whatever created the pod. It needs no webhook and no
-# certificates, but Kubernetes 1.36. In 1.34 and 1.35, write v1beta1 in both objects, and enable the API server's
+# Adds kvbus to every pod with the label kvbus/inject=true, whatever created the pod. It needs Kubernetes 1.36, but no
+# webhook and no certificates. In Kubernetes 1.34 and 1.35, write v1beta1 in both objects, and enable the API server's
 # feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1. The policy does not
 # configure the engine: set the engine's endpoints so that it publishes to kvbus.
 #

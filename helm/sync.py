@@ -79,7 +79,7 @@ _VERSIONED: Final = {
     MANIFESTS / "post-renderer" / "plugin.yaml": (r"^version: ",),
     ROOT / "tests" / "chart" / "data" / "other" / "Chart.yaml": (r"^    version: ",),
 }
-"""Files that contain the version, and the regular expressions of the text before it."""
+"""Files that contain the version, each with regular expressions for the text before the version."""
 _NUMBER: Final = r"[0-9]+\.[0-9]+\.[0-9]+"
 """The form of a version that both pip and Helm accept."""
 
@@ -118,7 +118,7 @@ def current(path: Path) -> str:
     for before in _VERSIONED[path]:
         text, found = re.subn(f"({before}){_NUMBER}", rf"\g<1>{VERSION}", text, flags=re.MULTILINE)
         if not found:
-            raise ValueError(f"{path.relative_to(ROOT)}: no version behind {before}")
+            raise ValueError(f"{path.relative_to(ROOT)}: no version after {before}")
     return text
 
 
@@ -176,7 +176,8 @@ def _typed(field: dict[str, Any]) -> dict[str, Any]:
 def chart_schema(library_schema: str) -> str:
     """Return the application chart's schema, with the library's schema for its ``kvbus:`` section.
 
-    Helm checks that section against the library's own schema anyway. Editors and other tools only see this one.
+    Helm also checks that section against the library's own schema. But editors and other tools see only the application
+    chart's schema.
     """
     text = library_schema.replace('"#/definitions/', '"#/definitions/kvbus.')
     section = json.loads(text)
@@ -261,7 +262,7 @@ def _sibling(name: str) -> ModuleType:
     """Import another script of this folder, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:
-        raise ValueError(f"helm/{name}.py is gone")
+        raise ValueError(f"helm/{name}.py does not exist")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

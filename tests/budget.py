@@ -41,8 +41,8 @@ def _read() -> dict[str, dict[str, float]]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of its ended child processes, without servers that several tests
-    shared.
+    """Return the CPU seconds of this process and of its ended child processes, except those of servers that several
+    tests shared.
     """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used) - sum(_of_servers)
@@ -50,8 +50,9 @@ def cpu_seconds() -> float:
 
 @contextlib.contextmanager
 def ends_servers() -> Iterator[None]:
-    """Exclude a server that several tests shared and that ends in this block, so that the last test does not pay
-    for it.
+    """Do not count the CPU seconds of a server that several tests shared and that ends in this block.
+
+    Otherwise the last of these tests would have used all of them.
     """
     begin = cpu_seconds()
     try:
@@ -72,9 +73,7 @@ def over_budget(taken: Mapping[str, float], allowed: Mapping[str, float]) -> lis
 
 
 class Budgets:
-    """The pytest plugin. Each worker process measures its tests, and the main session adds the results and prints
-    them.
-    """
+    """The pytest plugin. Each worker process measures its tests, and the main session prints the sums."""
 
     def __init__(self, allowed: Mapping[str, float]) -> None:
         self.cpu: dict[str, float] = defaultdict(float)

@@ -129,7 +129,7 @@ def _is_fast(config: pytest.Config) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the directories with slower tests out of the fast tier."""
+    """Collect no tests from the directories with slower tests in a run of the fast tier."""
     if not _is_fast(config) or not collection_path.is_relative_to(TESTS) or collection_path == TESTS:
         return None
     return collection_path.relative_to(TESTS).parts[0] not in FAST or None
@@ -159,7 +159,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the slow tests first, or leave them out of the fast tier."""
+    """Run the slow tests first. In a run of the fast tier, leave them out."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if _is_fast(config):
         slow = [item for item in items if item.get_closest_marker("slow")]

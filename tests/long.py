@@ -1,4 +1,6 @@
-"""Tell tests whether they should take longer and test more: ``TEST_LONG=1``, which ``make test-all`` sets."""
+"""Whether this is a long test run, in which tests take longer and test more: ``TEST_LONG=1``, as ``make test-all``
+sets it.
+"""
 
 from __future__ import annotations
 

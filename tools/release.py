@@ -55,7 +55,10 @@ def notes(root: Path, heading: str) -> str:
 
 
 def complete_links(text: str, version: str) -> str:
-    """Let relative links lead to the files of the version's tag, if KVBUS_REPOSITORY says where the repository is."""
+    """Complete relative links, so that they lead to the files of the version's tag.
+
+    Do nothing without KVBUS_REPOSITORY.
+    """
     repository = os.environ.get("KVBUS_REPOSITORY")
     return re.sub(r"\]\((?!\w+:|#)", f"]({repository}/blob/v{version}/", text) if repository else text
 
@@ -63,7 +66,7 @@ def complete_links(text: str, version: str) -> str:
 def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
     """Yield every reason against a release of this tree."""
     if changed := _git(root, "status", "--porcelain").splitlines():
-        yield f"the tree is not that of a commit: {', '.join(line[3:] for line in changed[:5])}"
+        yield f"files have changed since the last commit: {', '.join(line[3:] for line in changed[:5])}"
     version = str(project(root)["version"])
     if not re.fullmatch(r"\d+\.\d+\.\d+", version):
         yield f"pyproject.toml: version {version} must be MAJOR.MINOR.PATCH"

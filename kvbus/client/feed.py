@@ -56,8 +56,8 @@ class Status:
         state: ``connecting`` until the state has arrived, or until the first live batch if the publisher sends no
             state. ``live``: every known batch has been applied. ``gap``: batches are missing. ``conflict``: several
             publishers share the endpoint.
-        partial: whether batches were lost for good. The workers then hold blocks that are not in the index. This ends
-            with the next epoch, rebuild or snapshot.
+        partial: whether batches were lost for good. The workers then hold blocks that are not in the index. The
+            attribute becomes false at the next epoch, rebuild or snapshot.
         unreachable: the reason why there is no connection; empty if there is one.
         seq: the seq of the last applied batch; -1 before the first.
         refused: number of events and batches that were not applied, by reason.

@@ -241,7 +241,7 @@ class _WorkerBlocks:
         self.on_media: Final[Counter[str]] = Counter()
         self._blocks: Final[dict[Hash, _Block]] = {}
         self._places: Final[dict[str, Counter[bytes]]] = {}
-        """Number of blocks by medium and place.
+        """Number of blocks, by medium and place (digest of the prompt up to the end of the block).
 
         It can be higher than 1, because engines may have several hashes for equal tokens.
         """

@@ -70,7 +70,7 @@ class Reachability(MissingConnection):
             self._say(outcome.sentence)
         elif self._refused in _STOPS:
             self._say(Outcome(self._endpoint, _STOPS[self._refused]).sentence)
-        elif self._refused or not first:  # at the first attempt, libzmq may still be connecting
+        elif self._refused or not first:  # at the first attempt, report nothing, because libzmq may still be connecting
             self._say(_NO_PUBLISHER.format(self._endpoint))
 
     def _say(self, why: str) -> None:

@@ -64,7 +64,8 @@ class PrefixRouter:
         self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # The event loop writes these attributes, and any thread reads them. Both hold the lock while they do so.
+        # The event loop writes these attributes, and any thread may read them. Each writer and each reader holds the
+        # lock.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}

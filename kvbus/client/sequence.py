@@ -44,7 +44,7 @@ class Timing:
         snapshot_s: maximum time for a snapshot. It is one message, so nothing arrives before it is complete.
         attempts: number of consecutive requests without a new batch after which the missing batches are lost.
         confirm_s: pause between a connection and a second request for the last batch, unless live batches arrive. The
-            request finds a batch that was published after the first answer, but before the publisher had the
+            second request finds a batch that was published after the first answer, but before the publisher had the
             subscription.
         rebuild_s: pause before the next request after batches were lost because the publisher did not answer.
         unreachable_s: time without a connection after which the subscriber finds out the reason and reports it.

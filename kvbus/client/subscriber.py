@@ -152,7 +152,10 @@ class Subscriber:
 
     @property
     def epoch(self) -> int:
-        """Number of restarts that the subscriber has noticed, of all publishers together."""
+        """Number of publisher restarts that the subscriber has noticed.
+
+        With ``by_topic``, it is the sum over all topics.
+        """
         return sum(sequence.epoch for sequence in self._sequences)
 
     @property

@@ -56,7 +56,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The batches ``first`` to ``last`` (inclusive) are missing. Later batches wait until these arrive or are lost."""
+    """The batches ``first`` to ``last`` (inclusive) are missing.
+
+    Later batches wait until the missing batches arrive or are lost.
+    """
 
     kind: ClassVar[Kind] = "gap"
     first: int

@@ -203,7 +203,8 @@ def add_reservations(
 ) -> None:
     """Find or create the seq reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
-    if layout == "merged":  # its one stream needs a reservation even before discovery has found a source
+    # A merged output has one stream, which needs a reservation even before discovery has found a source.
+    if layout == "merged":
         reservations.add(number, 0, _stream_name(config, view, 0))
         return
     gone = set(placement.gone)

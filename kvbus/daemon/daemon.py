@@ -384,8 +384,8 @@ class Daemon:
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
         """Yield the messages of an answer to a router.
 
-        While the relay builds a message, it may publish batches. These batches are committed and sent before the
-        message is yielded. The transport's sender asks for messages in its own callbacks, never while :meth:`flush`
+        While the relay builds a message, it may publish batches. The daemon commits and sends these batches before it
+        yields the message. The transport's sender asks for messages in its own callbacks, never while :meth:`flush`
         carries out commands.
         """
         for message in answer.messages():

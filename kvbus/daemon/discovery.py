@@ -256,7 +256,7 @@ class Discovery:
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
             if self._changed.is_set():
-                return  # the newest list may contain an engine that this change would remove
+                return  # a newer list has come, and may contain an engine that this change would remove
             before = daemon.streams
             await daemon.changes.apply(change, keys)
         except KvbusError as error:

@@ -78,8 +78,8 @@ def with_found(config: Config, found: Mapping[str, Listed], there: Container[str
 
     1. Engines on the newest list come before engines that are missing from it. A missing engine may be the same process
        as a listed one, under its former name.
-    2. Engines that are sources already come first.
-    3. Then the order of the ``sources`` entries applies, and then the alphabetical order of the names.
+    2. Engines that are already sources come before engines that are not.
+    3. Otherwise, the order of the ``sources`` entries decides, and within an entry the alphabetical order of the names.
 
     Args:
         config: the configuration without found engines.

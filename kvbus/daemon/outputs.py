@@ -69,7 +69,7 @@ class Outputs:
     async def drain(self, seconds: float) -> None:
         """Wait until all replay answers are sent.
 
-        After ``seconds``, end each unfinished answer with the marker END, and log how many there were.
+        After ``seconds``, end each unfinished answer with the marker END, and log the number of these answers.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds

@@ -28,7 +28,10 @@ _KEPT: Final = "slots"
 """Name under which the placement is stored beside the seq reservations."""
 
 _MOST_SLOTS: Final = 1 << 17
-"""Upper limit for a slot in stored data. ``limits.max_sources`` and ``sources[].slot`` cannot reach it."""
+"""A stored slot of this number or higher shows that the stored data is damaged.
+
+``limits.max_sources`` and ``sources[].slot`` cannot be so high.
+"""
 
 
 class Worker(NamedTuple):

@@ -82,8 +82,9 @@ def resume(
 def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, readers: Sequence[str] = ()) -> list[str]:
     """Return the names of everything that a state on disk depends on. A state with other names is not loaded.
 
-    These are the sources with their slots, the outputs, and the readers of the views. The ``duplicates`` rule of each
-    source is included: under another rule, some counted blocks may be dead, and no engine would ever remove them.
+    These are the sources with their slots, the outputs, and the readers of the views. They include the rule of each
+    source that says how many removals end a block (``duplicates``). After a change of this rule, the state may hold
+    blocks that no further removal would end.
 
     Args:
         config: the configuration.

@@ -1,9 +1,9 @@
 """Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, and SIGHUP makes it read its files again.
 
 A reload reads keys, tokens, certificates and the log level. A changed file causes a reload too. Discovery adds and
-removes sources while kvbus runs. Every other configuration key needs a restart, which routers do not notice. If the
-changed configuration changes such a key, the log names the key. If the changed configuration is invalid, the log lists
-all its mistakes.
+removes sources while kvbus runs. Every other configuration key needs a restart. kvbus continues its streams after it,
+so routers do not notice the restart. If the changed configuration changes such a key, the log names the key. If the
+changed configuration is invalid, the log lists all its mistakes.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
             os._exit(128 + signum)  # reached if there is no default action, as in PID 1 of a container
-        log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
+        log.info("%s: shutting down; send the signal again to exit at once", signal.Signals(signum).name)
         stop.set()
 
     # Reading the state blocks the event loop, so the loop's own signal handlers could not run during that time. These

@@ -56,7 +56,8 @@ OF_SOURCE: Final = 8
 OF_REQUEST: Final = 16
 """Number of file descriptors that one request needs.
 
-Four are open while the request is under way. Earlier requests need four each until libzmq has closed their sockets.
+Four are open while the request is under way. The rest is for earlier requests, which keep four each until libzmq has
+closed their sockets.
 """
 
 
@@ -158,7 +159,8 @@ class SourceSockets:
         feed: called with each event except live batches: connections, answers and failures.
         feed_live: called with each live batch, as an event. Batches arrive in bursts.
         drained: called after each burst of batches.
-        latency: histogram of the seconds from the receipt of a batch until its commands are with the transport.
+        latency: histogram of the seconds from the receipt of a batch until the daemon has passed the resulting messages
+            to the transport.
         interposed: the ports that an output shares with its engines (``interpose``), by endpoint.
         carrier: returns the discoverer that delivers a source's batches; None for a source with a socket.
         stopwatch: returns seconds since an arbitrary time, to measure the latency.

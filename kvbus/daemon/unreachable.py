@@ -1,4 +1,6 @@
-"""Find out why a source has no connection. libzmq retries without a message, so kvbus connects once with its own code.
+"""Find out why a source has no connection.
+
+libzmq repeats a failed connection without an error message, so kvbus connects once with its own code.
 
 If a source is connected, kvbus also connects to the port after the engine's last configured rank. An engine may have
 more ranks than configured, and then routers get no events of the further ranks. The port may belong to another engine,

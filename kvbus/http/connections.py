@@ -267,7 +267,10 @@ class Connections:
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Stop the timer that closes a slow client's connection, while the server answers a request of this client."""
+        """Stop a connection's timer for the block, in which the server answers a request of this connection.
+
+        The timer closes the connections of slow clients.
+        """
         connection = _of(transport)
         if connection is None:
             yield

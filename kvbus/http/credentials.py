@@ -74,7 +74,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     """
     text, mode = read_file(path)
     if mode & stat.S_IWOTH:
-        raise KeyFileError(f"others may write to it (mode {mode:04o}), and so add their own token: chmod o-w")
+        raise KeyFileError(f"other users may write to it (mode {mode:04o}), and so add their own token: chmod o-w")
     # An editor may leave the file empty for a moment, which must not revoke every token.
     if not text:
         raise KeyFileError("is empty; if no token is to be valid, put a comment line (#) into it")

@@ -153,8 +153,8 @@ class Events:
     def _start(self, listener: Listener, last_id: str) -> bytes:
         """Set where a client begins to read changes and batches, and return the event ``start``.
 
-        The event says whether the client continues after the last event that it has received. That event's id names the
-        place. Without a usable id, the client gets only data that is newer than this call.
+        The event ``start`` says whether the client continues after the last event that it has received, whose id is
+        ``last_id``. Without a usable id, the client gets only data that is newer than this call.
         """
         because = self._resume(listener, last_id) if last_id else ""
         if because or not last_id:
@@ -164,9 +164,11 @@ class Events:
         return _event("start", said, listener.id_in(self._timeline.process))
 
     def _resume(self, listener: Listener, last_id: str) -> str:
-        """Set from an event's id which changes and batches a client gets next.
+        """Let a client continue after the event with the id ``last_id``.
 
-        Return the reason why this is impossible; empty if it is done.
+        Set the numbers of the next change and batches that the client gets.
+
+        Return the reason why the client cannot continue there; empty if it can.
         """
         process, _, rest = last_id.partition("-")
         number, _, seqs = rest.partition("-")

@@ -21,7 +21,8 @@ from kvbus.daemon.source_log import log_changes
 SAMPLE: Final = 1000
 """Number of blocks of each worker whose hashes are compared with those of other workers.
 
-They are the worker's oldest blocks, because the prompts of all workers often begin with the same blocks.
+The worker's oldest blocks are compared. They are often the beginnings of many prompts, such as a system prompt, so
+other workers hold them, too.
 """
 
 Named = Mapping[Worker, Mapping[bytes, Hash]]

@@ -328,7 +328,7 @@ class Follower:
                 for name, status in router.status().items():
                     if status.tokenless and name not in blocks | self._tokenless:
                         self._tokenless.add(name)
-                        log.error("%s announces blocks without token ids, so the index cannot find them", name)
+                        log.error("%s sends no token ids, so the index finds its blocks only by their hashes", name)
                 router.matches_by_hash([])  # raises an error if the router has failed
 
 

@@ -141,7 +141,7 @@ def readings(hashes: Sequence[int | str]) -> list[list[Hash]]:
                 raise ValueError(
                     f"hashes[{position}] is neither an integer of 64 bits nor a byte string in hexadecimal"
                 )
-        raise ValueError("hashes are all integers, or all byte strings in hexadecimal")
+        raise ValueError("hashes must be either all integers or all byte strings in hexadecimal")
     return found
 
 

@@ -56,7 +56,7 @@ async def test_the_page_asks_and_shows_the_answer(tmp_path: Path) -> None:
                 "ask-values",
                 "Look up",
             ]
-            assert (await asked(browser, "tokens", tokens)).startswith("1 source holds it, at least in part.")
+            assert (await asked(browser, "tokens", tokens)).startswith("1 source holds the prefix, at least in part.")
             assert (await browser.run(text_of("#ask-found"))).startswith(f"pod-apod-a0{len(chain)}")
             assert "No source" in await asked(browser, "tokens", "1 2 3")
             assert "integers" in await asked(browser, "tokens", "x")

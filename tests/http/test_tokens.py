@@ -82,7 +82,7 @@ def test_a_file_that_others_may_write_to_is_refused(file: Path) -> None:
     file.write_text("# nobody\n")
     assert read_tokens(file) == ()
     file.chmod(0o646)
-    with pytest.raises(KeyFileError, match=r"others may write to it \(mode 0646\)"):
+    with pytest.raises(KeyFileError, match=r"other users may write to it \(mode 0646\)"):
         read_tokens(file)
     file.unlink()
     with pytest.raises(KeyFileError, match="No such file"):

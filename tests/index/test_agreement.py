@@ -21,9 +21,9 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """Return a sample of each worker's hashes, by their place in the prompt.
+    """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-    The function builds an index in which workers hold blocks of one prompt, each with its own hashes.
+    ``hashes`` has, for each worker, the hashes that the worker gives to the blocks of one prompt.
     """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():

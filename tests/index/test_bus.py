@@ -98,7 +98,9 @@ def test_a_source_without_a_scheme_is_told_the_two_forms(source: str) -> None:
     ids=["endpoint", "port", "topic"],
 )
 async def test_a_bus_of_a_form_that_is_not_known_counts_as_a_bus_without_an_answer(section):
-    """If an index cannot read a bus's overview, it treats the bus as unreachable and follows its other buses."""
+    """If an index cannot read the ``/overview`` of a bus, it treats this bus as one that does not answer, and follows
+    its other buses.
+    """
     (output,) = outputs(GOOD)
     config = {"worker": "w", "model": None, "outputs": [msgspec.to_builtins(output) | section]}
     bodies = {"/overview": {"config": config}, "/sources": [msgspec.to_builtins(Source("s", 1, 1, "live", False))]}

@@ -109,7 +109,7 @@ BAD = {
     b'{"tokens": [1.5]}': "Expected `int`",
     b'{"tokens": "AAA="}': "packed tokens have four bytes each, and there are 2 bytes",
     b'{"hashes": ["xyz"]}': "hashes[0] is neither an integer of 64 bits nor a byte string in hexadecimal",
-    b'{"hashes": [1, "ab"]}': "hashes are all integers, or all byte strings in hexadecimal",
+    b'{"hashes": [1, "ab"]}': "hashes must be either all integers or all byte strings in hexadecimal",
     b'{"hashes": [1], "lora": "l"}': "leave lora and salt out",
     b'{"token": [1]}': "unknown field `token`",
     b'{"queries": [{"tokens": [1]}], "salt": "s"}': "queries must be the only field",
@@ -217,8 +217,9 @@ def test_a_client_that_goes_away_in_its_body_leaves_the_index_as_it_was(scene):
 
 
 def test_seventeen_at_once_are_too_many(scene):
-    """While sixteen clients are connected, the index refuses a seventeenth, although the others have sent no body
-    yet.
+    """While sixteen requests wait for the rest of their bodies, the index refuses a seventeenth request.
+
+    When the bodies have come, it answers the sixteen requests.
     """
     address = urlsplit(scene.index.http)
     waiting = []

@@ -41,7 +41,7 @@ def test_everything_else_is_named(bad):
 
 
 def test_integers_and_bytes_do_not_mix():
-    with pytest.raises(ValueError, match="all integers, or all byte strings"):
+    with pytest.raises(ValueError, match="either all integers or all byte strings"):
         readings([1, "ab"])
 
 

@@ -35,7 +35,10 @@ def keys(tmp_path):
 
 @contextlib.asynccontextmanager
 async def bus_and_engine(keys: Keyring, **settings: Any) -> AsyncIterator[tuple[Bus, EnginePublisher]]:
-    """A bus whose output requires CURVE, in sync with an engine that has published three blocks."""
+    """Yield a bus whose output requires CURVE, and an engine that has published three batches with a block each.
+
+    The bus has relayed these batches.
+    """
     output = settings.pop("output", {}) | keys.output
     async with (
         running_bus(output=output, key_reload_interval=0, **settings) as bus,
@@ -92,8 +95,8 @@ async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
 async def asks_in_vain(router: Router, bus: Bus, reason: Refused, *also: Reason) -> None:
     """Check that kvbus refuses a router's subscription and its replay request, and counts both refusals with a reason.
 
-    If the two sides do not match, only the side that checks first knows the reason. The other side sees its connection
-    end.
+    If the keys of router and kvbus do not match, only the side that checks first knows the reason. The other side only
+    sees that its connection ends.
     """
     dealer = router.context.socket(zmq.DEALER)
     dealer.connect(bus.out_replay)

@@ -34,7 +34,7 @@ def private(path, text):
 
 
 def key_with(char: str) -> str:
-    """Return a random public key whose text contains a given character, as about every third key does."""
+    """Return a random public key whose text contains a given character. About a third of all keys contain it."""
     return next(public for public in (generate()[0].decode() for _ in range(1000)) if char in public)
 
 

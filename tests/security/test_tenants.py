@@ -498,7 +498,8 @@ async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys
 async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_in: bool) -> None:
     """Connect a publisher with a key to the port of a source, as an engine would.
 
-    If kvbus should accept the key, check that it gets a batch; otherwise, that it counts a refusal.
+    With ``let_in``, check that kvbus receives a batch of the publisher. Otherwise check that kvbus receives none, and
+    counts a refusal.
     """
     (source,) = (source for source in bus.daemon.relay.sources if source.spec.label == label)
     before, refusals = source.stats.batches, source.stats.refused.total()

@@ -1,4 +1,4 @@
-"""Tests for what a scrape of kvbus's metrics costs, counted in calls of its own functions, and how values are read."""
+"""Tests for scrapes of kvbus's metrics: the number of kvbus's functions that one scrape calls, and single values."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ async function ask(event) {
   try {
     const { results, incomplete } = await post({ [what]: what === "tokens" ? given.map(Number) : given });
     const matches = results.flatMap(each => each.matches);
-    said.textContent = (matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.") +
+    said.textContent = (matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} the prefix, at least in part.` : "No source holds the first block of the prompt.") +
       (incomplete.length ? ` These may hold more than the index knows: ${incomplete.map(each => each.source).join(", ")}.` : "");
     $("ask-found").replaceChildren(...matches.map(m => row([[m.source, true], [m.worker, true], [m.rank], [m.blocks], [m.tokens],
       [Object.entries(m.tiers).map(([tier, n]) => `${tier} ${n}`).join(", "), true], [m.partial ? `${m.state}, partial` : m.state, true]])));
@@ -38,7 +38,7 @@ async function ask(event) {
     $("sign-in").hidden = true;
   } catch (error) {
     $("sign-in").hidden = error.status !== 403;
-    said.textContent = error.status === 403 ? `Not from here: ${error.message}` : `That did not work: ${error.message}`;
+    said.textContent = error.status === 403 ? `The index refuses to answer: ${error.message}` : `The question failed: ${error.message}`;
   }
 }
 
