@@ -1,7 +1,7 @@
 """The configuration keys, commands, options and HTTP paths that kvbus no longer has, and what to use in place of them.
 
-If a user gives a name that does not exist, kvbus looks it up here. If it was removed, kvbus shows its sentence, after
-the word "gone: ", and not "unknown key" or "no such command".
+If a user gives a name that does not exist, kvbus looks it up here. If kvbus once had this name, it shows "gone: " and
+the sentence for the name, and not "unknown key" or "no such command".
 """
 
 from __future__ import annotations

@@ -176,11 +176,12 @@ def unwritable(config: Config) -> str:
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
     """Return the directories that ``state_dir: auto`` may use.
 
-    ``make`` says that a missing base directory is created if other machines may see it (:attr:`Base.shared`).
+    ``make`` says whether a missing base directory is created. This is done only for one that other machines may see
+    (:attr:`Base.shared`), such as a directory in the user's home directory.
 
     Returns:
         The directories that exist; the directories that do not exist but can be created; and the reasons why no
-        directory can be created in the other base directories.
+            directory can be created in the other base directories.
     """
     problems: list[str] = []
     there: list[Path] = []

@@ -3,7 +3,7 @@
 libzmq's file descriptor signals only once that messages wait. It signals again only after the reader has checked
 ``ZMQ_EVENTS`` and no message was waiting. So a pump reads until no message waits, and then checks ``ZMQ_EVENTS``. If
 the pump stops earlier, at its limit of messages or because of an exception, it continues in the next iteration of the
-event loop. A send on the same socket may consume the signal, so call :meth:`Pump.look` after each send.
+event loop. A send on the same socket may consume the signal, so call :meth:`Pump.kick` after each send.
 """
 
 from __future__ import annotations
