@@ -178,10 +178,10 @@ def engine(
       kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --await-restart
       kvbus conform engine stream.jsonl.gz --json
 
-    The verdict on a clause is kept, broken (with the bytes that prove it), or not seen (with a way to see it). More
-    clauses are seen if the stream is watched from its first batch, or if it has a replay. --api resets the engine's
-    cache and puts the engine to sleep, so use an engine that serves no users. Ctrl-C ends the watch early, and the
-    report has the verdicts so far.
+    The verdict on a clause is kept, broken (with the bytes that prove it), or not seen (with the reason, and often the
+    option that helps). The kit can judge more clauses if it watches the stream from its first batch, or if the engine
+    answers replay requests. --api resets the engine's cache and puts the engine to sleep, so use an engine that serves
+    no users. Ctrl-C ends the watch early, and the report has the verdicts so far.
 
     Exit codes: 0 no MUST is broken, 1 a MUST is broken (with --strict a MUST or a SHOULD), 69 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are

@@ -62,7 +62,7 @@ def bus_url(http: str) -> str:
 
 
 def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
-    """Return the token and the certificate authority from the files that a command's options name.
+    """Read the token and the certificate authority from the files that a command's options name.
 
     Print a note if the token would be sent unencrypted.
 

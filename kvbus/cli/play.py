@@ -108,7 +108,7 @@ def command(
     buffer.
 
     After the last batch kvbus play runs on like an idle engine, and answers replay requests until Ctrl-C (see
-    --exit-after). Faults are probabilities per batch, from 0 to 1.
+    --exit-after). --drop, --duplicate, --swap and --hole are probabilities of a fault for each batch, from 0 to 1.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")

@@ -149,10 +149,10 @@ def command(**options: Any) -> None:
       kvbus sim --tier CPU=4000 --tier DISK=20000 --restart-every 30
       kvbus sim --requests 100 --exit-after 0 --truth-file truth.json --endpoint ipc:///tmp/engine
 
-    The cache is real, and there is no model. Requests share system prompts and conversations, or come from a trace
-    in Mooncake's format. The cache allocates, hits, references and evicts blocks. Each event has exactly the form of
-    the engine release. Rank r is at port + r. If the endpoint names a host, the simulator connects to it, as vLLM does;
-    with --bind it listens there.
+    The simulated engine has a real prefix cache, but no model. Its requests are synthetic conversations that share
+    system prompts, or come from a trace in Mooncake's format. The cache allocates, hits, references and evicts blocks.
+    Each event has exactly the form of the engine release. Rank r publishes at the ports of rank 0 plus r. If the
+    endpoint names a host, the simulator connects to it, as vLLM does; with --bind it listens there.
 
     The truth file has every block that is live at the end: hash, group_idx, medium, copies, parent, tokens,
     block_size, rank, and prefix, the sha256 of all tokens up to the block's end.

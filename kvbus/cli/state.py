@@ -54,7 +54,10 @@ def _subcommand(function: Callable[..., None]) -> click.Command:
 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
-    """List the files of the state, and count the streams, slices and frames in them. No block or token is shown.
+    """List the files of the state, and count the streams in them.
+
+    The command also counts the slices of the checkpoint and the frames of the write-ahead log. It shows no block and no
+    token.
 
     If a running bus uses the state, only the files and the process are shown. No file is changed.
 
@@ -108,7 +111,7 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     """Delete all data about engines and prompts from the state. The numbering stays, so that no seq goes back.
 
     The command refuses a state that a running bus uses. A disk, especially an SSD, may keep deleted bytes until it
-    writes to the same place again. Snapshots and backups of the disk keep the bytes.
+    writes other data to the same position. Snapshots and backups of the disk keep the bytes.
 
     Exit codes: 0 deleted, 1 files are left or --yes is missing, 69 a bus uses the directory, 78 there is no directory.
     """

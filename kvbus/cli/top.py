@@ -51,7 +51,7 @@ def command(
     plain: bool,
     as_json: bool,
 ) -> None:
-    """Watch a running bus: sources, outputs, routers, rates, queues, and refused and dropped items by reason.
+    """Watch a running bus: sources, outputs, routers, rates, queues, and what was rejected or dropped, by reason.
 
     \b
     Examples:

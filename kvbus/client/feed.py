@@ -104,11 +104,11 @@ class Status:
 
 
 class Feed:
-    """A part of the router that applies the updates of one stream to the index. Each rank is a separate worker.
+    """The part of a `PrefixRouter` that applies the updates of one stream to the index. Each rank is a separate worker.
 
     A worker of a hybrid model has several KV-cache groups. The feed applies the events of only one of them: the group
-    of the worker's first store that has tokens and a kind of cache that is used for prefixes. After the worker is
-    cleared, the group is chosen again.
+    of the worker's first store that has tokens, unless the store names a kind of attention whose blocks do not form
+    prefixes (:data:`~kvbus.core.types.PREFIX_KINDS`). After the worker is cleared, the group is chosen again.
 
     Args:
         name: the name of the workers, which is the stream's name.

@@ -1,7 +1,7 @@
 """Check that all workers of a model compute the same block hashes for the same prompts.
 
-A router may search for the hashes of one worker at another worker. If the workers compute different hashes, the router
-finds nothing, and its operator does not notice the reason. In vLLM, hashes are different if the engines do not have the
+A router may look up the hashes of one worker among the blocks of another worker. If the workers compute different
+hashes, the router finds nothing, and reports no error. In vLLM, hashes are different if the engines do not have the
 same PYTHONHASHSEED.
 """
 

@@ -40,7 +40,7 @@ _WATCH_SECONDS: Final = 1.0
 
 
 class Standing(msgspec.Struct):
-    """The condition of one source (one rank of a worker): whether the index knows all blocks that it holds.
+    """The condition of one source (one rank of a worker): whether the index knows all blocks that the source holds.
 
     Attributes:
         state: ``live``, or the reason why the source may hold other blocks than the index knows.

@@ -133,7 +133,7 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
 
 
 async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
-    """At its limit of connections, the server closes one of the client address that has the largest number.
+    """At its limit of connections, the server closes a connection of the client address that has the most connections.
 
     It chooses a connection on which no request has arrived yet.
     """

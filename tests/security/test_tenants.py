@@ -239,7 +239,10 @@ async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
 
 
 async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys) -> None:
-    """A tenant's router joins late and requests a replay from 0, although the journal has only the newest batches."""
+    """A tenant's router joins late and requests a replay from seq 0, which the journal no longer has.
+
+    It gets all blocks that it may read.
+    """
     async with tenants_bus(keys, output={"journal_batches": 2, "on_subscribe": "nothing"}) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -400,9 +403,9 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
 
 
 async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
-    """A pattern in the allow-list gives a right to all matching sources, also to a source that is added later.
+    """A pattern in the allow-list gives the key a right to all matching sources, also to sources that are added later.
 
-    Another source that later takes the same slot may not match the pattern.
+    If a source that does not match the pattern later gets the slot of a matching one, the key has no right to it.
     """
     keys.write(a="sources=mine-*", all="")
     fleet = Fleet(["mine-1", "other-1"], output=keys.output, key_reload_interval=0)

@@ -104,8 +104,8 @@ class Pseudonyms:
         """Return the pseudonym of a text. It has the text's length in bytes, and is UTF-8 if the text is.
 
         Args:
-            value: the text. ``taken`` must return False for it, because the search for a pseudonym ends only at a text
-                for which ``taken`` returns False, and this may be the only one.
+            value: the text. The search for a pseudonym tries one text after another, and ``value`` itself last. So
+                ``taken`` must return False for ``value``. Otherwise the search may never end.
             taken: function that returns whether a text must not be used as a pseudonym.
         """
         try:
@@ -126,7 +126,7 @@ class Pseudonyms:
                 return octets
 
     def floating(self, bits: int, width: int) -> int:
-        """Return the pseudonym of a float as its bits. A zero, an infinity or a NaN stays unchanged.
+        """Return the bits of the float that is the pseudonym of a float. A zero, an infinity or a NaN stays unchanged.
 
         Args:
             bits: the bits of the float.

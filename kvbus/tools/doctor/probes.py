@@ -60,8 +60,8 @@ class Heard:
     """A summary of the messages that doctor has received from one publisher.
 
     Args:
-        spec: the specification of the source, as the daemon would use it. The summary processes the messages without
-            the source's replays and snapshots.
+        spec: the specification of the source, as the daemon would use it. The summary does not use the source's replay
+            and snapshot endpoints.
         limits: limits on the frames, bytes and events of a message.
         place: position of the source in the configuration.
     """

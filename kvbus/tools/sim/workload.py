@@ -55,8 +55,7 @@ class _TraceLine(msgspec.Struct):
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
     """Return random token ids below 65,536.
 
-    Ids below 65,536 are made from two random bytes each, which is fast, and nearly all real vocabularies are at least
-    as large.
+    Each id is two random bytes, which is fast. Nearly all real vocabularies have at least as many tokens.
     """
     return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
 

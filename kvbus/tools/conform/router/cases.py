@@ -104,7 +104,8 @@ class Case:
         cache: the blocks in the engine's cache after the last step.
         level: requirement level of the clauses.
         marker: whether the engine stores a marker block after the last step, which shows that the router has read
-            everything. A case about lost last batches has no marker, because the marker would reveal the loss.
+            everything. A case in which the last batches are lost has no marker, because the router would notice the
+            loss at the marker's seq.
         framing: number of frames of each message in a replay answer, ``3`` or ``4``.
         heartbeats: whether the publisher sends PINGs, and disconnects a router that does not answer them.
         maps: whether the case is about events as maps. They stay maps even for a router that reads only arrays.
@@ -168,7 +169,7 @@ class Churn:
     def _evicted(self, at: int) -> int:
         """Return the hash of the block that the batch at position ``at`` evicts.
 
-        While a chain grows, the chain that began three chains earlier is evicted, beginning with its last block.
+        While a chain grows, the third chain before it is evicted, beginning with the last block.
         """
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
 
