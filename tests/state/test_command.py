@@ -93,7 +93,7 @@ async def test_it_says_how_much_there_is_and_nothing_of_what_is_in_it(config: Co
     text = ask("show", "-d", str(directory)).stdout
     assert "state.db" in text
     assert "damaged: no\nstreams: 1\n" in text
-    assert "every commit waited for the disk: no\nwritten since the machine started: yes\n" in text
+    assert "every commit waited until the disk had it: no\nwritten since the machine started: yes\n" in text
     assert str(SECRET) not in done.stdout + text
     assert rows(directory) == before
 
