@@ -18,12 +18,11 @@ def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
 def phase_table() -> str:
     """Return the phases of the sequencer as a Markdown table."""
     rows = [
-        "| phase | shown as | asks | meaning | a batch of the answer | its end, or none |",
-        "|---|---|---|---|---|---|",
+        "| phase | state that the operator sees | meaning | purpose of the request |",
+        "|---|---|---|---|",
     ]
     for phase, about in PHASES.items():
-        handlers = " | ".join(f"`{name}`" if name else "" for name in (about.batch, about.over))
-        rows.append(f"| {phase} | `{about.shown}` | {about.asks or ''} | {about.meaning} | {handlers} |")
+        rows.append(f"| {phase} | `{about.shown}` | {about.meaning} | {about.asks or ''} |")
     return "\n".join(rows) + "\n"
 
 

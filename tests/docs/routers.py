@@ -10,9 +10,9 @@ from kvbus.transport.live.router import MEANING, TRANSITIONS
 
 def page() -> str:
     """Return a router's states, and the transitions between these states, as two Markdown tables."""
-    rows = ["| state | meaning |", "|---|---|"]
+    rows = ["| state of a router | meaning |", "|---|---|"]
     rows += [f"| `{state}` | {meaning} |" for state, meaning in MEANING.items()]
-    rows += ["", "| from | to | when |", "|---|---|---|"]
+    rows += ["", "| state of a router | next state | when the state changes |", "|---|---|---|"]
     for state, targets in TRANSITIONS.items():
         rows += [f"| `{state}` | `{target}` | {when} |" for target, when in targets.items()]
     return "\n".join(rows) + "\n"

@@ -125,10 +125,10 @@ class About(NamedTuple):
 
 
 PHASES: Final[dict[Phase, About]] = {
-    Phase.AWAY: About(State.CONNECTING, "there is no connection"),
-    Phase.LOST: About(State.LOST, "there has been no connection for `source_timeout`"),
-    Phase.FRESH: About(State.SYNCING, "a new epoch begins; the sequencer leaves this phase at once"),
-    Phase.WAITING: About(State.LIVE, "there is no replay endpoint: the epoch begins with the next batch"),
+    Phase.AWAY: About(State.CONNECTING, "there is no connection to the publisher"),
+    Phase.LOST: About(State.LOST, "there has been no connection to the publisher for `source_timeout`"),
+    Phase.FRESH: About(State.SYNCING, "a new epoch begins; the sequencer enters another phase immediately"),
+    Phase.WAITING: About(State.LIVE, "there is no replay endpoint, so the epoch begins with the next live batch"),
     Phase.SYNC: About(
         State.SYNCING,
         "kvbus reads a replay of the epoch's history; live batches wait",
@@ -145,14 +145,14 @@ PHASES: Final[dict[Phase, About]] = {
     ),
     Phase.VERIFY: About(
         State.SYNCING,
-        "after a reconnection, kvbus asks whether the epoch is the same, and delivers nothing until it knows",
+        "after a reconnection, kvbus asks whether the epoch is the same; until it knows, it delivers no batch",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
     Phase.CATCH_UP: About(
         State.SYNCING,
-        "the answer is of the same epoch, and its rest has the missed batches",
+        "the answer has shown that the epoch is the same; kvbus reads the missed batches in the rest of the answer",
         None,
         "_take_batch",
         "_verify_over",
@@ -167,14 +167,14 @@ PHASES: Final[dict[Phase, About]] = {
     ),
     Phase.BACKFILL: About(
         State.LIVE,
-        "kvbus asks again for history that got no answer",
+        "kvbus requests older batches again, because its first request got no answer",
         Purpose.HISTORY,
         "_take_first_of_history",
         "_history_over",
     ),
     Phase.RECHECK: About(
         State.LIVE,
-        "stale batches have come: kvbus asks whether it is still the same epoch",
+        "live batches with very old seqs have come: kvbus asks whether the epoch is the same",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
@@ -188,15 +188,15 @@ PHASES: Final[dict[Phase, About]] = {
     ),
     Phase.GAP_SNAPSHOT: About(
         State.GAP,
-        "the replay lacks the missing batch: kvbus asks for a snapshot that covers it",
+        "the replay lacks the missing batch: kvbus requests a snapshot that includes its effect",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",
     ),
     Phase.GRACE: About(
-        State.GAP, "a batch is missing, and there is no replay endpoint: kvbus waits in case it is late"
+        State.GAP, "a batch is missing, and there is no replay endpoint: kvbus waits, because the batch may be late"
     ),
-    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: kvbus applies nothing for a while"),
+    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: kvbus temporarily applies no batch"),
 }
 
 ASKS: Final = {phase: about.asks for phase, about in PHASES.items() if about.asks is not None}

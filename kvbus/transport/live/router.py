@@ -39,10 +39,10 @@ class RouterState(StrEnum):
 
 MEANING: Final = {
     RouterState.IDLE: "no subscription of the router matches the topic of the stream",
-    RouterState.WAITING: "the router gets the state next; batches that are published meanwhile are part of that state",
+    RouterState.WAITING: "the router waits for the state; batches that are published meanwhile are part of that state",
     RouterState.RECEIVING: "kvbus is sending the state; batches that are published meanwhile follow it",
-    RouterState.BEHIND: "the router has the state, and gets older batches from the ring as fast as it reads",
-    RouterState.LIVE: "the router has every batch, and gets each new batch at once",
+    RouterState.BEHIND: "the router has the state, and gets the batches after it from the ring as fast as it reads",
+    RouterState.LIVE: "the router has every batch, and gets each new batch immediately",
     RouterState.STALLED: "the router lost batches and reads nothing; it gets the state once it reads again",
     RouterState.GONE: "the connection has ended",
 }
@@ -55,12 +55,12 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
         RouterState.LIVE: "a subscription matches, and the router needs no state",
     },
     RouterState.WAITING: {
-        RouterState.RECEIVING: "the state begins",
+        RouterState.RECEIVING: "kvbus begins to send the state",
         RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
     RouterState.RECEIVING: {
         RouterState.BEHIND: "kvbus has sent the router all of the state",
-        RouterState.WAITING: f"{_LOST}, or other routers need its place",
+        RouterState.WAITING: f"{_LOST}, or kvbus sends the state to other routers first",
         RouterState.STALLED: f"{_LOST} or it makes no progress, and the router's socket is full",
     },
     RouterState.BEHIND: {
@@ -74,7 +74,7 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
         RouterState.STALLED: "the output's queue was full, and the router's socket is full",
     },
     RouterState.STALLED: {
-        RouterState.WAITING: "the router reads again, or the stream ends permanently",
+        RouterState.WAITING: "the router reads again, or the stream ends for ever and sends its last, empty state",
         RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
 }
