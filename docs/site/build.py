@@ -33,24 +33,23 @@ kvbus run kvbus.yaml
 ```"""
 
 _SIMULATED: Final = """\
-Without a GPU, `kvbus sim --endpoint 'tcp://*:{}' --replay-endpoint 'tcp://*:{}'` replaces the engine."""
+Start vLLM or SGLang with one of these commands, and read the notes about [vLLM](README.md#vllm) or
+[SGLang](README.md#sglang). To try this page's steps without a GPU, run `kvbus sim --endpoint 'tcp://*:{}'
+--replay-endpoint 'tcp://*:{}'` instead of an engine."""
 
 _NAMES: Final = """\
-On this page, `POD` is the address of engine and kvbus, and `MODEL` is the model's name. First
+On this page, `POD` is the address of the engine and of kvbus, and `MODEL` is the model's name. First
 [install kvbus](../OPERATIONS.md#install)."""
 
 _SEEN: Final = """\
-`doctor` probes every endpoint, and prints the problems or `nothing is wrong`. `dump` rebuilds the live blocks as a
-router does, and prints their number."""
+`doctor` probes every endpoint, and prints the problems or `nothing is wrong`. With `--router PROFILE`, it also compares
+the batches that kvbus sends with the rules of the router's decoder. `dump` rebuilds the live blocks as a router does,
+and prints their number. The router understands the stream if it counts as many blocks as `dump` prints."""
 
-_LIVE: Final = """\
-`live` in `kvbus top` means only that the router reads every batch, not that its decoder accepts the events. `kvbus
-doctor kvbus.yaml --router PROFILE` compares the batches that kvbus sends with the requirements of the decoder. The
-router understands the stream if it counts as many blocks as `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
-Each router's page has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in Kubernetes,
-and what does not work. `kvbus init` writes a `kvbus.yaml` with these steps as comments.
+The page of each router has the ports, the engine's command, `kvbus.yaml`, the router's settings, the steps in
+Kubernetes, and what does not work. `kvbus init` writes a `kvbus.yaml` with the same steps as comments.
 """
 
 _KUBERNETES: Final = """\
@@ -62,7 +61,7 @@ Add kvbus to the engine's pod as a sidecar, in [one of three ways](../KUBERNETES
   "endpoint": "tcp://127.0.0.1:15557", "replay_endpoint": "tcp://127.0.0.1:15657"}'
 ```
 
-SGLang needs the same option without `enable_kv_cache_events`."""
+For SGLang, use the same option without `enable_kv_cache_events`."""
 
 _KUBERNETES_LOOK: Final = """\
 Check that it works:
@@ -74,7 +73,7 @@ kubectl exec POD -c kvbus -- kvbus dump --replay-endpoint tcp://127.0.0.1:REPLAY
 ```"""
 
 _COMPOSE: Final = """\
-Replace the file `deploy/kvbus.yaml` by the `kvbus.yaml` above. In [compose.yaml](../../deploy/compose.yaml), set
+Replace the file `deploy/kvbus.yaml` by the `kvbus.yaml` of this page. In [compose.yaml](../../deploy/compose.yaml), set
 `KVBUS_SOURCES__0__ENDPOINT` and `KVBUS_SOURCES__0__REPLAY_ENDPOINT` to your engine's endpoints.
 
 ```
@@ -87,9 +86,10 @@ def block(engine: dict[str, Any], live: int, replay: int) -> str:
     return f"```{engine['language']}\n{engine_setup(engine, live, replay)}\n```"
 
 
-def section(engine: dict[str, Any], live: int, replay: int) -> str:
-    """Return the section of an engine: how to start it, and notes about it."""
-    return f"### {engine['name']}\n\n{block(engine, live, replay)}\n\n{engine['notes'].strip()}"
+def section(engine: dict[str, Any]) -> str:
+    """Return the section of the index about an engine. It has the setup only if the routers' pages do not have it."""
+    setup = f"{block(engine, 5557, 5558)}\n\n" if engine["id"] == "tensorrt-llm" else ""
+    return f"### {engine['name']}\n\n{setup}{engine['notes'].strip()}"
 
 
 def picture(router: dict[str, Any]) -> str:
@@ -100,19 +100,20 @@ def picture(router: dict[str, Any]) -> str:
         f"```text\nengine {live}  ── events ─▶  kvbus {ours}  ── events ─▶  {router['name']}\n"
         f"engine {replay}  ◀─ replay ──  kvbus {ours_replay}  ◀─ replay ──  {router['name']}\n"
         f"                            kvbus 9477  ── page, /metrics\n```\n\n"
-        f"A router that requests no replay needs only kvbus's port {ours}. If kvbus is a sidecar, the engine uses "
-        f"ports 15557 and 15657 on loopback, which no other pod can reach."
+        f"The router needs kvbus's port {ours}, and port {ours_replay} for replays. In Kubernetes, the engine uses the "
+        f"ports 15557 and 15657 on loopback, so that no other pod can bypass kvbus."
     )
 
 
 def page(router: dict[str, Any]) -> str:
     """Return the Markdown text of a router's page."""
     replay = re.findall(r"replay_endpoint: tcp://\*:(\d+)", router["output"])[0]
-    engines = (section(each, *ports(router)) for each in ENGINES.values() if each["id"] != "tensorrt-llm")
+    shown = (each for each in ENGINES.values() if each["id"] != "tensorrt-llm")
+    engines = (f"### {each['name']}\n\n{block(each, *ports(router))}" for each in shown)
     parts = (
         f"# kvbus with {router['name']}",
         NOTICE,
-        f"How it was checked: {router['proof']}. {router['followed']}",
+        f"With this router, kvbus was {router['proof']}. {router['followed']}",
         _NAMES,
         f"## Ports\n\n{picture(router)}",
         f"## The engine\n\n{_SIMULATED.format(*ports(router))}",
@@ -121,8 +122,7 @@ def page(router: dict[str, Any]) -> str:
         f"## The router\n\n{router['setup'].strip()}",
         "## See that it works",
         f"```\nkvbus doctor kvbus.yaml\nkvbus dump --replay-endpoint tcp://127.0.0.1:{replay}\n```",
-        _SEEN,
-        _LIVE.replace("PROFILE", router["id"]),
+        _SEEN.replace("PROFILE", router["id"]),
         f"## Kubernetes\n\n{_KUBERNETES}",
         router["kubernetes"].strip(),
         _KUBERNETES_LOOK.replace("REPLAY", replay),
@@ -139,8 +139,8 @@ def routers() -> dict[str, str]:
     """Return the files of docs/routers: an index, and a page for each router."""
     rows = "".join(f"| [{each['name']}]({each['id']}.md) | {each['proof']} |\n" for each in ROUTERS.values())
     table = f"| router | how it was checked |\n|---|---|\n{rows}"
-    other = section(ENGINES["tensorrt-llm"], 5557, 5558)
-    index = f"{_INDEX}\n{NOTICE}\n\n{table}\n{other}\n\n## Others\n\n{FACTS['others'].strip()}\n"
+    engines = "\n\n".join(map(section, ENGINES.values()))
+    index = f"{_INDEX}\n{NOTICE}\n\n{table}\n## Engines\n\n{engines}\n\n## Others\n\n{FACTS['others'].strip()}\n"
     return {"README.md": index, **{f"{each['id']}.md": page(each) for each in ROUTERS.values()}}
 
 
