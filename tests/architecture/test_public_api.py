@@ -39,10 +39,10 @@ def own(node: ast.AST) -> bool:
 
 
 def offences(path: Path) -> list[str]:
-    """Return the uses of private names in a module that imports one of the libraries.
+    """Return the uses of private names in a module that imports one of kvbus's third-party libraries.
 
-    An offence is a private member of another object, a private module of a library, a name that the module replaces in
-    a library, or a private method of a class that inherits from a library's class.
+    A use of a private name is: a private member of another object, a private module of a library, a name that the
+    module replaces in a library, or a private method of a class that inherits from a library's class.
     """
     tree = ast.parse(path.read_text())
     theirs: set[str] = set()

@@ -1,4 +1,4 @@
-"""Tests that code outside kvbus.core changes no object of kvbus.core: it sends the core events instead.
+"""Tests that code outside kvbus.core (the shell) changes no object of kvbus.core: it sends the core events instead.
 
 The test copies the package. Before each statement that changes a value through an object, it inserts a line that asks
 mypy for the type of that object. Therefore the names of the variables do not matter.
@@ -36,7 +36,10 @@ QUESTION = re.compile(r"^(\S+?):(\d+): note: Revealed type is \"(.*)\"$")
 
 
 def changed(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Return the targets that a statement assigns or deletes, and the objects whose changing methods it calls."""
+    """Return the targets that a statement assigns or deletes, and the objects that it changes by a method, such as
+    a list
+    to which it appends.
+    """
     if isinstance(statement, ast.Assign | ast.Delete):
         yield from statement.targets
     elif isinstance(statement, ast.AugAssign | ast.AnnAssign | ast.For | ast.AsyncFor):
@@ -53,9 +56,9 @@ def changed(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def owners(target: ast.expr) -> Iterator[str]:
-    """Return, as source text, the expressions through which a statement reaches what it changes.
+    """Return the source text of each object through which a statement reaches the value that it changes.
 
-    For ``a.b.c`` these are ``a.b`` and ``a``.
+    For a change of ``a.b.c``, these objects are ``a.b`` and ``a``.
     """
     if isinstance(target, ast.Tuple | ast.List):
         for each in target.elts:
@@ -84,7 +87,7 @@ def asking(text: str) -> str:
 
 
 def may_change(dotted: str) -> bool:
-    """Return whether objects of a class are mutable, and may be changed only by kvbus.core."""
+    """Return whether the class with this dotted name has mutable objects that only kvbus.core may change."""
     module, _, name = dotted.rpartition(".")
     if name in OWN:
         return False
@@ -94,9 +97,11 @@ def may_change(dotted: str) -> bool:
 
 
 def offences(root: Path, cache: Path) -> list[str]:
-    """Return the core objects that the shell changes. The function rewrites the files of the tree ``root``.
+    """Return the objects of kvbus.core that code outside kvbus.core (the shell) changes.
 
-    cache: mypy's cache directory, which makes repeated runs faster.
+    Args:
+        root: the source tree. The function rewrites its files.
+        cache: mypy's cache directory, which makes repeated runs faster.
     """
     for path in sorted(root.joinpath("kvbus").rglob("*.py")):
         if path.relative_to(root).parts[1] not in APART:

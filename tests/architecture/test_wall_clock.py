@@ -52,7 +52,7 @@ def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
 def test_the_relay_has_no_clock_of_its_own() -> None:
     """The relay reads no clock: it gets monotonic seconds as an argument.
 
-    It gets the wall clock's time in a Tick, and only sends it as ``ts``.
+    The event Tick brings it the wall clock's time. The relay only copies this time into the ``ts`` of batches.
     """
     nodes = [
         node

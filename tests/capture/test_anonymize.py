@@ -1,6 +1,6 @@
-"""Tests for anonymized captures: kvbus treats them like the originals.
+"""Tests for anonymized captures: kvbus treats an anonymized capture like the original one.
 
-They contain no name and no hash of the original.
+The anonymized capture contains no name and no hash of the original one.
 """
 
 import struct
@@ -40,12 +40,10 @@ def streamed(payloads):
 
 @pytest.mark.parametrize("name", sorted({*sample(CAPTURES, 3), "syn_mooncake_rfc1527"}))
 def test_a_capture_is_the_same_but_for_its_names(name):
-    """kvbus sends the same for a capture and its anonymized copy, except for names.
+    """Except for names, kvbus sends the same batches for a capture and for its anonymized copy.
 
-    The test compares three ways to read it.
-
-    They are the live stream, the engine's replay after a fifth of the live batches was lost, and the replay that kvbus
-    sends to routers.
+    A fifth of the live batches is lost, so kvbus reads both the live stream and the engine's replay. The test compares
+    kvbus's live stream and its replays.
     """
     messages = load(name)
     names = anonymized(messages)
@@ -59,7 +57,8 @@ def test_a_capture_is_the_same_but_for_its_names(name):
 def recognisable(value):
     """Return whether a value is a hash or a name of at least four bytes, which must not stay in an anonymized capture.
 
-    Some smaller values stay as they are: if all of them changed, a reader could infer the original ones.
+    A shorter value may by chance be its own pseudonym. If no value were its own pseudonym, a reader could infer
+    original values.
     """
     return abs(value) >= 2**32 if isinstance(value, int) else not isinstance(value, float) and len(value) >= 4
 

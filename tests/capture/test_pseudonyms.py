@@ -24,7 +24,9 @@ def test_a_small_class_is_permuted(low, high):
 
 
 def spelled(number):
-    """Return whether a number is negative, and the bits of the narrowest signed and unsigned types that hold it."""
+    """Return whether a number is negative, and the numbers of bits of the narrowest signed type and the narrowest
+    unsigned type that hold it.
+    """
     signed = next(bits for bits in (6, 8, 16, 32, 64, 65) if -(2 ** (bits - 1)) <= number < 2 ** (bits - 1))
     return number < 0, signed, next(bits for bits in (7, 8, 16, 32, 64) if abs(number) < 2**bits)
 

@@ -52,8 +52,10 @@ def main(
     width: int,
     show: bool,
 ) -> None:
-    """Break connections, batches, processes and disks at random, and check after each burst that all routers are
-    exact.
+    """Break connections, batches, processes and disks at random.
+
+    After each burst of faults, check that all routers hold
+    exactly the engine's blocks.
     """
     seed = random.SystemRandom().randrange(1 << 20) if seed is None else seed
     chosen = cells or tuple(range(len(SHAPES)))

@@ -21,7 +21,7 @@ SEND_HWM: Final = 1000
 
 
 class PortTakenError(Exception):
-    """An error: another process has taken a port that was free a moment ago."""
+    """An error: another process uses a port that was free a moment ago."""
 
 
 Metrics = dict[str, dict[tuple[str, ...], float]]
@@ -63,10 +63,10 @@ class BusProcess:
     """A kvbus process that faults kill and restart, with the same configuration and directory.
 
     Args:
-        directory: directory of all files that it writes.
-        config: kvbus's configuration; ``http`` is added here.
-        place: namespaces that it runs in; None for those of this process.
-        http: port of its HTTP server.
+        directory: directory of all files that kvbus writes.
+        config: kvbus's configuration. This class adds ``http``.
+        place: the Linux namespaces in which kvbus runs; None: the namespaces of the test's process.
+        http: port of kvbus's HTTP server.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any], http: int, place: Namespaces | None) -> None:
@@ -88,7 +88,7 @@ class BusProcess:
         await self.answering()
 
     async def answering(self, patience: float = 90.0) -> None:
-        """Wait until kvbus is ready.
+        """Wait until kvbus is ready, for at most ``patience`` seconds.
 
         Raises:
             AssertionError: kvbus ended, or was not ready in time.

@@ -34,14 +34,14 @@ class Wanted:
     """A campaign's options.
 
     Attributes:
-        seed: seed of every plan.
-        faults: stop after this many faults.
-        seconds: or stop after this many seconds.
-        cells: numbers of the cells.
-        generation: play only this generation, once.
-        rounds: number of rounds in a generation.
+        seed: seed from which all plans of faults are made.
+        faults: number of faults after which the campaign ends.
+        seconds: seconds after which the campaign ends even if it has made fewer faults.
+        cells: numbers of the cells that run, as in ``SHAPES``.
+        generation: the only generation of each cell that is played; None: one generation after the other.
+        rounds: number of rounds in a generation; None: ``ROUNDS``, or no end if kvbus is never killed.
         first: number of the first round.
-        width: number of generations of each cell played in parallel, for cells whose kvbus is killed.
+        width: number of generations that each cell plays in parallel, if its kvbus is killed.
     """
 
     seed: int
@@ -109,9 +109,9 @@ class Campaign:
                 return
 
     async def _generation(self, number: int, generation: int, *, namespaces: bool) -> None:
-        """Play the rounds of one generation of a cell until its end or its first failure.
+        """Play the rounds of one generation of a cell, until the generation ends or a check fails.
 
-        The directory of a failed generation is kept.
+        If a check fails, the generation's directory is kept.
         """
         wanted = self.wanted
         last = wanted.rounds or (ROUNDS if SHAPES[number].kills_bus else sys.maxsize)

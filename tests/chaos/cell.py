@@ -196,7 +196,9 @@ class Cell:
         return total(await self.bus.metrics(), name)
 
     async def connected(self) -> None:
-        """Wait until kvbus is connected to every rank of the engine and has its history."""
+        """Wait until every source of kvbus is live: connected to its rank, with the rank's older batches read by a
+        replay.
+        """
         async with asyncio.timeout(60):
             while not all(source["state"] == "live" for source in await self.bus.sources()):  # noqa: ASYNC110 - told by HTTP
                 await asyncio.sleep(0.05)
@@ -287,7 +289,11 @@ class Cell:
             marks.kinds.add(fault.kind)
 
     async def _watch(self) -> None:
-        """Check the counters of missing batches at each scrape during the round, and measure `lag`."""
+        """At each scrape during the round, check kvbus's counters of missing batches.
+
+        Also measure `lag`, the longest delay of this event loop, by which a check may be late through no fault of
+        kvbus.
+        """
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _SCRAPE_S

@@ -95,7 +95,9 @@ class Checks:
             raise AssertionError(f"at a scrape: {'; '.join(wrong)}")
 
     async def end(self, plan: Round, marks: Marks) -> None:
-        """Check every view, stream and counter, after the round's traffic and faults have ended."""
+        """After the round's traffic and faults have ended, check every router's view, every stream and every
+        counter of kvbus.
+        """
         cell = self._cell
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -48,10 +48,10 @@ class Engine:
 
     Args:
         shape: the cell's shape.
-        host: address that the engine listens on, or dials for its live stream.
+        host: address at which the engine listens, or to which it connects for its live stream.
         ports: live and replay port of rank 0.
         directory: directory of logs and truth files.
-        place: namespaces that it runs in; None for those of this process.
+        place: the Linux namespaces in which the engine runs; None: the namespaces of the test's process.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Engine:
         await self._idle.wait()
 
     async def truths(self) -> list[Truth]:
-        """Return the true content of each rank's cache. Some kinds of engines must end their process for it."""
+        """Return the true content of each rank's cache. Some kinds of engines must end their process to report it."""
         raise NotImplementedError
 
     async def last_seqs(self) -> list[int]:

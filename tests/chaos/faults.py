@@ -1,6 +1,7 @@
 """Functions that make the faults of a campaign.
 
-Each returns evidence that its fault took effect, or None if the fault found nothing to hit.
+Each function returns evidence that its fault took effect. It returns None if there was no connection, batch or process
+that the fault could affect.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def _link(cell: Cell, fault: Fault) -> Link:
 
 
 async def _armed(cell: Cell, link: Link) -> None:
-    """Wait until the link has a connection that a fault can hit, or the traffic ends.
+    """Wait until the link has a connection that a fault can affect, or until the round's traffic ends.
 
-    Replay links are open only for moments.
+    A replay link has a connection only for moments, while kvbus requests a replay.
     """
     await cell.while_traffic(lambda: link.connections)
 
@@ -226,7 +227,8 @@ async def _rules(network: Network, rules: list[tuple[str, ...]]) -> AsyncIterato
 async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
     """Make the engine unreachable until the ``with`` block ends.
 
-    Links refuse connections; a network namespace drops all packets.
+    If the cell has proxies (links), they refuse connections. If it has network namespaces, the engine's one drops all
+    packets.
     """
     if cell.networks:
         async with _rules(cell.networks["engine"], [(chain, "-j", "DROP") for chain in ("INPUT", "OUTPUT")]):
@@ -279,9 +281,11 @@ async def _disk_full(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _file_limit(cell: Cell, fault: Fault) -> str | None:
-    """Limit kvbus's file size, so that its writes fail with EFBIG.
+    """Set the maximum size of kvbus's files to one byte, so that its writes fail with EFBIG.
 
-    Unlike ENOSPC, this needs neither root nor a mount. No file can be overwritten either.
+    Unlike a full disk (ENOSPC), this fault needs neither root nor a mount. It also prevents that kvbus overwrites a
+    part
+    of an existing file.
     """
     async with cell.bus.child.lock:
         pid = cell.bus.child.pid

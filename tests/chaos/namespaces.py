@@ -31,7 +31,9 @@ async def _run(*command: str) -> None:
 
 
 async def why_not(*, network: bool) -> str | None:
-    """Return None if such namespaces can be made on this machine, else the reason."""
+    """Return the reason why this machine cannot make a mount namespace with a small disk, or with ``network`` a network
+    namespace. Return None if it can.
+    """
     tools = ["unshare", "nsenter", "mount"] + (["ip", "iptables"] if network else [])
     lacking = [tool for tool in tools if shutil.which(tool) is None]
     if lacking:

@@ -77,11 +77,12 @@ Flavour = Literal["mixed", "wire", "router", "single", "long"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round's flavour, and its faults in order of time.
+    """A round's kind, and its faults in order of time.
 
-    ``mixed``: all kinds. ``wire``: faults of single live batches only, which the counters must show exactly.
-    ``router``: faults of one router, which must not affect the other. ``single``: one fault. ``long``: one fault that
-    lasts until kvbus has noticed it.
+    ``mixed``: all kinds of faults. ``wire``: only faults of single live batches, which kvbus's counters must show
+    exactly.
+    ``router``: faults of one router, which must not affect the other router. ``single``: one fault. ``long``: one fault
+    that lasts until kvbus has noticed it.
     """
 
     flavour: Flavour

@@ -1,9 +1,10 @@
 """A router as a separate process: ``python -m tests.chaos.router JSON``, built on ``kvbus.client``.
 
-JSON is a list of ``{name, endpoint, replay, snapshot, raw}``. Each line on stdin is answered by a line on stdout:
-``report`` by counters and a digest of each view, ``dump NAME`` by every key of a stream's view.
+JSON is a list of ``{name, endpoint, replay, snapshot, raw}``. The process answers each line on stdin by a line on
+stdout: ``report`` by counters and a digest of each view, ``dump NAME`` by every key of a stream's view.
 
-``raw`` adds a plain SUB to the subscriber. It records seqs that go back, which a live stream must never have.
+With ``raw``, a plain SUB socket reads the stream, too. It records seqs that go back, which a live stream must never
+have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A handle of a router process of the campaign, which sends requests to it."""
+"""A handle by which the campaign starts a router process, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.doubles.child import Child, python
 
 
 class Router:
-    """A router process of the campaign, and requests to it.
+    """A router process of the campaign, to which the campaign sends requests.
 
     Args:
         name: name of the process.
-        streams: the streams that it follows, see `tests.chaos.router`.
+        streams: the streams that the router reads, see `tests.chaos.router`.
     """
 
     def __init__(

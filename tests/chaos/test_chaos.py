@@ -30,7 +30,9 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
-    """Play cells in parallel: two ranks, a kvbus that is not killed, and an engine that dials in."""
+    """Play several cells in parallel: one with two ranks, one whose kvbus is not killed, and, with `LONG`, one whose
+    engine connects to kvbus.
+    """
     faults, cells, rounds = (40, (0, 1, 2), 2) if LONG else (15, (0, 1), 1)
     tally, said = play(Wanted(seed=1, faults=faults, seconds=300, cells=cells, generation=0, rounds=rounds))
     assert tally.failures == [], said
@@ -44,7 +46,9 @@ def test_a_short_campaign() -> None:
 @pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The campaign finds a wrong view: the test adds a block to the truth that the engine does not have."""
+    """The campaign finds a wrong view: the test adds a block to the recorded truth that the engine's cache does not
+    have.
+    """
     honest: Callable[..., engines.Truth] = engines.truth_of
 
     def lying(blocks: list[dict[str, object]]) -> engines.Truth:

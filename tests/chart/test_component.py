@@ -85,7 +85,7 @@ def test_a_components_sidecar_is_the_charts(name: str) -> None:
 def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) -> None:
     """If a pod has no annotation with the model's name, the kubelet sets KVBUS_MODEL to an empty string.
 
-    kvbus refuses this only if the router's topics contain the model.
+    kvbus refuses the empty name only if the router needs topics that contain the model's name.
     """
     (sidecar,) = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]["spec"]["initContainers"]
     env = variables(sidecar) | {"KVBUS_MODEL": ""}

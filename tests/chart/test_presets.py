@@ -77,7 +77,7 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
 
 
 def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
-    """The engine and its routers connect to the same port of kvbus on loopback. The engine keeps its replay port.
+    """The engine and its routers connect to the same port of kvbus on loopback. The engine still binds its replay port.
 
     From outside the pod, only kvbus's HTTP port is reachable.
     """

@@ -164,7 +164,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
 
 @each_case
 def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
-    """The probes of the sidecar ask kvbus's own HTTP port.
+    """The probes of the sidecar send their requests to kvbus's own HTTP port.
 
     The pod is ready only if kvbus is ready, and the engine starts after kvbus's startup probe succeeds.
     """

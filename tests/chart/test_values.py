@@ -109,9 +109,11 @@ def test_contradictions_are_refused_with_what_to_change(values: Values, said: st
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
 def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
-    """The values schema refuses unknown keys everywhere, except in maps such as labels and quantities.
+    """The values schema refuses unknown keys in every object, except in maps whose keys the operator chooses.
 
-    These maps define the type of their values. `global` may have any keys, because other charts use it.
+    Such maps, for example labels and quantities, define the type of their values. `global` may have any keys, because
+    other
+    charts use it.
     """
     schema = json.loads((chart / "values.schema.json").read_text())
     open_ones = {where for where, node in objects(schema, "") if node.get("additionalProperties", True) is True}

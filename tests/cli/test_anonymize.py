@@ -42,7 +42,10 @@ def invoke(*args, **more):
 
 @pytest.fixture(autouse=True)
 def _handlers():
-    """Restore the signal handlers after each test. The command replaces them so that these signals end it."""
+    """Restore the signal handlers after each test.
+
+    The command installs its own handlers of SIGTERM and SIGHUP, by which these signals end it.
+    """
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
@@ -156,7 +159,7 @@ def test_what_is_no_msgpack_is_said(tmp_path):
 def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
     """A signal that arrives while the command works ends it without an output file.
 
-    Its input is a pipe that stays open.
+    The command's input is a pipe that stays open, so the command cannot finish before the signal.
     """
     out = tmp_path / "out.jsonl"
     with subprocess.Popen(
@@ -212,7 +215,7 @@ async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(nam
 def test_recording_under_other_names_over_sockets(tmp_path):
     """`kvbus record --anonymize` records a capture that a test plays as an engine.
 
-    The result differs only in its names.
+    The recorded file differs from the played capture only in its names.
     """
     port = free_port()
     out = tmp_path / "out.jsonl.gz"

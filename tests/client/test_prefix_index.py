@@ -1,6 +1,6 @@
 """Tests for the client library's index of prompt prefixes.
 
-It knows how many blocks of a prompt each worker holds, whatever the order of events.
+Whatever the order of events, the index must know how many blocks of a prompt each worker holds.
 """
 
 import gc
@@ -168,9 +168,9 @@ def test_removed_blocks_leave_nothing_in_memory():
         index.apply("a", BlockRemoved((*names, first + 5000)))
 
     def kept():
-        """Count the objects that the lines of the index's module have allocated.
+        """Count the objects that the code of the index's module has allocated and not freed.
 
-        A dict counts as one, whatever its size.
+        A dict counts as one object, whatever its size.
         """
         gc.collect()  # a full collection also frees the tuples that Python keeps for reuse
         own = tracemalloc.Filter(inclusive=True, filename_pattern=str(prefix_index.__file__))
@@ -197,7 +197,7 @@ def test_removed_blocks_leave_nothing_in_memory():
 class Known:
     """A block of a worker in the simple index: its parent, its content and its media.
 
-    It also has the prompt up to its end, if all its ancestors are known.
+    If all ancestors of the block are known, it also has the prompt up to the block's end.
     """
 
     parent: bytes | None

@@ -148,7 +148,8 @@ def test_a_trimmed_replay_is_a_loss_at_once():
 )
 @pytest.mark.parametrize("unanswered", [0, 1])
 def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
-    """A replay answer that begins after the requested seq with a clear is a state, so the client reports no loss.
+    """If a replay answer begins later than the requested seq, and with a clear, it is a state: the client reports
+    no loss.
 
     The clear makes all earlier batches irrelevant, also those of earlier requests without an answer.
     """
@@ -163,9 +164,10 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
 
 
 def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
-    """After batches were lost because requests got no answer, the client applies a state that a later answer holds.
+    """Batches were lost, because requests got no answer. A later answer holds a state, which the client must apply.
 
-    If it took the state for a replay without the oldest batches, its view would lack the blocks of the lost batches.
+    The state begins at a higher seq than requested. If the client took it for a replay without its oldest batches, the
+    client's view would lack the blocks of the lost batches.
     """
     stream = Stream()
     stream.connected()

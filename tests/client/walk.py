@@ -38,7 +38,7 @@ class Subscription:
     """A publisher that keeps its complete history, a bad network, and the client's sequencing state machine.
 
     The network cannot do what TCP cannot do: frames of a restarted publisher arrive only after the old connection broke
-    and a new one is open. The client retries requests for ever, so it may report no loss.
+    and a new one is open. The client repeats its requests without a limit, so it must never report a loss.
     """
 
     def begin(self, mode: str, compacting: bool, ids: bool, held: int, journal: int, before: int) -> None:
@@ -215,7 +215,9 @@ class Subscription:
 
     @property
     def exact(self) -> bool:
-        """Whether the client has the publisher's newest batch, and holds no batch back."""
+        """Whether the client has delivered the publisher's newest batch, and no received batch waits for a missing
+        one.
+        """
         newest = max((seq for seq, payload in enumerate(self.log) if payload is not None), default=-1)
         return (self.sequence.next_seq or 0) > newest and not self.sequence.held
 
@@ -277,7 +279,7 @@ class World(Subscription):
         )
 
     def step(self, rule: str) -> None:
-        """Apply a rule, if it is possible in the world's state."""
+        """Do one step of this kind (``rule``), if the world's state permits it."""
         chance = self.chance
         if rule == "publish":
             kind = chance.choice(["store", "store", "store", "remove", "clear", "nothing"])
@@ -303,7 +305,7 @@ class World(Subscription):
         self.steps += 1
 
     def run(self) -> None:
-        """Apply random rules, and check the view after each rule and at the end."""
+        """Do random steps, and check the client's view after each step and at the end."""
         rules = self.chance.choices([*RULES], [*RULES.values()], k=self.chance.randint(5, LENGTH))
         for rule in rules:
             self.step(rule)

@@ -66,7 +66,7 @@ def pod_of(release: Release, namespace: str) -> Object:
 def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str) -> None:
     """The API server accepts every object of a preset.
 
-    Unknown fields and pods that are not restricted would be errors.
+    It would refuse objects with unknown fields, and pods that violate the restricted Pod Security Standard.
     """
     release = render(CASES[case], namespace=place)
     for each in release.objects:
@@ -114,7 +114,7 @@ def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
 ) -> None:
     """The upgrade command of docs/OPERATIONS.md keeps the values of a release and changes the tag of its image.
 
-    The pod keeps its volume claim, and two pods never share one.
+    The pod keeps its volume claim, and the old and the new pod never use the claim at the same time.
     """
     command = ["git", "archive", str(OLDER), "helm"]
     archive = subprocess.run(command, cwd=CHART.parents[1], capture_output=True, check=True)
@@ -162,7 +162,10 @@ def spec(each: Object) -> Object:
 
 
 def test_a_pod_that_is_not_restricted_would_be_refused(api: Api, place: str) -> None:
-    """The tests' server really checks objects: it refuses such a pod, and an object with an unknown field."""
+    """The tests' server really checks objects.
+
+    It refuses a pod that violates the restricted Pod Security Standard, and an object with an unknown field.
+    """
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
     pod = pod_of(release, place)

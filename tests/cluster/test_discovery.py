@@ -99,8 +99,8 @@ class Found(Process):
 
 
 class Fleet:
-    """Ten engines under traffic, and a router that must hold exactly the blocks of those that are pods in the
-    cluster.
+    """Ten engines under traffic, and a router that must hold exactly the blocks of the engines that have a pod in
+    the cluster.
     """
 
     def __init__(self, place: Place, bus: Found) -> None:
@@ -275,7 +275,10 @@ async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_no
     place = Place(api)
 
     def secret(name: str) -> Object:
-        """Return a Secret to which a token is bound. The token ends when the Secret is deleted."""
+        """Return a new Secret to which a token can be bound.
+
+        The API server refuses the token after the Secret is deleted.
+        """
         return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": place.namespace}}
 
     def issue(name: str) -> str:

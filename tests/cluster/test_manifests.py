@@ -1,6 +1,6 @@
 """Tests that a real API server accepts the manifests in deploy/kubernetes.
 
-The server has the definitions of the other projects' kinds.
+The server has the custom resource definitions of the other projects whose objects are in these manifests.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def accepted(api: Api, objects: list[Object], *, restricted: bool = True) -> Non
     Args:
         api: the server.
         objects: the objects to store.
-        restricted: whether every container must be restricted. Otherwise only kvbus's must be.
+        restricted: whether every container must fulfil the restricted Pod Security Standard. Otherwise only kvbus's
+            container must.
     """
     namespace = api.namespace(RESTRICTED if restricted else None)
     for each in objects:

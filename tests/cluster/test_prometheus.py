@@ -1,6 +1,6 @@
 """Test that a real Prometheus finds the chart's pods with the configuration in deploy/prometheus.
 
-Its service account may only list and watch pods.
+Prometheus's service account may only list and watch pods.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _root(monkeypatch):
-    """Restore the root logger after each test, and start each test without the variables that choose colours."""
+    """Restore the root logger after each test, and start each test with environment variables that permit colours."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,6 +1,6 @@
 """Tests for the error about a removed configuration key, command or option.
 
-It names the replacement, and appears with all other errors.
+The error names the replacement. kvbus prints it together with all other errors.
 """
 
 from __future__ import annotations

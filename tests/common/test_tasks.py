@@ -1,6 +1,6 @@
 """Tests for kvbus's function that ends asyncio tasks.
 
-The tasks clean up, fail, or lose their cancellation.
+In these tests, tasks clean up, fail, or lose their cancellation.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_tol
 async def test_the_answer_comes_in_the_turn_of_the_cancellation():
     """A task ends although the result that it waits for arrives in the same loop iteration as its cancellation.
 
-    dnspython and nats-py wait with `asyncio.wait_for`. The test uses the real one of the running Python version.
+    dnspython and nats-py wait with `asyncio.wait_for`. The test uses `asyncio.wait_for` of the running Python version.
     """
     answer = asyncio.get_running_loop().create_future()
 

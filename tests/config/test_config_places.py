@@ -1,6 +1,6 @@
 """Tests for the order in which kvbus looks for a setting.
 
-It is the command line, then environment variables, then the file, then the defaults.
+The command line comes first, then environment variables, the configuration file, and the defaults.
 """
 
 from __future__ import annotations

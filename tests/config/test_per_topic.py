@@ -56,6 +56,6 @@ def test_bad_ones(output: dict[str, Any], said: str) -> None:
 
 
 def test_by_default_there_is_no_replay() -> None:
-    """With ``layout: per_topic``, an output has only the default endpoint for the live stream."""
+    """With ``layout: per_topic``, an output has by default an endpoint for the live stream, and none for replays."""
     made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
     assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)

@@ -11,9 +11,11 @@ from tests.doubles.stage import cut_states
 
 
 async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp_path) -> None:
-    """kvbus commits what it must remember about a state before it sends a part of the state.
+    """Before kvbus sends the first part of a state, it commits on disk which seqs belong to this state.
 
-    If it is killed then, a router's next request must not get the rest of the state from the journal.
+    Otherwise, if kvbus were killed after this part, a restarted kvbus would answer the router's next request with the
+    rest
+    of the state from the journal.
     """
     cut_states(monkeypatch, 1)
     async with (

@@ -1,4 +1,6 @@
-"""Tests that a running bus logs findings about itself and its routers: a line when one begins and when it ends."""
+"""Tests that a running bus logs findings about itself and its routers: a line when a finding begins, and a line when it
+ends.
+"""
 
 from __future__ import annotations
 

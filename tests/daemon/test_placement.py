@@ -102,7 +102,7 @@ def test_one_that_is_gone_yields_its_topic() -> None:
 def test_whatever_the_list_does(lists: list[list[str]]) -> None:
     """After any changes of the sources, each slot belongs to one worker, and a known worker keeps its slot.
 
-    At most five workers are known.
+    At most five workers have a slot: that is the test's limit of sources.
     """
     placement = Placement()
     for names in lists:

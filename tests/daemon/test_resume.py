@@ -1,6 +1,6 @@
 """Tests for the saved state with which a kvbus process starts.
 
-There is none, it is exact, or it is older than what the routers have received.
+In these tests, there is no saved state, or it is exact, or it is older than what the routers have received.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tests for the demo on real sockets with a real `kvbus run`.
 
-The routers are exact with kvbus and wrong without it, and the demo reports a failure if they are not.
+The routers behind kvbus must end with exactly the engines' blocks, and the router without kvbus must not. Otherwise the
+demo reports a failure.
 """
 
 import asyncio

@@ -45,7 +45,7 @@ def pod_annotations() -> dict[str, str]:
 def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
     """Return the sidecar's environment variables as the kubelet would set them from the pod's annotations.
 
-    Ports and directories are those of this machine.
+    Ports and directories are replaced by ``ports`` and ``directory``, which exist on this machine.
     """
     (sidecar,) = read("component/llm-d/sidecar.yaml")["template"]["spec"]["initContainers"]
     assert sidecar["args"] == ["run"]

@@ -1,4 +1,4 @@
-"""A DNS server on loopback (UDP and TCP) for tests. A table has its answers and its failures."""
+"""A DNS server on loopback (UDP and TCP) for tests. Each test sets a table of the server's answers and failures."""
 
 from __future__ import annotations
 

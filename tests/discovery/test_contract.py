@@ -111,9 +111,10 @@ async def test_no_engine_is_an_answer(world):
 
 
 async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
-    """A discoverer that cannot reach its server reports a failure and no set of engines: an empty set would remove all.
+    """A discoverer that cannot reach its server reports a failure and no set of engines: an empty set would remove all
+    engines.
 
-    A new watch works again.
+    After the server has returned, a new watch by the discoverer works.
     """
     there(world, 1)
     async with watching(world) as watched:

@@ -27,7 +27,7 @@ def found_in(file):
 async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
     """Two replicas of a kvbus discover the same engines.
 
-    Each numbers its own streams, and a router reads only one of them.
+    Each replica numbers its own streams, and a router reads from only one of the replicas.
     """
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
@@ -76,7 +76,7 @@ async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
 async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_epoch(file):
     """A discovered worker moves to another address.
 
-    A replay shows that it is in the same epoch, so no block is cleared.
+    The replay at the new address shows that the worker has not restarted, so kvbus clears no block.
     """
     one = Worker("pod-1", 1)
     await one.start()
@@ -161,7 +161,8 @@ async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_n
 async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):
     """A worker with a new name at the address of a removed worker becomes a source immediately.
 
-    It is the same worker. If kvbus kept the old name for the grace time, its blocks would be announced twice.
+    It is the same engine under another name. If kvbus kept the source of the old name for the grace time, kvbus would
+    announce the engine's blocks twice.
     """
     one = Worker("pod-1", 1)
     await one.start()

@@ -1,7 +1,7 @@
 """Tests for discovery by the Kubernetes API.
 
-They test which pods and endpoints count, and watches that end or are refused. The API is a double that implements list
-and watch as documented. The tests in cluster use a real API server.
+They test which pods and endpoints become sources, and watches that end or are refused. The API is a double that
+implements list and watch as documented. The tests in tests/cluster use a real API server.
 """
 
 from __future__ import annotations

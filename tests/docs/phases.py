@@ -27,7 +27,10 @@ def phase_table() -> str:
 
 
 def diagram() -> str:
-    """Return the transitions as a Mermaid state diagram. A transition of every connected phase is drawn only once."""
+    """Return the transitions as a Mermaid state diagram.
+
+    A transition that most connected phases share is drawn only once, from the state `connected`.
+    """
     edges: dict[tuple[str, str], list[str]] = {("[*]", Phase.AWAY): []}
     for phases, causes, targets in ROWS:
         common = len(phases) > len(CONNECTED) // 2

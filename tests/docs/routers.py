@@ -1,6 +1,6 @@
 """Print the tables of the states in which kvbus keeps a router: ``python -m tests.docs.routers``.
 
-They belong into docs/ARCHITECTURE.md.
+Copy the printed tables into docs/ARCHITECTURE.md.
 """
 
 import sys

@@ -198,7 +198,9 @@ class TestArchitecture:
         assert told == packages
 
     def test_what_is_named_as_the_place_of_a_decision_is_there(self):
-        """In the table of decisions, words in code format are the names of files and of what these files define."""
+        """In the table of decisions, each word in code format is a file of kvbus, or a name that the file before it
+        defines.
+        """
         missing, found = [], 0
         for row in section(ARCHITECTURE, "## Where it is decided").splitlines():
             defined: set[str] = set()

@@ -182,9 +182,10 @@ def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() ->
 
 @each_workflow
 def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
-    """A script may not contain an expression: the forge would insert its value, such as a branch's name, as code.
+    """A script may not contain an expression (`${{ … }}`): the forge would insert its value, such as a branch's
+    name, as code.
 
-    The value of an environment variable is not run as code.
+    A script may use the expression's value as an environment variable, because that value is not run as code.
     """
     assert not [text for text in commands(path) if "${{" in text]
 

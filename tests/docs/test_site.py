@@ -115,7 +115,9 @@ def test_every_page_of_the_navigation_is_there(site: Path) -> None:
 
 
 def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
-    """The site's generator works without kvbus's dependencies, because its environment does not have them."""
+    """The site's generator works without kvbus's dependencies, because the environment that builds the site lacks
+    them.
+    """
     done = subprocess.run(
         [sys.executable, "-ISc", "import runpy, sys; runpy.run_path(sys.argv[1])", ROOT / "docs" / "site" / "build.py"],
         capture_output=True,

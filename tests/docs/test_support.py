@@ -1,4 +1,6 @@
-"""Tests that docs/SUPPORT.md names the tested versions, as classifiers, charts, lock files and modules have them."""
+"""Tests that docs/SUPPORT.md names the same tested versions as the classifiers, the charts, the lock files and the
+modules.
+"""
 
 from __future__ import annotations
 

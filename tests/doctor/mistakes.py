@@ -1,6 +1,6 @@
 """Mistakes of operators for tests of `kvbus doctor`, made on real sockets.
 
-Each has the key and the words that doctor's first line must have.
+Each mistake is listed with the configuration key and the words that doctor's first line must have.
 """
 
 from __future__ import annotations

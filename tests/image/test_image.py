@@ -86,9 +86,10 @@ def test_byte_code_is_there(podman: Podman) -> None:
 
 
 def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
-    """The image's byte code belongs to its source by a hash, not by a date.
+    """The image's byte code names its source by a hash, not by a date.
 
-    Byte code with dates would be stale if the image's files get the date of a commit. It would also differ in each
+    Byte code with dates would be stale if the image's files get the date of a commit. It would also be different in
+    each
     build.
     """
     code = "import pathlib; print({path.read_bytes()[4] for path in pathlib.Path('/opt/kvbus').rglob('*.pyc')})"

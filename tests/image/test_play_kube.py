@@ -86,7 +86,7 @@ class Pod:
         return dict(json.loads(done.stdout)[0]) if done.returncode == 0 else {}
 
     def blocks(self, endpoint: str, *options: str) -> set[Key]:
-        """Return the blocks that a newly started router rebuilds with a replay from 0."""
+        """Return the blocks that a newly started router rebuilds with a replay request from seq 0."""
         lines = [
             json.loads(line)
             for line in self.kvbus("dump", "--replay-endpoint", endpoint, "--json", *options).splitlines()
@@ -108,7 +108,7 @@ def pod(podman: Podman, name: str, tmp_path: Path, request: pytest.FixtureReques
 
 
 def with_simulated_engine(name: str) -> dict[str, Any]:
-    """Return the pod with a simulated engine that stops publishing after some requests."""
+    """Return the pod with a simulated engine, which stops publishing after a number of simulated requests."""
     return pod_of(name, "sim", *SOURCE, "--requests=60", "--rate=200", "--subscribers=1")
 
 
