@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Final
+from textwrap import fill
+from typing import Final
 
 from kvbus.tools.conform.engine.clauses import WATCHED
 from kvbus.tools.conform.router.cases import CASES, CLAUSES
@@ -19,7 +20,6 @@ from tests.conform.recordings import FILED
 from tests.conform.results import RESULTS, SPEC, Result, load
 
 PAGE: Final = SPEC / "matrix.md"
-INDEXER: Final = RESULTS / "vectors-dynamo-1.6.1-indexer.json"
 
 PUBLISHERS: Final = {
     "vllm-0.11.1": ("vLLM 0.11.1", "vllm.md", "vllm0110"),
@@ -46,59 +46,46 @@ ROUTERS: Final = {
 
 _HEAD: Final = """# Who keeps which clause
 
-This page shows which engine or router keeps which clause of [the standard](kv-events.md), as far as it was observed.
-*Kept* means that a run or a recorded stream (a *capture*) shows that the program keeps the clause. *Broken* means that a run
-or capture, which the cell names, shows the opposite. *Not seen* means that no run shows either. The head of a column links
-to proposed fixes. `python -m tests.conform.matrix` makes each cell from [results](results/README.md) and from the captures in
-[tests/wire/data](../../tests/wire/data/README.md). Tests compare this page and repeat the cheaper runs.
+This page shows which engine or router keeps which clause of [the standard](kv-events.md), as far as it was observed. *Kept*
+means that a run or a recorded stream (a *capture*) shows that the program keeps the clause. *Not seen* means that nothing
+shows whether it does. The head of a column links to the program's defects and proposed fixes. `python -m tests.conform.matrix`
+writes this page from [results](results/README.md) and from the captures in [tests/wire/data](../../tests/wire/data/README.md).
 [recordings.md](recordings.md) has the verdicts on each capture, and [profiles.md](profiles.md) the verdicts on kvbus's
 profiles.
 
 ## Publishers
 
-*judged* means that `kvbus conform engine` ran against the release. A name in `code type` is a capture. *read* means that
-the release's source code shows the verdict. *broken (S)* is a broken SHOULD, *broken* alone a broken MUST.
+If a clause is *broken*, the cell says what shows it: a *live run* of `kvbus conform engine` against the release, a capture, or
+the release's *source code*. *Broken SHOULD* means that only a recommendation is broken.
 
 """
 
 _UNSEEN: Final = """
 Only kvbus can keep 5.2, 5.3 and 5.4 (a state on subscription), 5.5 (snapshots) and 14.1 (CURVE), because no released engine
-has these features (vllm#57789 proposes snapshots). 1.4, 1.5, 4.6, 4.8 and 9.2 are often not seen, because they need a run with
-batches during an answer, ZMTP heartbeats, a thousand batches or two media.
+has these features (vllm#57789 proposes snapshots). No run shows 1.4 and 1.5, which need batches during an answer, and ZMTP
+heartbeats.
 
 """
 
-_READERS: Final = """## Readers
-
-The table shows the verdicts of `kvbus conform router`. The kit tests each clause in one or several cases. A cell names the
-cases in which the router broke the clause, or says *kept*. The next section has the result of each case.
-
+_READERS: Final = """The table shows the verdicts of `kvbus conform router`, which tests each clause in one or several
+cases. [The next table](#the-cases-at-real-routers) shows in which cases a router breaks a clause. All routers keep {kept}.
 """
 
 _CASES: Final = """
 ## The cases at real routers
 
 A cell has the number of missing blocks (the engine holds them, the router does not), a slash, and the number of dead blocks
-(the router holds them, the engine does not). It is empty if both are 0. *Stops* means that the router stopped reading. AIBrix
-reads only arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unknown-field`.
-
-"""
-
-_INDEXER: Final = """
-## The vectors at a real reader
-
-A [vector](vectors/README.md) is a file with the messages of a publisher and the blocks that a reader must hold after them.
-Dynamo's indexer (1.6.1) holds other blocks after these vectors (`tests/spec/test_dynamo.py`). The test's publisher can
-replay only the batches of the vector.
+(the router holds them, the engine does not). An empty cell means that both are 0. *Stops* means that the router stopped
+reading. AIBrix reads only arrays, so it gets arrays in all cases except `maps`, `nulls-left-out` and `unknown-field`.
 
 """
 
 _DECODERS: Final = """
 ## The vectors at published decoders
 
-The payloads of each vector were decoded with `msgspec.msgpack.Decoder(KVEventBatch)`, with the `kv_events.py` of published
-wheels (`tests/spec/test_published.py`). {counts} For all other vectors the decoder raises the error in the table, and a reader
-that uses it loses the whole batch. Payloads of `not-msgpack` and `no-batch` are not batches, so no decoder can read them.
+The table shows how `msgspec.msgpack.Decoder(KVEventBatch)` decodes the payloads of each vector, with the `kv_events.py` of
+published wheels (`tests/spec/test_published.py`). {counts} If the decoder raises an error, a reader that uses it loses the
+whole batch. Payloads of `not-msgpack` and `no-batch` are not batches, so no decoder can read them.
 
 """
 
@@ -120,7 +107,7 @@ def read() -> list[dict[str, str]]:
 
 def _read(peer: str, clause: str, outcome: str) -> list[str]:
     return [
-        f"read: {each['what']}"
+        f"source code: {each['what']}"
         for each in read()
         if (each["peer"], each["clause"], each["outcome"]) == (peer, clause, outcome)
     ]
@@ -133,28 +120,33 @@ def _captures(prefix: str) -> dict[str, dict[str, list[str]]]:
 
 
 def publisher(peer: str, clause: str) -> tuple[str, str]:
-    """Return whether a publisher keeps a clause of the specification, and the run or capture that shows it."""
+    """Return whether a publisher keeps a clause of the specification, and the run or capture that shows a defect."""
     verdicts = [result.of_clause(clause) for name, result in load("engines").items() if name.startswith(peer)]
     captures = _captures(PUBLISHERS[peer][2])
     for outcome, levels in (("broken", ("MUST", "SHOULD")), ("kept", ("kept",))):
         runs = {each["level"] for each in verdicts if each["outcome"] == outcome}
         shown = {name: level for name, found in captures.items() for level in levels if clause in found[level]}
-        names = [f"`{next(iter(shown))}`" + (f" and {len(shown) - 1} more" if len(shown) > 1 else "")] if shown else []
-        known = ["judged"] * bool(runs) + names + _read(peer, clause, outcome)
+        more = f" and {len(shown) - 1} more captures" if len(shown) > 1 else ""
+        names = [f"`{next(iter(shown))}`{more}"] if shown else []
+        known = ["live run"] * bool(runs) + names + _read(peer, clause, outcome)
+        if known and outcome == "kept":
+            return outcome, ""
         if known:
             level = runs | set(shown.values()) or {str(WATCHED[clause].level)}
-            return outcome, f"{' (S)' if outcome == 'broken' and level == {'SHOULD'} else ''}: {', '.join(known)}"
+            return outcome, f"{' SHOULD' if level == {'SHOULD'} else ''}: {', '.join(known)}"
     return "not seen", ""
 
 
 def reader(peer: str, clause: str) -> tuple[str, str]:
-    """Return whether a router keeps a clause of the specification, and the cases that show it."""
+    """Return whether a router keeps a clause of the specification, and how the source code shows a defect that no case
+    shows.
+    """
     verdicts = [each for each in load("routers")[peer].verdicts if each["clause"] == clause]
     broken = [each for each in verdicts if each["outcome"] == "broken"]
-    known = sorted({f"`{each['case']}`" for each in broken}) + _read(peer, clause, "broken")
-    if known:
+    by_source = _read(peer, clause, "broken")
+    if broken or by_source:
         should = {each["level"] for each in broken} == {"SHOULD"}
-        return "broken", f"{' (S)' if should else ''}: {', '.join(known)}"
+        return "broken", (" SHOULD" if should else "") + "".join(f": {each}" for each in by_source if not broken)
     return ("kept", "") if any(each["outcome"] == "kept" for each in verdicts) else ("not seen", "")
 
 
@@ -180,43 +172,37 @@ def decoders(said: dict[str, dict[str, str]]) -> str:
         [f"`{name}`", *(said[each][name] or "decoded" for each in ENGINES), ", ".join(VECTORS[name].clauses)]
         for name in vectors
     ]
-    text = f"Of {len(VECTORS)} vectors, {', '.join(counts)}. The decoder of 0.11.1 reads only arrays."
+    listed = f"{', '.join(counts[:-1])}, and {counts[-1]}"
+    text = f"Of {len(VECTORS)} vectors, {listed}. The decoder of 0.11.1 reads only arrays."
     return _DECODERS.format(counts=text) + table(head, rows)
 
 
 def page() -> str:
+    seen = {number: ["".join(publisher(peer, number)) for peer in PUBLISHERS] for number in WATCHED}
     publishers = table(
         ["clause", *(headed(subject, page) for subject, page, _ in PUBLISHERS.values())],
         (
-            [f"{number} {asked.clause.title}", *("".join(publisher(peer, number)) for peer in PUBLISHERS)]
-            for number, asked in WATCHED.items()
+            [f"{number} {WATCHED[number].clause.title}", *cells]
+            for number, cells in seen.items()
+            if set(cells) != {"not seen"}
         ),
     )
     heads = [headed(*each) for each in ROUTERS.values()]
+    read_by = {number: ["".join(reader(peer, number)) for peer in ROUTERS] for number in CLAUSES}
+    kept = [f"{number} ({CLAUSES[number].title})" for number, cells in read_by.items() if set(cells) == {"kept"}]
+    about = fill(_READERS.format(kept=", ".join(kept)), 120, break_on_hyphens=False)
     readers = table(
         ["clause", *heads],
-        (
-            [f"{number} {clause.title}", *("".join(reader(peer, number)) for peer in ROUTERS)]
-            for number, clause in CLAUSES.items()
-        ),
+        ([f"{number} {CLAUSES[number].title}", *cells] for number, cells in read_by.items() if set(cells) != {"kept"}),
     )
     found = load("routers")
     cells = {case.name: [played(found[peer], case.name) for peer in ROUTERS] for case in CASES}
     cases = table(
-        ["case", "clauses", *heads],
+        ["case (cells: missing / dead blocks)", "clauses", *heads],
         ([f"`{case.name}`", ", ".join(case.clauses), *cells[case.name]] for case in CASES if any(cells[case.name])),
     )
-    wrong: dict[str, Any] = json.loads(INDEXER.read_text())
-    indexer = table(
-        ["vector", "at the indexer", "clause"],
-        (
-            [f"`{name}`", wrong[name], f"{', '.join(vector.clauses)}: {vector.title[0].lower()}{vector.title[1:]}"]
-            for name, vector in VECTORS.items()
-            if name in wrong
-        ),
-    )
     said = decoders(json.loads(DECODERS.read_text()))
-    return f"{_HEAD}{publishers}{_UNSEEN}{_READERS}{readers}{_CASES}{cases}{_INDEXER}{indexer}{said}"
+    return f"{_HEAD}{publishers}{_UNSEEN}## Readers\n\n{about}\n\n{readers}{_CASES}{cases}{said}"
 
 
 if __name__ == "__main__":

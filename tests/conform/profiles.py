@@ -37,16 +37,16 @@ BLOCKS: Final = 5_000
 
 _HEAD: Final = """# What each profile breaks on purpose
 
-This page shows which clauses of [the standard](kv-events.md) kvbus's own outputs break. `kvbus conform engine` judged an
-output of each profile, while kvbus read a recording of vLLM 0.33 with byte hashes. A profile breaks a clause if its routers
-cannot read the form that the standard requires ([why](../decisions/profiles-of-routers.md)). All other clauses were kept, or
-not seen. `python -m tests.conform.profiles` writes this page, and a test compares it.
+This page shows which clauses of [the standard](kv-events.md) kvbus's own outputs break. A profile breaks a clause if its
+routers cannot read the form that the standard requires ([why](../decisions/profiles-of-routers.md)). `kvbus conform engine`
+judged an output of each profile, while kvbus read a recording of vLLM 0.33. The outputs kept all other clauses, or the run did
+not show whether they do. `python -m tests.conform.profiles` writes this page.
 
-Some keys of an output break further clauses. `layout: merged` breaks 1.2 and 10.1, because several ranks share one stream.
-`on_subscribe: nothing` breaks 5.1. It also breaks 11.3 in the first epoch, because a restarted kvbus does not know that routers
-hold blocks of an earlier epoch. `token_ids: drop` breaks none: 14.2 allows it.
+Some settings of an output break further clauses. `layout: merged` breaks 1.2 and 10.1, because several ranks share one stream.
+`on_subscribe: nothing` breaks 5.1, and 11.3 in the first epoch, because a restarted kvbus does not know that routers
+hold blocks of an earlier epoch. `token_ids: drop` breaks no clause, because 14.2 allows it.
 
-| profile | a MUST is broken | a SHOULD is broken |
+| profile | clauses of which it breaks a MUST | clauses of which it breaks a SHOULD |
 |---|---|---|
 """
 

@@ -19,11 +19,10 @@ FILED: Final = RESULTS / "captures.json"
 _HEAD: Final = """# Recorded streams, judged
 
 This page shows the verdicts of `kvbus conform engine FILE` on each recorded stream in
-[tests/wire/data](../../tests/wire/data/README.md). The second column has the number of kept clauses of
-[the standard](kv-events.md), the other columns the broken ones. Clauses that are not counted were not seen.
-`python -m tests.conform.recordings` writes this page, and a test compares it.
+[tests/wire/data](../../tests/wire/data/README.md). The clauses are those of
+[the standard](kv-events.md). A recording does not show all of them. `python -m tests.conform.recordings` writes this page.
 
-| stream | clauses kept | a MUST is broken | a SHOULD is broken |
+| stream | number of kept clauses | clauses of which a MUST is broken | clauses of which a SHOULD is broken |
 |---|---|---|---|
 """
 
