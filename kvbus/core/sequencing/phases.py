@@ -138,7 +138,7 @@ PHASES: Final[dict[Phase, About]] = {
     ),
     Phase.SNAPSHOT: About(
         State.SYNCING,
-        "kvbus reads a snapshot, with which the epoch begins; live batches wait",
+        "kvbus reads a snapshot of the live blocks, with which the epoch begins; live batches wait",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",

@@ -51,12 +51,12 @@ _LOST: Final = "batches for the router were dropped"
 
 TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
     RouterState.IDLE: {
-        RouterState.WAITING: "a subscription matches, and the stream sends the state",
-        RouterState.LIVE: "a subscription matches, and the router needs no state",
+        RouterState.WAITING: "a subscription of the router matches the topic, and the output sends states",
+        RouterState.LIVE: "a subscription of the router matches the topic, and the router needs no state",
     },
     RouterState.WAITING: {
         RouterState.RECEIVING: "kvbus begins to send the state",
-        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
+        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`, so it gets no state",
     },
     RouterState.RECEIVING: {
         RouterState.BEHIND: "kvbus has sent the router all of the state",
@@ -75,7 +75,7 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
     },
     RouterState.STALLED: {
         RouterState.WAITING: "the router reads again, or the stream ends for ever and sends its last, empty state",
-        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
+        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`, so it gets no state",
     },
 }
 """The allowed next states of each state of a router, each with the condition for the transition.
