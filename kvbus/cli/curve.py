@@ -26,7 +26,10 @@ def curve_options(function: F) -> F:
             _SERVER, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: the publisher's public key."
         ),
         click.option(
-            _SECRET, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: our own secret key (kvbus keygen)."
+            _SECRET,
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="CURVE: this client's secret key (kvbus keygen).",
         ),
     ):
         function = option(function)
@@ -45,7 +48,7 @@ def curve_keys(secret_key: Path | None, server_key: Path | None, *, bind: bool =
     if secret_key is None or server_key is None:
         raise click.UsageError(f"CURVE needs both {_SECRET} and {_SERVER}")
     if bind:
-        raise click.UsageError("CURVE keys need a connection to the publisher; leave out --bind")
+        raise click.UsageError("CURVE keys work only if kvbus connects to the publisher; leave out --bind")
     problems = []
     public, secret, server = b"", b"", b""
     try:

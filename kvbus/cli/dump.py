@@ -97,11 +97,11 @@ def _explain(lost: Lost) -> str:
 
 
 @click.command("dump", short_help="Print a stream's live blocks.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER.")
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay endpoint.")
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER. If a replay endpoint is given too, newer batches come from the replay.",
+    help="The publisher's snapshot endpoint. If a replay endpoint is given too, newer batches come from the replay.",
 )
 @click.option(
     "--framing",
@@ -116,7 +116,7 @@ def _explain(lost: Lost) -> str:
     default=10.0,
     show_default=True,
     metavar="S",
-    help="Seconds to wait for an answer.",
+    help="Maximum seconds to wait for an answer.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each block, not the number of blocks.")
 @click.option(
@@ -127,7 +127,9 @@ def _explain(lost: Lost) -> str:
     help="How --json writes integer hashes. Use string for jq and browsers, which change large numbers.",
 )
 @click.option(
-    "--copies", is_flag=True, help="Count copies of blocks. For an engine's own stream, not for kvbus's output."
+    "--copies",
+    is_flag=True,
+    help="Count copies of blocks. Use this for an engine's own stream, not for an output of kvbus.",
 )
 @curve_options
 def command(

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     help="YAML file with a log to follow: kafka, nats or redis, and its keys as under sources[].discover. Repeatable.",
 )
 @click.option(
-    "--copies", is_flag=True, help="Count copies of blocks. For engines' own streams, not for kvbus's outputs."
+    "--copies",
+    is_flag=True,
+    help="Count copies of blocks. Use this for engines' own streams, not for outputs of kvbus.",
 )
 @click.option(
     "--tokens-file",
@@ -148,7 +150,7 @@ def named_streams(sources: list[str]) -> dict[str, Stream]:
                 "such as tcp://127.0.0.1:5657"
             )
         if name in found:
-            raise click.UsageError(f"two sources are named {name!r}; give one another NAME=")
+            raise click.UsageError(f"two sources are named {name!r}; give one of them another NAME=")
         found[name] = Stream(parts[0], parts[1] if len(parts) == 2 else None)
     return found
 

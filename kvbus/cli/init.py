@@ -12,7 +12,7 @@ from kvbus.tools.starting import ENGINES, ROUTERS, commented
 
 @click.command("init")
 @click.option("--engine", type=click.Choice(list(ENGINES)), prompt="Engine", help="The engine that publishes events.")
-@click.option("--router", type=click.Choice(list(ROUTERS)), prompt="Router", help="The router that reads kvbus.")
+@click.option("--router", type=click.Choice(list(ROUTERS)), prompt="Router", help="The router that reads from kvbus.")
 @click.option("--model", default="MODEL", metavar="NAME", help="Name of the model, as requests use it.")
 @click.option("--host", default="POD", metavar="ADDRESS", help="Address of this machine or pod, as the router sees it.")
 @click.option(

@@ -26,7 +26,10 @@ _PROBABILITY = click.FloatRange(0, 1)
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream.")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay; no replay without it.")
 @click.option(
-    "--bind/--connect", default=None, help="Listen at the endpoint, or connect to it; by default as vLLM does."
+    "--bind/--connect",
+    default=None,
+    help="Listen at the endpoint, or connect to it. By default, as in vLLM, listen at a wildcard or an ipc endpoint, "
+    "and connect to any other host.",
 )
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Batches per second.  [default: 200]")
 @click.option(

@@ -50,7 +50,7 @@ _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
     metavar="NAME",
     help="If SOURCE is a bus: the output to read.  [default: the first that can be read]",
 )
-@click.option("--copies", is_flag=True, help="Count copies of blocks, if SOURCE is an engine's own stream.")
+@click.option("--copies", is_flag=True, help="Count copies of blocks. Use this if SOURCE is an engine's own stream.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
@@ -245,6 +245,8 @@ async def rebuild(
         await follower.close()
     tokenless = [each.source for each in answer.incomplete if each.state == "no_tokens"]
     if tokenless:
-        raise UnusableError(f"{', '.join(tokenless)} has no token ids (token_ids: drop), so it cannot find prompts")
+        raise UnusableError(
+            f"{', '.join(tokenless)} has no token ids (token_ids: drop), so it cannot find prompts by their tokens"
+        )
     built: dict[str, Any] = msgspec.to_builtins(answer)
     return built

@@ -64,7 +64,10 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream of rank 0.")
 @click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay of rank 0; no replay without it.")
 @click.option(
-    "--bind/--connect", default=None, help="Listen at the endpoint, or connect to it; by default as vLLM does."
+    "--bind/--connect",
+    default=None,
+    help="Listen at the endpoint, or connect to it. By default, as in vLLM, listen at a wildcard or an ipc endpoint, "
+    "and connect to any other host.",
 )
 @click.option(
     "--ranks", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of data-parallel ranks."

@@ -253,11 +253,15 @@ async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, 
 
 @click.command("tail", short_help="Print a stream, decoded.")
 @click.argument("endpoint")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER. It fills gaps.")
+@click.option(
+    "--replay-endpoint",
+    metavar="ENDPOINT",
+    help="The publisher's replay endpoint, from which kvbus requests missing batches.",
+)
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER. It is asked after restarts, and after gaps that no replay fills.",
+    help="The publisher's snapshot endpoint, which is used after a restart and after a gap that no replay fills.",
 )
 @click.option(
     "--from-start",

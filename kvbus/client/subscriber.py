@@ -93,7 +93,7 @@ class Subscriber:
         curve: Curve | None = None,
     ) -> None:
         if endpoint is None and replay_endpoint is None and snapshot_endpoint is None:
-            raise ValueError("a subscriber needs an endpoint, a replay endpoint, a snapshot endpoint, or several")
+            raise ValueError("a subscriber needs at least one of endpoint, replay_endpoint and snapshot_endpoint")
         if curve is not None and bind:
             raise ValueError(
                 "keys work only where the subscriber connects; it cannot check the key of a publisher that connects"

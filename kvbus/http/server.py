@@ -286,7 +286,9 @@ class AdminServer:
         if self.address is None:
             return
         if now >= self._next_sample:
-            self._next_sample = now + SAMPLE - 0.05  # half a tick early, so that the tick after one second is due
+            # Make the next sample due half a tick before the second is over, so that the tick at its end takes the
+            # sample.
+            self._next_sample = now + SAMPLE - 0.05
             observed = self._observed
             whole = observed.relay, observed.drivers, observed.output_stats
             if self._sampling is not None and self._sampling.done():

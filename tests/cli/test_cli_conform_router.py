@@ -22,8 +22,8 @@ def test_it_lists_its_cases():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "name one way"),
-        (["--client", "--view-url", "http://x"], "name one way"),
+        ([], "give exactly one of"),
+        (["--client", "--view-url", "http://x"], "give exactly one of"),
         (["--client", "--case", "0.0"], "'0.0'"),
         (["--client", "--engine", "tcp://127.0.0.1:5557"], "LIVE,REPLAY"),
         (["--view-url", "http://x", "--reads", "a,b"], "--reads"),

@@ -534,7 +534,10 @@ def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, l
     """
     ways = [way for way in WAYS if said[way]]
     if len(ways) != 1:
-        raise ValueError("name one way to ask the router: " + ", ".join("--" + way.replace("_", "-") for way in WAYS))
+        raise ValueError(
+            "give exactly one of the options that say how to ask the router: "
+            + ", ".join("--" + way.replace("_", "-") for way in WAYS)
+        )
     reads = said["reads"]
     adapter = _adapter(ways[0], said)
     if reads and not (adapter.fresh and said["engine"]):
