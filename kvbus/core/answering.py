@@ -302,7 +302,7 @@ class ReplayAnswer:
         Return the snapshot that holds the state.
         """
         state, stream = self.state, self.state.stream
-        snapshot = state.ending_after(first)  # publishes empty batches if needed: read next_seq after it
+        snapshot = state.ending_after(first)  # may publish empty batches, which change next_seq
         end = snapshot.seq + 1
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):
@@ -391,7 +391,7 @@ class SnapshotAnswer:
         while left:
             payload = reader.next_payload()
             if payload is None:
-                raise LookupError(f"the state ends {left} batches before its reply")
+                raise LookupError(f"the state lacks {left} of the batches that the reply has to contain")
             if payload:
                 left -= 1
                 self.over = not left

@@ -126,8 +126,8 @@ class Applier:
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]
         self._forget(record.source, now)
-        for chunk in record.chunks:  # each chunk is one batch; seq -1, because none of them is the first of its epoch
-            self.deliver(record.source, -1, source.topic, chunk, now)
+        for chunk in record.chunks:  # each chunk is one batch
+            self.deliver(record.source, -1, source.topic, chunk, now)  # seq -1: not the first batch of an epoch
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now

@@ -169,10 +169,10 @@ class Loader:
         shape = [(name, len(streams)) for name, streams in head["outputs"]]
         own_labels = [source.spec.label for source in relay.sources]
         if labels != own_labels:
-            raise StateError(f"it has the sources {labels}, and this bus has {own_labels}")
+            raise StateError(f"the saved state has the sources {labels}, and this bus has {own_labels}")
         own_shape = [(output.spec.name, len(output.streams)) for output in relay.outputs]
         if shape != own_shape:
-            raise StateError(f"it has the outputs {shape}, and this bus has {own_shape}")
+            raise StateError(f"the saved state has the outputs {shape}, and this bus has {own_shape}")
         for source, entry in zip(relay.sources, head["sources"], strict=True):
             source.rank, source.ts, source.topic = entry["rank"], entry["ts"], entry["topic"]
             source.ranked = entry["ranked"]

@@ -253,8 +253,8 @@ class Tick(msgspec.Struct, frozen=True):
     The daemon sends a tick ten times a second, and without delay while :attr:`Relay.backlog` is set.
 
     ``wall`` is the time of day in seconds since 1970. It becomes the ``ts`` of batches that no engine sent. ``stood``
-    is the number of seconds since the last tick in which the process was suspended. The relay's time (``now``) does not
-    include them.
+    is the number of seconds for which the process was suspended since the last tick. The relay's time (``now``) does
+    not include them.
     """
 
     wall: float = 0.0

@@ -57,8 +57,8 @@ class Numbered:
         source.stats.bytes += len(event.payload)
         whole = event.payload
         if event.begins:
-            source.ranked = False  # the state names the rank again
-            if not whole:  # a state without blocks
+            source.ranked = False  # the state that begins names the rank again
+            if not whole:  # the state has no blocks
                 whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events) if whole else None
         if isinstance(batch, Reason):
@@ -97,7 +97,7 @@ class Numbered:
             return whole, empty
         for event in batch.events if wire.strict else ():
             if isinstance(event, BlockStored):
-                set_aside(event)  # the normalizer does this for other sources
+                set_aside(event)  # for sources that are not read from a log, the normalizer does this
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:

@@ -125,7 +125,7 @@ class Outgoing:
             stream.closed = new.hidden
             another = output.spec.by_topic and stream.topic != new.topic
             if another:
-                stream.resume_at(new.first_seq)  # with a stream per topic, another topic means another numbering
+                stream.resume_at(new.first_seq)  # a new topic begins a new numbering
             if another or not stream.numbered:
                 stream.rank = rank
             stream.keeps_topic = new.topic is None

@@ -111,7 +111,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Seconds after a replay answer with a state in which a live batch counts as a late copy if the answer has its seq.
+    """Seconds for which, after a replay answer with a state, a live batch whose seq is in the answer is a late copy.
 
     Later, such a batch may also come from a publisher that has restarted.
     """

@@ -104,8 +104,8 @@ def test_blocks_are_announced_as_before(options):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (Script(ranks=(0, 1)), "it has the sources"),
-        (Script(profiles=("vllm", "dynamo")), "it has the outputs"),
+        (Script(ranks=(0, 1)), "the saved state has the sources"),
+        (Script(profiles=("vllm", "dynamo")), "the saved state has the outputs"),
     ],
 )
 def test_the_state_of_another_configuration_is_refused(other, said):

@@ -106,7 +106,7 @@ class TestWhatIsSaid:
         assert script.source.partial_since == WALL
         reason, heals = self.said(script)
         assert reason == "batches 0 to 99 were trimmed from the engine's replay buffer before kvbus asked for them"
-        assert heals.startswith("ends when the engine restarts, or its cache is reset (vLLM: POST /reset_prefix_cache")
+        assert heals.startswith("the finding ends when the engine restarts, or its cache is reset (vLLM: POST")
 
     def test_a_reset_is_no_remedy_where_it_does_not_speak_of_every_tier(self):
         script = older_than_kvbus(store([1]), store([2], medium=HOST))
@@ -126,7 +126,7 @@ class TestWhatIsSaid:
         reason, heals = self.said(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
         assert heals.startswith(
-            "ends when the engine answers a request (kvbus repeats it), or when the engine restarts"
+            "the finding ends when the engine answers a request (kvbus repeats it), or when the engine restarts"
         )
 
     def test_no_replay_endpoint(self):
@@ -152,7 +152,7 @@ class TestWhatIsSaid:
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
         said, heals = self.said(script)
-        assert heals.startswith(("ends when the engine restarts", "raise the limit"))
+        assert heals.startswith(("the finding ends when the engine restarts", "raise the limit"))
         if reason is not Reason.TOO_MANY_GROUPS:
             assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
         script.hear(live(2, cleared()), tick(0.1))

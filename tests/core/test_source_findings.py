@@ -179,7 +179,7 @@ def test_what_is_missing_is_a_reason_too():
     (partial,) = source_findings(script.source)
     assert partial.id == "history_trimmed"
     assert partial.text.startswith("partial: batches 0 to 4 were trimmed")
-    assert partial.remedy.startswith("ends when the engine restarts")
+    assert partial.remedy.startswith("the finding ends when the engine restarts")
 
 
 def test_a_replay_that_answers_after_all_is_silent_no_more():

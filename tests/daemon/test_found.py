@@ -116,7 +116,7 @@ def test_another_engine_that_is_named_first_is_no_change():
         assert [each.word for each in changes] == ["begins"][now:], names
     (finding,) = findings.standing
     assert finding.text == "engines found and left out (3): max_sources"
-    assert finding.remedy == "raise limits.max_sources; one of them is a"
+    assert finding.remedy == "raise limits.max_sources; one of the left-out engines is a"
 
 
 def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():

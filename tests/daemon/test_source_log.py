@@ -94,7 +94,7 @@ def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) 
         log.look(relay, [0])
         log.look(relay, [0])
     (line,) = [line for line in lines(caplog) if "no group" in line]
-    assert line.startswith("source engine: no group of this model carries prefixes")
+    assert line.startswith("source engine: no group of this model has blocks that form prefixes")
     # Another finding begins, which gets its own line. The first finding is not logged again.
     stats = relay.sources[0].stats
     stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES

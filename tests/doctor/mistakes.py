@@ -556,7 +556,7 @@ async def clock(scene):
 @mistake(
     "an engine without prefix groups",
     key="groups",
-    says="no group of this model carries prefixes",
+    says="no group of this model has blocks that form prefixes",
     running="no_prefix",
 )
 async def no_prefix(scene):

@@ -186,7 +186,7 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             assert entry["counts"]["missing"] == 0  # history that kvbus never saw does not count as missing
             (finding,) = entry["findings"]
             assert finding["text"].startswith("partial: batches 0 to 6 were trimmed")
-            assert finding["remedy"].startswith("ends when the engine restarts, or its cache is reset")
+            assert finding["remedy"].startswith("the finding ends when the engine restarts, or its cache is reset")
             await eventually(lambda: client.bus.source.partial_since, "the time that it is partial from")
             (entry,) = await client.json("/sources")
             assert before <= entry["partial_since"] <= time.time()

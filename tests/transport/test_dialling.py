@@ -184,7 +184,7 @@ async def saying(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
         (b"\x07\x1b[2J", Stop.STRANGER, "(it begins with 07 1b 5b 32 4a)"),
         (b"\x01\x00", Stop.VERSION, "speaks ZMTP 1.0"),
         (b"", Stop.SILENT, "sends nothing"),
-        (SIGNATURE, Stop.CLOSED, "ends the connection in the handshake"),
+        (SIGNATURE, Stop.CLOSED, "ends the connection in the ZeroMQ handshake"),
     ],
 )
 async def test_what_does_not_greet_is_named(data, stop, sentence):

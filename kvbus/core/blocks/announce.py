@@ -44,7 +44,7 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """Yield the stores that announce all live blocks of an index, in lists whose events have ``size`` blocks together.
+    """Yield the stores that announce all live blocks of an index, in lists. The stores of a list have ``size`` blocks.
 
     :func:`layout` decides the order and the division. Blocks that are in one of the indexes ``known`` are left out. An
     empty list is a pause: the caller may do other work before it asks for the next list.

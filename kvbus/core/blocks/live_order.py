@@ -29,7 +29,7 @@ PAUSE: Final = 512
 """Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Number of blocks in a table from which on blocks that were stored one by one are joined into events.
+"""Minimum number of blocks in a table for which kvbus joins blocks that were stored one by one into events.
 
 Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
 know the engine's block size yet.

@@ -25,30 +25,27 @@ PORT_TAKEN: Final = problem(
 OUR_REPLAY_SILENT: Final = problem(
     "our_replay_silent",
     "{at}.replay_endpoint",
-    "the replay at {endpoint} does not answer",
+    "kvbus's own replay at {endpoint} does not answer",
     "read kvbus's log",
-    "Routers that request a replay from kvbus get no answer.",
 )
 NO_ROUTER_LISTENS: Final = problem(
     "no_router_listens",
     "{at}.bind",
     "no router listens at {endpoint}: if the router dials kvbus, both sides dial",
     "start the router, correct the port, or set bind: true if the router dials",
-    "kvbus connects to the router (bind: false), but no process listens at the router's address.",
+    "With bind: false, kvbus connects to the router.",
 )
 NOT_A_SUBSCRIBER: Final = problem(
     "not_a_subscriber",
     "{at}.endpoint",
     "{endpoint} is a {type} socket; expected a subscriber (SUB)",
     "set endpoint to the port that the router binds",
-    "kvbus connects to a port whose program does not subscribe to events.",
 )
 ROUTER_TOPIC: Final = problem(
     "router_topic",
     "{at}.topic",
     "{who} subscribes to {topics}, but the stream's topic is {topic}: the router gets nothing",
     "set the output's topic to the topic that this router subscribes to, and its profile to this router's",
-    "The router knows no block of this stream.",
 )
 ROUTER_STALLED: Final = problem(
     "router_stalled",
@@ -83,7 +80,6 @@ OUTPUT_NOT_PROBED: Final = note(
     "{at}.type",
     "output {output} was not tested: doctor has no test for outputs of type {type}",
     "read kvbus's log, and the list of routers at /routers",
-    "doctor cannot tell whether this output works.",
 )
 LOG_AWAY: Final = problem(
     "log_away",
@@ -105,7 +101,7 @@ NO_ENGINE_FOUND: Final = problem(
 DISCOVERY_FAILS: Final = problem(
     "discovery_fails",
     "{at}",
-    "{name} cannot be asked for engines: {why}",
+    "the discovery {name} cannot be asked for engines: {why}",
     "correct the setting or repair the service; kvbus keeps asking",
     "kvbus does not find new engines.",
 )
@@ -113,13 +109,13 @@ ENGINE_LEFT_OUT: Final = problem(
     "engine_left_out",
     "{at}",
     "engines found and left out ({count:,}): {reason}",
-    "{do}; one of them is {engine}",
+    "{do}; one of the left-out engines is {engine}",
     "Routers get no block of these engines.",
 )
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",
     "{at}",
-    "{name} has {count:,} records of a schema that this version does not read",
+    "the log of {name} has {count:,} records of a schema that this version does not read",
     "upgrade this kvbus; in a later upgrade, upgrade readers of the log before its writers",
     "Routers get no block of the streams that these records belong to.",
 )
@@ -142,7 +138,7 @@ STATE_DIR_OPEN: Final = problem(
     "state_dir",
     "other users may read state_dir {path} (mode {mode:04o}), and its files hold token ids",
     "chmod o= {path}",
-    "Prompts can be read from token ids.",
+    "Token ids can be decoded into the text of prompts.",
 )
 FILE_UNUSABLE: Final = problem(
     "file_unusable",
@@ -177,5 +173,4 @@ OTHER_CONFIGURATION: Final = problem(
     "sources",
     "the bus at {url} runs another configuration: it follows {theirs}",
     "restart the bus, or set another http address in this configuration",
-    "doctor tests the configuration that it was given, and the running bus uses another.",
 )

@@ -13,7 +13,6 @@ HOST_UNKNOWN: Final = problem(
     "{at}.{name}",
     "the host name of {endpoint} does not resolve{detail}",
     "correct the host name, or the name server",
-    "kvbus cannot look up the address.",
 )
 NOTHING_LISTENS: Final = problem(
     "nothing_listens",
@@ -34,42 +33,36 @@ NO_ANSWER: Final = problem(
     "{at}.{name}",
     "nothing answers at {endpoint}: a firewall drops the packets, or the machine is down{detail}",
     "open the firewall or NetworkPolicy for this port, or correct the address",
-    "Connection attempts get no answer, not even a refusal.",
 )
 OTHER_ADDRESS: Final = problem(
     "other_address",
     "{at}.{name}",
-    "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries{detail}",
+    "nothing listens at the first address of {endpoint}'s host name, and ZeroMQ tries no other address{detail}",
     "write the right address in place of the host name",
-    "The host name has several addresses, and ZeroMQ tries only the first one.",
 )
 SILENT_PORT: Final = problem(
     "silent_port",
     "{at}.{name}",
     "{endpoint} accepts connections and sends nothing: it is not a ZeroMQ socket, or its process hangs{detail}",
     "correct the port; if it is the engine's, find out why the engine's process hangs",
-    "The connection opens, but the ZeroMQ handshake gets no answer.",
 )
 NOT_ZEROMQ: Final = problem(
     "not_zeromq",
     "{at}.{name}",
     "{endpoint} does not speak ZeroMQ{detail}",
     "correct the port: the engine's HTTP port is not its event port",
-    "The process at this port speaks another protocol.",
 )
 ZMTP_TOO_OLD: Final = problem(
     "zmtp_too_old",
     "{at}.{name}",
     "{endpoint} speaks ZMTP 1.0 or 2.0, which is too old{detail}",
     "update the libzmq of the program at this address to version 3 or newer",
-    "The program at this address uses a ZeroMQ version that kvbus does not support.",
 )
 CURVE_ONE_SIDE: Final = problem(
     "curve_one_side",
     "{at}.curve_secret_key_file",
     "only one side of the connection to {endpoint} uses CURVE{detail}",
     "set the CURVE keys on both sides or on neither",
-    "One side encrypts and the other side does not, so no connection opens.",
 )
 CURVE_KEYS_DIFFER: Final = problem(
     "curve_keys_differ",
@@ -77,7 +70,6 @@ CURVE_KEYS_DIFFER: Final = problem(
     "the CURVE keys of kvbus and {endpoint} do not match{detail}",
     "put the public key of the program at this address into curve_server_key_file, and kvbus's public key into that "
     "program's list of allowed keys",
-    "Both sides encrypt, but one side does not accept the other side's key.",
 )
 CURVE_NOT_INSTALLED: Final = note(
     "curve_not_installed",
@@ -89,37 +81,32 @@ CURVE_NOT_INSTALLED: Final = note(
 HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
     "{at}.{name}",
-    "{endpoint} ends the connection in the handshake{detail}",
+    "{endpoint} ends the connection in the ZeroMQ handshake{detail}",
     "correct the port; if it is the engine's, read the engine's log for the cause",
-    "The program at this address accepts the connection and closes it during the ZeroMQ handshake.",
 )
 ENDPOINT_IS_SUBSCRIBER: Final = problem(
     "endpoint_is_subscriber",
     "{at}.endpoint",
     "{endpoint} is a subscriber ({type}) socket; expected a publisher (PUB)",
     "this port belongs to a router or to kvbus; set endpoint to the engine's event port",
-    "The configured port belongs to a program that reads events and publishes none.",
 )
 ENDPOINT_IS_REPLAY: Final = problem(
     "endpoint_is_replay",
     "{at}.endpoint",
     "{endpoint} is a replay (ROUTER) socket; expected a publisher (PUB)",
     "set endpoint to the engine's event port",
-    "The configured port answers replay requests and publishes no events.",
 )
 ENDPOINT_IS_OTHER: Final = problem(
     "endpoint_is_other",
     "{at}.endpoint",
     "{endpoint} is a {type} socket; expected a publisher (PUB)",
     "set endpoint to the engine's event port",
-    "The configured port belongs to another ZeroMQ service.",
 )
 SWAPPED_PORTS: Final = problem(
     "swapped_ports",
     "{at}.endpoint",
     "endpoint and replay_endpoint are swapped: {endpoint} answers replays and {replay} publishes",
     "exchange the values of endpoint and replay_endpoint",
-    "kvbus subscribes to the replay port and sends replay requests to the event port, so it gets nothing from either.",
 )
 BOTH_DIAL: Final = problem(
     "both_dial",
@@ -127,21 +114,20 @@ BOTH_DIAL: Final = problem(
     "the engine runs (its replay answers), but nothing listens at {endpoint}: the engine and kvbus both dial, or the "
     "engine publishes at another port",
     'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
-    "One side has to bind the port and the other has to connect. Here both sides connect.",
+    "One side has to bind the port, and the other side has to connect.",
 )
 BOTH_BIND: Final = problem(
     "both_bind",
     "{at}.bind",
     "a publisher already listens at {endpoint}: the engine and kvbus both bind",
     "set bind: false, or give the engine a concrete host in its endpoint",
-    "One side has to bind the port and the other has to connect. Here both sides bind.",
+    "One side has to bind the port, and the other side has to connect.",
 )
 NO_ENGINE_DIALLED_IN: Final = problem(
     "no_engine_dialled_in",
     "{at}.bind",
     "no engine has dialled in at {endpoint}",
-    "give the engine this endpoint with a concrete host; if it binds (tcp://*), set bind: false",
-    "kvbus listens (bind: true), but no engine has connected.",
+    "give the engine this endpoint with a concrete host; if the engine binds (tcp://*), set bind: false",
 )
 ENGINE_PORT_TAKEN: Final = problem(
     "engine_port_taken",
@@ -155,7 +141,6 @@ CANNOT_LISTEN: Final = problem(
     "{at}.{name}",
     "kvbus cannot listen on {endpoint}: {why}",
     'choose a free port, and an address of this machine or "*"',
-    "The operating system does not let kvbus bind the address or the port.",
 )
 NO_PUBLISHER_DIALLED_IN: Final = problem(
     "no_publisher_dialled_in",
@@ -172,28 +157,25 @@ RANKS_MISSING: Final = problem(
     "{at}.data_parallel_size",
     "of {size} data-parallel ranks, rank {ranks} is missing: nothing listens at {endpoint}, while {there} answer",
     "set data_parallel_size to {there} if the engine has no more ranks, or start the missing ranks",
-    "data_parallel_size is larger than the engine's number of ranks, or some ranks do not run.",
 )
 MORE_RANKS_PERHAPS: Final = note(
     "more_ranks_perhaps",
     "{at}.data_parallel_size",
-    "a publisher answers at {endpoint}, the port after the last rank's, and no source reads it",
+    "a publisher answers at {endpoint}, one port above the last rank's, and no source reads it",
     "if the publisher is a rank of this engine, raise data_parallel_size above {rank}",
-    "The engine may have more ranks than data_parallel_size, or the port belongs to another engine.",
 )
 RANK_SHIFTED: Final = problem(
     "rank_shifted",
     "{at}.endpoint",
     "rank {theirs} publishes at {endpoint}, the port of rank {ours}",
     "set endpoint to the port of rank 0; rank r publishes at that port plus r",
-    "endpoint is not the port of rank 0, so routers assign blocks to the wrong rank.",
+    "Routers assign blocks to the wrong rank.",
 )
 RANK_OUT_OF_RANGE: Final = problem(
     "rank_out_of_range",
     "{at}.data_parallel_size",
     "a batch names rank {rank}, but data_parallel_size is {size}",
     "set data_parallel_size to the engine's number of ranks",
-    "The engine has more ranks than data_parallel_size says.",
 )
 
 # -- the replay and the snapshots of an engine
@@ -209,7 +191,8 @@ REPLAY_SILENT: Final = problem(
     "replay_silent",
     "{at}.replay_endpoint",
     "the replay at {endpoint} does not answer",
-    "set replay_endpoint to the replay port of this engine and rank; if it is already, the engine's process hangs",
+    "set replay_endpoint to the replay port of this engine and rank; if it is already this port, the engine's process "
+    "hangs",
     "Until the engine's replay answers, kvbus cannot recover lost batches.",
 )
 REPLAY_OF_ANOTHER: Final = problem(
@@ -217,7 +200,6 @@ REPLAY_OF_ANOTHER: Final = problem(
     "{at}.replay_endpoint",
     "the replay at {replay} returns batches that differ from those that {endpoint} publishes",
     "set replay_endpoint to the replay port of the same engine and rank",
-    "The replay belongs to another engine or rank, so its batches describe another cache.",
 )
 REPLAY_EMPTY: Final = problem(
     "replay_empty",
@@ -229,18 +211,17 @@ REPLAY_EMPTY: Final = problem(
 REPLAY_ALONE: Final = problem(
     "replay_alone",
     "{at}.endpoint",
-    "no batch arrives live; all come late, by the replay: is endpoint the event port of the engine that "
-    "replay_endpoint belongs to?",
+    "no batch arrives on the live connection; all come late, in answers to replay requests",
     "set endpoint to the event port of the engine that replay_endpoint belongs to",
     "Routers learn of new and removed blocks seconds late.",
 )
 REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
     "outputs[].curve_client_keys",
-    "a router of output {outputs} lacks blocks: its replay from 0 needs more than {limit:,} empty batches, the router "
-    "refuses a shorter answer, and kvbus cannot tell which router at its address has asked",
+    "an llm-d router of output {outputs} lacks blocks: a complete answer to its replay request would need more than "
+    "{limit:,} empty batches, it refuses a shorter answer, and kvbus cannot tell which router at its address sent the "
+    "request",
     "give each router a CURVE key (curve_client_keys) or an output of its own, and restart the routers",
-    "An llm-d router does not have the whole state.",
 )
 REQUEST_WAITS: Final = note(
     "request_waits",
@@ -248,7 +229,7 @@ REQUEST_WAITS: Final = note(
     "a request to the engine waits in kvbus, because kvbus has no free file descriptor",
     "nothing: kvbus sends the request as soon as a descriptor is free; with a higher limit (ulimit -n) kvbus sends "
     "more requests at a time",
-    "This ends by itself. kvbus counts no batch as lost while the request waits.",
+    "kvbus counts no batch as lost while the request waits.",
 )
 
 # -- messages of an engine
@@ -288,7 +269,6 @@ NOT_EVENTS: Final = problem(
     "{at}.endpoint",
     "events or batches refused ({count:,}): {why}",
     "set endpoint to an engine's event port; to inspect the stream, save it with kvbus record",
-    "The port may not be an engine's event port.",
 )
 EVENTS_REFUSED: Final = problem(
     "events_refused",
@@ -302,14 +282,14 @@ FRAME_TOO_LARGE: Final = problem(
     "limits.max_frame_bytes",
     "a frame of {endpoint} is larger than limits.max_frame_bytes",
     "raise limits.max_frame_bytes, if the engine needs frames of this size",
-    "kvbus closes the connection at such a frame, and the batch is lost.",
+    "kvbus closes the connection when such a large frame arrives, and the batch is lost.",
 )
 BATCH_TOO_LARGE: Final = problem(
     "batch_too_large",
     "limits.max_events",
     "batches of {endpoint} hold more events than limits.max_events",
     "raise limits.max_events, if the engine needs batches of this size",
-    "kvbus refuses such a batch with all its events.",
+    "kvbus refuses a batch with too many events, and applies none of them.",
 )
 BLOCK_SIZE: Final = problem(
     "block_size",
@@ -323,22 +303,22 @@ BLOCK_SIZE_TOO_LARGE: Final = problem(
     "block_size",
     "no block is announced to routers: block_size is {size}, and the engine's blocks are smaller",
     "set block_size to the engine's block size, or to auto",
-    "Routers get no block of this engine.",
 )
 NO_PREFIX: Final = problem(
     "no_prefix",
     "groups",
-    "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block",
+    "no group of this model has blocks that form prefixes (its groups are sliding window, chunked local or mamba): "
+    "routers get no block",
     "set groups: all, if the routers can use such blocks",
-    "kvbus announces only blocks of groups whose blocks form prefixes, and this model has no such group.",
+    "With groups: prefix, the default, kvbus announces only blocks of groups whose blocks form prefixes.",
 )
 REANNOUNCED: Final = problem(
     "reannounced",
     "duplicates",
     "{stores:,} stores announced prefixes that the cache already held, and one block counts {copies:,} copies",
-    "set duplicates: ignore, if requests set kv_cache_report_mode=full",
-    "The engine may announce each prefix again with each request. If so, routers keep blocks that the engine has "
-    "evicted.",
+    "set duplicates: ignore, if the engine's requests set kv_cache_report_mode=full",
+    "The engine may announce each prefix again with each request. kvbus counts each announcement as a copy and waits "
+    "for as many removals, so routers keep blocks that the engine has evicted.",
 )
 NO_STORES: Final = problem(
     "no_stores",
@@ -365,15 +345,14 @@ CLOCK_OFF: Final = note(
     "clock_off",
     "{at}.endpoint",
     "the clock of the engine at {endpoint} is {seconds:,.0f} s {which}, or its batches come late",
-    "set the clocks of both machines (NTP)",
+    "synchronize the clocks of the engine's machine and of this machine (NTP)",
     "kvbus's figures for the age of events are wrong. Routing is not affected.",
 )
 SEVERAL_ADDRESSES: Final = note(
     "several_addresses",
     "{at}.endpoint",
-    "the host name in {endpoint} has {count} addresses, and kvbus reads one of them",
+    "the host name in {endpoint} has {count} addresses, and kvbus reads the engine at only one of them",
     "configure a source for each engine's address, or use discover.dns",
-    "kvbus does not read engines at the host name's further addresses.",
 )
 HASHES_DIFFER: Final = note(
     "hashes_differ",
@@ -387,7 +366,7 @@ API_UNUSABLE: Final = problem(
     "{at}.api",
     "the engine's API at {api} does not say whether the engine sleeps ({why})",
     "correct the source's api; remove this key if the engine is not vLLM",
-    "kvbus cannot see when the engine sleeps, and then routers keep blocks that the engine has dropped.",
+    "kvbus cannot see when the engine sleeps. Routers then keep blocks that the sleeping engine has dropped.",
 )
 ENGINE_RESTARTED: Final = note(
     "engine_restarted",
@@ -403,64 +382,56 @@ HISTORY_TRIMMED: Final = problem(
     "history_trimmed",
     "{at}.replay_endpoint",
     "partial: {what} trimmed from the engine's replay buffer before kvbus asked for {them}",
-    "ends when {ends}; start kvbus before the engine, or raise the engine's buffer_steps",
-    "The engine holds blocks that routers do not know of.",
+    "the finding ends when {ends}; start kvbus before the engine, or raise the engine's buffer_steps",
 )
 HISTORY_UNANSWERED: Final = problem(
     "history_unanswered",
     "{at}.replay_endpoint",
     "partial: {what} has not answered a replay request so far",
-    "ends when the engine answers a request (kvbus repeats it), or when {ends}",
-    "The engine may hold blocks that routers do not know of.",
+    "the finding ends when the engine answers a request (kvbus repeats it), or when {ends}",
 )
 BATCHES_LOST: Final = problem(
     "batches_lost",
     "{at}.replay_endpoint",
     "partial: {what} lost and not recoverable{where}",
-    "ends when {ends}; to make losses rarer, raise the engine's buffer_steps",
+    "the finding ends when {ends}; to make losses rarer, raise the engine's buffer_steps",
     "The engine holds blocks that routers do not know of.",
 )
 NO_REPLAY: Final = problem(
     "no_replay",
     "{at}.replay_endpoint",
     "partial: {what} sent while kvbus was not connected, and there is no replay_endpoint",
-    "give the engine and the source a replay_endpoint; ends when {ends}",
-    "The engine may hold blocks that routers do not know of.",
+    "give the engine and the source a replay_endpoint; the finding ends when {ends}",
 )
 INDEX_FULL: Final = problem(
     "index_full",
     "limits.max_blocks",
     "partial: the index is full: kvbus refuses blocks beyond limits.max_blocks ({blocks:,}), limits.max_index_bytes "
     "({size:,}) or limits.max_groups ({groups:,})",
-    "raise the limit that is reached; ends when {ends}",
-    "Routers do not learn of blocks that the engine stores while the index is full.",
+    "raise the limit that is reached; the finding ends when {ends}",
 )
 TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",
     "partial: the engine announced blocks without tokens, and no earlier event had them: no router gets these blocks",
-    "ends when {ends}",
-    "The engine holds blocks that routers do not know of.",
+    "the finding ends when {ends}",
 )
 STORES_REFUSED: Final = problem(
     "stores_refused",
     "{at}.endpoint",
     "partial: the blocks of refused stores are missing (reason {reasons}, see docs/PROTOCOL.md)",
-    "ends when {ends}",
-    "The engine holds blocks that routers do not know of.",
+    "the finding ends when {ends}",
 )
 HASHES_ALONE: Final = problem(
     "hashes_alone",
     "{at}.endpoint",
     "partial: the engine announces some blocks without tokens (masked blocks of a sliding window, or offloaded "
     "blocks): routers that hash tokens do not get these blocks",
-    "ends when {ends}",
-    "Routers that hash tokens do not know of these blocks.",
+    "the finding ends when {ends}",
 )
 TIER_UNKNOWN: Final = problem(
     "tier_unknown",
     "{at}.endpoint",
     "partial: a tier that was first announced after a reset of the cache may hold blocks that were never announced",
-    "ends when {ends}",
-    "The engine may hold blocks that routers do not know of.",
+    "the finding ends when {ends}",
 )

@@ -58,7 +58,7 @@ class Kind(msgspec.Struct, frozen=True):
         key: the configuration key that the operator may have to change.
         text: the cause, in one sentence.
         remedy: how the operator can fix it.
-        means: the consequence for routers or operators, for the runbook.
+        means: the consequence for routers or operators, for the runbook; empty if ``text`` says enough.
     """
 
     id: str
@@ -74,18 +74,18 @@ class Kind(msgspec.Struct, frozen=True):
         return Finding(self.id, self.severity, text, key, remedy, f"{RUNBOOK}#{self.id}")
 
 
-def problem(row: str, key: str, text: str, remedy: str, means: str) -> Kind:
+def problem(row: str, key: str, text: str, remedy: str, means: str = "") -> Kind:
     """Return a row of the catalogue for a fact that is certainly a problem."""
     return Kind(row, Severity.PROBLEM, key, text, remedy, means)
 
 
-def note(row: str, key: str, text: str, remedy: str, means: str) -> Kind:
+def note(row: str, key: str, text: str, remedy: str, means: str = "") -> Kind:
     """Return a row of the catalogue for a fact that may be intended, or that ends without an action of the operator."""
     return Kind(row, Severity.NOTE, key, text, remedy, means)
 
 
 class Change(NamedTuple):
-    """One change of the current findings. The log and the events report it.
+    """One change of the current findings. kvbus's log and the HTTP path ``/events`` report it.
 
     Attributes:
         word: what happens to the finding: ``begins``, ``changes`` or ``ends``.

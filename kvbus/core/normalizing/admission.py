@@ -132,8 +132,8 @@ class Admission:
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
         """Count events that could not be decoded.
 
-        Such an event may have been a store, so the source becomes partial. Only an event of an unknown type was no
-        store.
+        Such an event may have been a store, so the source becomes partial. An event of an unknown type is not a store,
+        so it does not make the source partial.
         """
         for reason in rejects:
             if reason is Reason.UNKNOWN_EVENT:

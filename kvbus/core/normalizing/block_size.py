@@ -15,8 +15,8 @@ store.
 
 There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block that is smaller
 than the group's blocks. kvbus does not send tail blocks. Once the group's size is known or pinned, kvbus learns nothing
-from them. Engines that send tail blocks number their groups and have no radix nodes. So in a numbered group, the
-largest of several single blocks is a complete block.
+from them. Engines that send tail blocks number their groups and have no radix nodes. So in a numbered group,
+the largest block among stores of one block each is a complete block.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ needed.
 RELEARN_EVENTS: Final = 16
 """Number of stores of another size that replace a block size which had more than :data:`YOUNG` stores.
 
-Only stores of several blocks count. Stores of a smaller size count in total. Stores of a larger size count only if no
-store of the present size comes between them: then the present size came from an exceptional event. If fewer such stores
-come, the present size stays.
+Only stores of several blocks count. Stores of a smaller size count even if other stores come between them. Stores of a
+larger size count only if no store of the present size comes between them: then the present size came from an
+exceptional event.
 """
 
 
@@ -101,9 +101,9 @@ class BlockSizeDetector(msgspec.Struct):
     seen: int = 0
     """Number of stores with one block that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0
-    """Size in tokens of the smallest block that was stored alone; in a numbered group, of the largest one."""
+    """Size in tokens of the smallest block among stores of one block each; in a numbered group, of the largest one."""
     divisor: int = 0
-    """The greatest common divisor of the sizes of blocks that were stored alone, in tokens."""
+    """The greatest common divisor of the block sizes, in tokens, of all stores of one block."""
     variable: bool = False
     """Whether the stores are radix nodes: their sizes differ, and no store has had several blocks."""
 
@@ -140,15 +140,15 @@ class BlockSizeDetector(msgspec.Struct):
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Return whether a block of this size that was stored alone is a tail block (the incomplete end of a prompt).
+        """Return whether the block of a store of one block, with this size, is a tail block (the end of a prompt).
 
-        Its size does not show the size of complete blocks.
+        The size of a tail block does not show the size of complete blocks.
         """
         return size < (self.pinned or 0) or (self.numbered and size < self.size)
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += self.support <= YOUNG  # a higher count would change nothing
+            self.support += self.support <= YOUNG  # stop above YOUNG: a higher count has no further effect
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):

@@ -132,7 +132,7 @@ class EngineCache:
             self.cleared.append(removals)
 
     def dump(self) -> dict[str, Any]:
-        """Return everything except the blocks as plain data, which a new process can load after a restart."""
+        """Return the facts about this cache, without its blocks, as plain data, which a new process can load."""
         stream = self.stream
         return {
             "granularity": stream.sizes.dump(),

@@ -120,7 +120,7 @@ class Clears:
         if cache.names_cleared:
             self._removals.put_back()
             last = cache.index.given_up()
-        self._removals.drop()  # the clear replaces these removals
+        self._removals.drop()  # the clear replaces the queued removals
         if not (cache.leaving and isinstance(cache.leaving[-1], AllBlocksCleared)):
             cache.clear_leaves(lambda: removals_of(last))
         cache.index.clear()

@@ -84,7 +84,7 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
     Return None unless the removal has a valid count for every block.
     """
-    said: Any = event.remaining_copy_counts  # Any, because msgspec leaves a missing raw field UNSET
+    said: Any = event.remaining_copy_counts  # the type is Any: msgspec leaves a missing raw field UNSET
     if said is msgspec.UNSET:
         return None
     try:

@@ -48,7 +48,7 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """Approximate memory in bytes that the blocks need which are not announced."""
+        """Approximate memory of the blocks that are not announced, in bytes."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property

@@ -251,7 +251,7 @@ class Normalizer:
             index.count()
 
     def dump(self) -> dict[str, Any]:
-        """Return everything except the blocks as plain data, which a new process can load after a restart."""
+        """Return the normalizer's facts, without the blocks, as plain data, which a new process can load."""
         return self._cache.dump()
 
     def load(self, data: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ class Removals:
         """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
         key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
         counts = counts_left(event)
-        said: Any = event  # Any, because msgspec leaves a missing raw field UNSET
+        said: Any = event  # the type is Any: msgspec leaves a missing raw field UNSET
         unchanged = said.locality is said.ownership is said.remaining_copy_counts is UNSET
         if key in self._cache.index.tables:
             self._gone.setdefault(key, {})

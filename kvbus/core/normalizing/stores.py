@@ -197,8 +197,8 @@ def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, remova
     """Give a store without tokens the tokens that its blocks have on another medium. Split the store where necessary.
 
     The adapter, the cache salt and the session are copied with the tokens: without them, the blocks would belong to
-    another prompt. Blocks that do not follow each other get separate stores, parents first. If a block's tokens are
-    unknown there, too, set only the store's block size.
+    another prompt. Blocks that do not follow each other get separate stores, parents first. If no medium
+    has the tokens of a block, set only the store's block size.
 
     Returns:
         The stores. The list is empty unless all blocks have known tokens and the same block size.
@@ -238,7 +238,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
     """Fill in the missing fields of a store of consecutive blocks. Take them from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
-    sent: Any = run  # Any, because msgspec leaves a missing raw field UNSET
+    sent: Any = run  # The type is Any, because msgspec leaves a missing raw field UNSET.
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
     if sent.cache_salt is UNSET and meta.cache_salt is not None:

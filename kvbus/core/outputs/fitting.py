@@ -56,7 +56,7 @@ def fit(
 
     Args:
         profile: the profile of the routers.
-        events: the source's events, as routers of every profile would get them.
+        events: the source's events, before kvbus adapts them to a profile.
         cleared: one function for each AllBlocksCleared in ``events``. It builds the removals of the cleared blocks.
         others: the blocks of other ranks that the routers do not distinguish from this rank.
         merged: whether all ranks share the stream.

@@ -232,7 +232,7 @@ class StateTransfer:
         for seq in range(self.first_seq, self.end_seq):
             while not (payload := chunks.next_payload()):
                 if payload is None:
-                    raise LookupError(f"the state ends before seq {seq}, and {self.end_seq} is next")
+                    raise LookupError(f"the state ends before seq {seq} instead of before {self.end_seq}")
                 yield None
             yield seq, payload
 

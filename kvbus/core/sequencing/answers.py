@@ -329,7 +329,7 @@ class Requests:
         if asked.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
             epoch.baseline(min(seq, tracker.held.first) if tracker.held else seq)
         if seq in tracker.held:
-            tracker.held.replace(seq, payload)  # it replaces a live batch with the same seq
+            tracker.held.replace(seq, payload)  # the answer's batch replaces a live batch with the same seq
             tracker.drain()
         else:
             tracker.replayed(seq, payload)
@@ -462,7 +462,7 @@ class Requests:
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
-            return Restart()  # the state lacks batches that were sent before the request
+            return Restart()  # the state lacks batches that were sent before the request, so they were of another epoch
         if asked.last >= following:
             if epoch.buffer.has_lost(following, now):
                 return REBUILT

@@ -508,12 +508,12 @@ class Epoch:
 
 
 class Conflict:
-    """The detector of two publishers on one endpoint: new epochs follow each other without a disconnection.
+    """The detector of two publishers on one endpoint.
 
-    An engine that restarts closes its connection. If new epochs begin without that, several publishers send to the
-    endpoint, and nothing in the messages distinguishes their batches. Each new epoch makes routers clear their blocks,
-    and makes the engine send a full replay. So kvbus ignores all batches during a pause, and then tries again. Times
-    are in seconds.
+    An engine that restarts closes its connection. If new epochs begin without a disconnection, several publishers send
+    to the endpoint, and nothing in the messages distinguishes their batches. Each new epoch makes routers clear their
+    blocks, and makes the engine send a full replay. So kvbus ignores all batches during a pause, and then tries again.
+    Times are in seconds.
     """
 
     __slots__ = ("_begun", "_ended", "_pause", "until")

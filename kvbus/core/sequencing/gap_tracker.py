@@ -260,7 +260,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq + 1)
         while seq != self.next and not held.fits(payload):
             stats.held_overflow += 1
-            stats.missing += self.synced  # a received batch becomes missing again
+            stats.missing += self.synced  # the batch that is dropped below becomes missing again
             if held.last <= seq:
                 return
             held.drop_last()
@@ -269,7 +269,7 @@ class GapTracker:
     def _count_found(self, seq: int) -> None:
         """Count a replayed batch as recovered.
 
-        It was missing in a gap, or was lost at the end of the live stream and not known to exist.
+        It was missing in a gap. Or it was lost at the end of the live stream, and kvbus did not know that it existed.
         """
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end
@@ -364,7 +364,7 @@ class GapTracker:
         Count the missing batches before ``seq`` as lost.
         """
         known = self.held.drop_before(seq)
-        self._stats.duplicates += known  # the snapshot includes these batches
+        self._stats.duplicates += known  # the snapshot includes the dropped batches
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(self.next, seq)
