@@ -1,4 +1,4 @@
-// The status page. Everything that comes from the bus is put in as text, never as HTML.
+// The status page. It inserts all data of the bus as text, never as HTML.
 "use strict";
 
 const KEPT = 300, STALE = 10, SPARKS = 40, FILLS = 8, FINDINGS = 12;
@@ -36,7 +36,7 @@ function draw(tag, attributes, ...children) {
 }
 const pill = state => make("span", { className: "pill " + kind(state) }, make("span", { ariaHidden: "true", textContent: SIGNS[kind(state)] }), state);
 
-/** Bring a table's rows in step with a list. Rows and cells stay where they are, so that focus and selection do. */
+/** Make a table's rows match a list. Existing rows and cells are reused, so that the focus and the selection stay. */
 function rows(body, list, key, cells) {
   const known = new Map([...body.rows].map(row => [row.dataset.key, row]));
   const labels = [...body.parentElement.tHead.rows[0].cells].map(cell => cell.textContent.trim());
@@ -62,7 +62,7 @@ const asText = text => ({ shows: text, make: () => document.createTextNode(text)
 
 // -- charts
 
-/** The value that 99 of 100 do not exceed: one spike then does not flatten the rest. */
+/** The 99th percentile. As the maximum of a chart's axis, it keeps one spike from flattening the rest of the chart. */
 const usual = known => [...known].sort((a, b) => a - b)[Math.floor((known.length - 1) * .99)] || Math.max(...known, 0) || 1;
 
 function chart(svg, times, values, what, unit = "") {
@@ -87,7 +87,7 @@ function chart(svg, times, values, what, unit = "") {
   svg.setAttribute("aria-label", `${what}, last five minutes: now ${number(known.at(-1))}${unit}, peak ${number(peak)}${unit}`);
   svg.read = { times, values, unit };
 }
-/** Name the value under the pointer. */
+/** Show the chart's value and time under the pointer. */
 function hover(svg, event) {
   const box = svg.getBoundingClientRect(), { times, values, unit } = svg.read;
   const wanted = times.at(-1) - 300 * (1 - (event.clientX - box.left) / box.width);
@@ -126,12 +126,12 @@ function tiles() {
   }
 }
 
-/** Sources at the left, the bus, its routers at the right; a line is as thick as what goes over it. */
+/** Draw sources at the left, the bus in the middle, and routers at the right. A line is thicker if more batches pass over it. */
 function flow() {
   const svg = $("flow"), shown = 8, apart = 31, drawn = new Map([...svg.children].map(each => [each.dataset.key, each]));
   const left = bus.sources.slice(0, shown), routers = bus.routers.filter(r => r.left === null), right = routers.slice(0, shown);
   const width = Math.max(600, svg.clientWidth || 1100), height = Math.max(left.length, right.length, 3) * apart + 16, middle = height / 2;
-  // elements stay where they are, so that what moves goes on moving
+  // Reuse existing elements, so that their animations continue.
   const put = (key, tag, attributes, text = "") => {
     const element = drawn.get(key) ?? svg.appendChild(draw(tag, {}));
     drawn.delete(element.dataset.key);
@@ -170,7 +170,7 @@ function named(source) {
 }
 const REASONS = { copy: "duplicate copy" };
 const who = router => router.name ? { shows: router.name + router.peer, make: () => make("span", {}, router.name + " ", make("span", { className: "soft", textContent: router.peer })) } : router.peer;
-// a stream may look alike in several engines; the details of the source name them all
+// A stream may fit the dialects of several engines. The table names one of them, and the details of the source name all.
 const dialect = source => {
   const [first, ...others] = (source.dialect ?? "–").split(" | ");
   return first.split(" ")[0].replace(/\.\..*/, "+") + (others.length ? " or alike" : "");
@@ -211,7 +211,7 @@ function tables() {
   if (open) detail();
 }
 
-/** Read the metrics that have a limit, and show the fullest. */
+/** Read the metrics that have a limit, and show those that are closest to their limit. */
 async function fills() {
   const answer = await fetch("/metrics", { headers: shown({}) });
   if (!answer.ok) return;
@@ -252,7 +252,7 @@ function findings(sources, routers) {
     ...(more > 0 ? [make("li", { className: "note", textContent: `and ${more} more: /sources and /routers have all` })] : []));
 }
 const passes = { all: () => true, incidents: t => ["warn", "bad"].includes(kind(t.after)), folded: () => true };
-/** Show what happened, the newest first. Connects and disconnects without a reason become one line. */
+/** Show what happened, the newest first. Routers that connect, or disconnect without a reason, become one line. */
 function timeline() {
   const wanted = $("wanted").value, shown = [];
   let fold = null;
@@ -276,7 +276,7 @@ async function look(name) {
 function detail() {
   const s = bus.sources.find(each => each.name === open), course = bus.courses[open], body = $("source-body");
   $("source-name").textContent = open;
-  if (!s) return body.replaceChildren("This source is not there any more.");
+  if (!s) return body.replaceChildren("This source was removed.");
   const c = s.counts, facts = { state: s.state + (s.partial ? ", partial" : ""), endpoint: s.endpoint, "replay endpoint": s.replay_endpoint ?? "none",
     epoch: s.epoch, "last seq": number(s.last_seq < 0 ? null : s.last_seq), dialect: s.dialect ?? "–", "block size": s.block_size ?? "–", blocks: blocks(s),
     "batches in": `${number(c.batches)}, ${bytes(c.bytes)}`, events: `${number(c.stored)} stored, ${number(c.removed)} removed, ${number(c.cleared)} cleared`,
@@ -295,7 +295,7 @@ function detail() {
 
 // -- what comes from the bus
 
-// Only this page's memory has the token: no cookie, which browsers send for other sites' pages, and nothing that stays.
+// Keep the token only in this page's memory. A browser would send a cookie for other sites' pages, too, and storage would outlive the page.
 let token = "", polling = false;
 const shown = headers => token ? { ...headers, Authorization: "Bearer " + token } : headers;
 
@@ -361,7 +361,7 @@ async function ofBus() {
   Object.assign(bus.about, { findings, state_writing });
   tables();
 }
-/** Follow /events until it ends. An EventSource could show no token. */
+/** Follow /events until it ends. An EventSource is not used, because it cannot send the token. */
 async function events(id) {
   const answer = await fetch("/events?after=" + id, { headers: shown({}) });
   if (!answer.ok) return;

@@ -1,4 +1,4 @@
-// The look-up page. Everything that comes from the index is put in as text, never as HTML.
+// The look-up page. It inserts all data of the index as text, never as HTML.
 "use strict";
 
 const $ = id => document.getElementById(id);
