@@ -37,11 +37,11 @@ def test_each_platform_has_a_page_in_the_navigation() -> None:
 
 
 @pytest.mark.parametrize("page", PLATFORMS, ids=lambda page: page.stem)
-def test_a_page_says_steps_what_is_seen_what_cannot_be_and_what_was_watched(page: Path) -> None:
+def test_a_page_says_steps_what_is_seen_what_cannot_be_and_what_was_tested(page: Path) -> None:
     text = page.read_text()
     assert "## What you see\n" in text
     assert "## What is not possible\n" in text
-    assert "## What was watched\n" in text
+    assert "## What was tested\n" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
