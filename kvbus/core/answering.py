@@ -44,7 +44,7 @@ Empty batches fill the seqs between the state and the journal's batches. Routers
 """
 
 _ROOM: Final = 2**62
-"""Number of seqs that kvbus counts with when it divides a state into the batches of a snapshot reply.
+"""Number of available seqs that kvbus assumes when it divides a state into the batches of a snapshot reply.
 
 These batches have no seqs. So the number is higher than any state needs, and does not limit the number of batches.
 """

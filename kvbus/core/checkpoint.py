@@ -54,7 +54,7 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 
 
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
-    """Yield each index that has blocks of a source, after the output number and the position that identify it.
+    """Yield each index that has blocks of a source, with the output number and the position that identify the index.
 
     A normalizer's index belongs to no output, so its output number is None. Its position is 0 for live blocks and 1
     for tail blocks. An output with a view has an index of its own for the source, at position 0.

@@ -32,7 +32,7 @@ The limit bounds the search for a block in a chunk, which compares the block wit
 """
 
 SMALL: Final = 150_000
-"""Number of blocks from which on a table is shared with a reader. A smaller table is copied for the reader.
+"""Minimum number of blocks of a table that is shared with a reader. A smaller table is copied for the reader.
 
 A copy of a smaller table takes at most 1 to 2 ms. Sharing a table makes its later changes slower.
 """

@@ -36,7 +36,7 @@ _OWN_ROW: Final = {
 }
 _REFUSALS: Final = {
     Reason.FRAME_COUNT: "the messages have no sequence number, so kvbus cannot follow the stream",
-    Reason.SEQ_WIDTH: "its messages have no sequence number of 8 bytes",
+    Reason.SEQ_WIDTH: "the messages have no sequence number of 8 bytes",
     Reason.NOT_MSGPACK: "the messages are not msgpack, so they are not KV-cache events",
     Reason.BATCH_SHAPE: "the messages are msgpack, but not batches of KV-cache events",
     Reason.HASH_KIND: "the engine mixes integers and byte strings as block hashes",

@@ -94,7 +94,7 @@ class BlockSizeDetector(msgspec.Struct):
     larger: dict[int, int] = {}
     """Numbers of stores whose blocks were larger than the proven size, by their size in tokens.
 
-    ``finer`` has the same for smaller blocks. Both count from the moment when the size was proven.
+    ``finer`` has the numbers for smaller blocks. Both count from the moment when the size was proven.
     """
 
     # values that are learned from stores that have only one block

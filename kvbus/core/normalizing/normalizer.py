@@ -87,8 +87,8 @@ class Normalizer:
     def _clear(self, run: Iterable[Step], clears: int) -> int:
         """Apply consecutive AllBlocksCleared events of a batch.
 
-        ``clears`` is the number of clears without a medium that the batch has had before. Return this number for the
-        next call.
+        ``clears`` is the number of clears without a medium that the batch had before this call. Return the number after
+        this call, which is the argument of the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             whole = clears_all(event)

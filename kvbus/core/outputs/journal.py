@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 SPARE: Final = 1024
-"""Number of dropped entries from which on the journal deletes their seqs from its array, all together.
+"""Number of dropped entries at which the journal deletes the seqs of all these entries from its array together.
 
 Deleting them one by one would be slow, because each deletion moves all later seqs.
 """

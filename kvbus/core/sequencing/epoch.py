@@ -18,7 +18,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32
-"""Number of missing batches from which on kvbus does not assume a gap, because no publisher loses that many batches.
+"""Minimum number of missing batches that kvbus does not treat as a gap, because no publisher loses that many batches.
 
 The cause may be a damaged seq or another epoch.
 """
