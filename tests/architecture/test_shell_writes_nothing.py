@@ -80,7 +80,7 @@ def asking(text: str) -> str:
         simple = not hasattr(node, "body")
         found = {owner for target in changed(node) if simple or target for owner in owners(target)}
         if found and lines[node.lineno - 1].lstrip().startswith(("elif", "else", "except", "finally")):
-            continue  # the line begins a branch; its statements get their own questions
+            continue  # no line can be inserted before this branch; statements inside it get their own calls
         indent = " " * node.col_offset
         lines[node.lineno - 1 : node.lineno - 1] = [f"{indent}reveal_type({owner})" for owner in sorted(found)]
     return "\n".join(lines)

@@ -42,7 +42,10 @@ threads.
 """
 
 TYPES = {"mypy_extensions.i64"}
-"""Names that the core may import only below ``TYPE_CHECKING``. A compiler reads them, and no installation has them."""
+"""Names that the core may import only below ``TYPE_CHECKING``.
+
+Only a compiler of Python code reads these names, so they need not be installed.
+"""
 
 CLIENT = {"msgspec", "zmq"}
 """Third-party packages that `kvbus.client` may import, directly or indirectly: the dependencies of the client's

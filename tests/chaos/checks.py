@@ -115,7 +115,7 @@ class Checks:
         self._accounts(metrics)
         await self._drained()
         self._monotonic(reports[1], marks)
-        if cell.engine.lives == marks.lives:  # a restarted engine must be found first, which takes longer
+        if cell.engine.lives == marks.lives:  # kvbus must first find a restarted engine
             self._isolated(plan, reports[1])
         if cell.bus_starts == marks.starts:
             self._deltas(plan, marks, metrics)
@@ -264,7 +264,7 @@ class Checks:
         if not marks.kinds & _ROUTER_KINDS:
             slow = more("kvbus_output_dropped_batches_total")
             self._check("nothing dropped without a slow router", not slow, f"{slow:g} batches")
-        if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # a first replay counts nothing missing
+        if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # in a first replay none is missing
             wire = [link.wire for link in self._cell.links["live"]]
             gone = sum(len(set(one.dropped)) for one in wire)
             missing, recovered, lost = (

@@ -14,7 +14,10 @@ class Tally:
 
     faults: Counter[str] = field(default_factory=Counter)
     void: Counter[str] = field(default_factory=Counter)
-    """Number of faults that found nothing to hit, by kind. They are not counted in `faults`."""
+    """Number of faults that had no effect, by kind: there was nothing that they could affect.
+
+    `faults` does not include them.
+    """
     recovery: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Maximum seconds, by kind of fault, from the end of a round's traffic and faults to exact views."""
     checks: Counter[str] = field(default_factory=Counter)

@@ -27,9 +27,9 @@ EXAMPLES: Final = sorted(
     path.parent for path in KUBERNETES.rglob("*/kustomization.yaml") if "component" not in path.parts
 )
 DEFINED: Final = {"lws", "aibrix"}
-"""Example platforms whose resource definitions come with a Go module.
+"""Example platforms whose resource definitions the tests can load, because a Go module contains them.
 
-OME and the Dynamo operator have no such module.
+No Go module contains those of OME and of the Dynamo operator.
 """
 
 

@@ -23,7 +23,7 @@ def place(server: ApiServer) -> Iterator[str]:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     api.apply(
         placed({**account, "automountServiceAccountToken": False}, namespace)
-    )  # else each container has one more mount
+    )  # otherwise the server adds a mount of the token to each container
     policy = documents("policy.yaml")
     for each in policy:
         api.apply(each)

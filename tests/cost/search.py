@@ -37,7 +37,10 @@ the index.
 """
 
 SMALLEST: Final = 400
-"""Number of bytes that an input counts at least. It hides the fixed cost of a batch in very small inputs."""
+"""Minimum size in bytes that the search assumes for an input.
+
+With it, the fixed cost of a batch does not make very small inputs look expensive.
+"""
 
 MEDIA: Final = ("GPU", "CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "gpu", None, "nowhere")
 KINDS: Final = (None, None, None, "full_attention", "mamba")

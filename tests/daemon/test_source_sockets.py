@@ -219,7 +219,10 @@ async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]
-"""The frames of a state snapshot. kvbus keeps fewer frames of any other message."""
+"""The frames of a state snapshot.
+
+They are more than ``MAX_KEPT_FRAMES``, the maximum that kvbus keeps of other messages.
+"""
 
 
 async def test_the_answer_to_a_snapshot_carries_its_request(

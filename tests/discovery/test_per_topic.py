@@ -17,7 +17,7 @@ from tests.ports import free_port
 def bus_of(file, endpoint, **settings):
     output = {"endpoint": endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "heartbeat": 0.2}
     bus = DiscoveringBus(found_in(file), outputs=[output], **settings)
-    bus.router.close()  # it would read merged streams
+    bus.router.close()  # this router would read a merged stream
     return bus
 
 

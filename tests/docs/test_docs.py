@@ -151,7 +151,10 @@ class TestProtocol:
                 messages = list(answer.messages())
                 seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
                 filled[start] = seqs == list(range(start, 50))
-            assert filled == {0: cells[3] == "every answer", 10: cells[3] in {"every answer", "those from a seq above 0"}}, name
+            assert filled == {
+                0: cells[3] == "every answer",
+                10: cells[3] in {"every answer", "those from a seq above 0"},
+            }, name
 
     def test_every_dialect_with_its_form_and_framing(self):
         told = {}

@@ -142,8 +142,8 @@ def test_rights_are_read_only_except_where_something_is_published(path: Path) ->
 def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -> None:
     for name, job in jobs(path).items():
         assert "uses" in job or 0 < job["timeout-minutes"] <= 60, name
-    # In a called workflow, github.workflow is the caller's name. A concurrency group of that name would make runs wait for
-    # each other.
+    # In a workflow that another repository calls, github.workflow is the caller's name. If the concurrency group had that
+    # name, runs of different callers would wait for each other.
     if path == FOR_OTHERS:
         assert list(read(path)["on"]) == ["workflow_call"]
         return
