@@ -21,7 +21,8 @@ class Engine:
     """A simulated engine that stores a few blocks for each prompt, unless these blocks are live.
 
     Args:
-        good: report the events' endpoints, store a live block only once, and clear the blocks at once.
+        good: whether the engine reports the events' endpoints, stores a live block only once, and sends clears
+    immediately.
         limit: maximum length of a prompt, in tokens. None: the engine does not report its limit.
     """
 

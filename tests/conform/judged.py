@@ -70,7 +70,7 @@ async def judged(engine: str) -> Report:
 async def _watched(engine: str, capture: Path, seconds: float) -> Watch:
     """Watch an engine's publisher that has sent half of a capture before and now sends the rest.
 
-    Return the observation.
+    Return the finished watch.
     """
     live, replay = free_ports(2)
     arguments = [there(home_of(engine)), live, replay, capture]

@@ -59,7 +59,7 @@ async def finished(running: asyncio.Task[None]) -> None:
 
 
 async def watched(wanted: Target, during: Any = None) -> dict[str, Outcome]:
-    """Watch a publisher, and call ``during`` once the watch is connected and has the history.
+    """Watch a publisher, and call ``during`` once the watch is connected and knows the next expected seq.
 
     Return the outcome by clause.
     """

@@ -25,8 +25,9 @@ END: Final = b"\xff" * 8
 
 
 class GoSubscriber(Talker):
-    """A router on go-zeromq: the blocks after its live batches, and the blocks after the answers to its replay
-    requests.
+    """A router on go-zeromq.
+
+    It has two views: the blocks after its live batches, and the blocks after the answers to its replay requests.
     """
 
     def __init__(self, child: Child) -> None:

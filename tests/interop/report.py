@@ -1,4 +1,6 @@
-"""Format the table of docs/INTEROP.md: the result of every router in every case, directly and through kvbus."""
+"""Format the table of docs/INTEROP.md: the result of every router in every case, directly at the engine and behind
+kvbus.
+"""
 
 from __future__ import annotations
 

@@ -221,7 +221,8 @@ class Scene:
     async def scores(self, *quiet: float) -> tuple[Score, Score]:
         """Return the score of the router at the engine and the score of the router at kvbus.
 
-        A wrong score counts when it has not changed for the given number of seconds. There is one number for each side.
+        A wrong score counts only if it has not changed for some seconds. ``quiet`` has this time for each of the two
+        routers.
         """
         sides = zip(self.sides, quiet, strict=True)
         direct, behind = await asyncio.gather(*(self._settled(side, seconds) for side, seconds in sides))

@@ -1,11 +1,11 @@
-"""Tests for the vLLM router at a replay that stalls: it gives up after 5 s without a message, and never requests it
-again.
+"""Tests for the vLLM router at a replay that stalls.
 
-It must still become exact.
+The router gives up after 5 s without a message, and never requests
+the replay again. It must still become exact.
 
-The ordinary suite stalls the link of the replay in the middle of the answer. With a million blocks the router itself is
-slow enough: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest interop/test_broken_answers.py
---log-cli-level=INFO``
+The ordinary suite stalls the link of the replay in the middle of the answer. With a million blocks, the router itself
+reads so slowly that the answer stalls: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest
+interop/test_broken_answers.py --log-cli-level=INFO``
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
 ) -> None:
     """The router gets the missed events when the connection returns.
 
-    It then already knows the publisher and the ids of the events that it has read.
+    The router then already knows the publisher, and the ids of the events that it has read.
     """
     plane = {"discovery": f"file://{tmp_path}/discovery", "advertise": "127.0.0.2"}
     with bus(engines, tmp_path, plane) as kvbus, Cable(kvbus.endpoint) as first, Cable(kvbus.endpoint, 1) as second:

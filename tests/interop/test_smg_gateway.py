@@ -1,6 +1,6 @@
 """Tests for SMG's released gateway and relay at kvbus's output with one merged stream.
 
-The gateway numbers the batches of each rank itself.
+The gateway expects consecutive seqs from each rank.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ async def subscribers(bus: Bus, count: int) -> None:
 async def test_the_state_and_then_every_batch(library: Library) -> None:
     """The peer gets the same bytes as a SUB of libzmq.
 
-    A second peer joins late, and one with another topic gets nothing.
+    A second peer joins late. A third peer, which subscribes to another topic, gets nothing.
     """
     async with AsyncExitStack() as stack:
         bus, engine = await stack.enter_async_context(circuit(batches=2000, blocks=5000))
@@ -193,7 +193,7 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
 async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> None:
     """No connection ends while nothing is sent.
 
-    Of the peers, one connects, kvbus connects to one, and one requests a replay.
+    One peer connects to kvbus, kvbus connects to a second one, and a third one requests a replay.
 
     JeroMQ also sends heartbeats, with and without CURVE.
     """

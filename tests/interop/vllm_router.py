@@ -166,7 +166,7 @@ class VllmRouterByGrpc(VllmRouter):
     """A vLLM router that reaches vLLM's front end over gRPC, and finds the event endpoints by itself.
 
     Args:
-        front: the port of kvbus's front before the worker's API.
+        front: port of kvbus's gRPC front, to which the router connects instead of the worker's API.
     """
 
     def __init__(self, program: Path, directory: Path, name: str, *, replays: bool, front: int) -> None:

@@ -113,7 +113,10 @@ async def engine_killed(scene: Scene) -> None:
 
 
 async def behind_front(scene: Scene) -> None:
-    """A client that asks kvbus's API proxy for the engine's event endpoints gets kvbus's. Here it is another kvbus."""
+    """Check that kvbus's API proxy answers a request for the engine's event endpoints with kvbus's own endpoints.
+
+    The client that sends this request is another kvbus.
+    """
     front = f"http://{scene.config['front']['listen']}"
     told = json.loads(await fetched(f"{front}/kv_event_sources"))["0"]
     assert (told["endpoint"], told["replay_endpoint"]) == scene.streams[0], told

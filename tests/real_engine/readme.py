@@ -28,7 +28,7 @@ HTTP: Final = "http://127.0.0.1:9477"
 def commands(text: str) -> tuple[list[str], str, list[str]]:
     """Return the README's engine command, configuration and kvbus commands.
 
-    The kvbus commands are those of a code block, and ``run`` without a file.
+    The kvbus commands are those of the README's code block, and the ``kvbus run`` without a configuration file.
     """
     (serve,) = re.findall(r"^```\n(vllm serve .+?)```", text, re.DOTALL | re.MULTILINE)
     (config,) = re.findall(r"^```yaml\n(.+?)```", text, re.DOTALL | re.MULTILINE)

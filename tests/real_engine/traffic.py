@@ -1,4 +1,4 @@
-"""Send requests to a real engine, of every kind that changes its cache in another way."""
+"""Send requests of several kinds to a real engine. Each kind changes the engine's cache in a different way."""
 
 from __future__ import annotations
 

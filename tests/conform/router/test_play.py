@@ -113,7 +113,9 @@ async def test_a_router_that_is_wrong_is_found_out(double):
 
 
 class OneByOne(Double):
-    """A router that must be asked for one block after the other, so its answer mixes blocks of two moments."""
+    """A router that must be asked for one block after the other, so its answer mixes the blocks of two points in
+    time.
+    """
 
     _before: frozenset[Held] = frozenset()
 
@@ -132,9 +134,10 @@ OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "t
 
 
 async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
-    """A router that never requests a replay and the client library read the same streams.
+    """Two routers read a kvbus that reads the kit's engine: the client library, and a router that never requests a
+    replay.
 
-    With kvbus before them, both keep the cases, whatever the engine does.
+    Both end with the engine's blocks, even in cases that the second router breaks when it reads the engine directly.
     """
     never = [case for case in CASES if case.name in {"loss", "tail-loss", "reordered", "restart", "late-join"}]
     async with running_bus(source={"clears": "all"}, output={"heartbeat": 1.0, "profile": "vllm"}) as bus:

@@ -113,7 +113,7 @@ def python_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
 def rust_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
     """Run one Rust server for each stream.
 
-    It relays without an engine: no engine ever dials the address of its handshake.
+    The server relays without an engine: no engine connects to the address at which the server waits for one.
     """
     init_servicer_tracing("info")
     with contextlib.ExitStack() as stack:
