@@ -32,7 +32,7 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return SimpleNamespace  # stands for a configuration, for example, whose values the modules do not read
+        return SimpleNamespace  # for example in place of a configuration, of which the modules read no value
 
 
 class _StandIns(MetaPathFinder, Loader):

@@ -90,7 +90,7 @@ def case_row(outcome: Outcome) -> str:
         len(points),
         max((point.blocks for point in points), default=0),
         max((point.copied for point in points), default=0),
-        sum(point.removed for point in points if point.what != ARRIVAL),  # arrival replays the history
+        sum(point.removed for point in points if point.what != ARRIVAL),  # not on arrival, when the early router reads the removals of earlier cases
         *("-" if score is None else score for score in scores),
     ]
     return f"| {' | '.join(map(str, cells))} |"

@@ -33,7 +33,7 @@ ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
 CONVERSATIONS: Final = 8
 TURNS: Final = 8
 RESTART: Final = TURNS // 2
-"""Number of the turn of the conversations before which the router restarts."""
+"""Number of the turn, counted from 0, before which the router restarts."""
 
 SEEDS: Final = (5, 6, 7, 8)
 """Seeds of the runs. One run is not enough, because chance decides which engine evicts."""
