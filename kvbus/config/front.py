@@ -55,7 +55,9 @@ class Fronting(Section):
         example="0.0.0.0:8000",
     )
     engine: str
-    source: Name | None = key(None, "Name of the engine's source. null: the only source.", example="engine")
+    source: Name | None = key(
+        None, "Name of the source that reads this engine. null: the only source.", example="engine"
+    )
     output: Name | None = key(
         None, "Name of the output whose endpoints clients get. null: the first output.", example="routers"
     )
@@ -84,7 +86,9 @@ class Front(Fronting):
     part = "http"
 
     engine: ApiUrl = key(
-        ..., "Base URL of the engine's API. Only kvbus should be able to reach it.", example="http://127.0.0.1:8001"
+        ...,
+        "Base URL of the engine's HTTP API. Only kvbus should be able to reach it.",
+        example="http://127.0.0.1:8001",
     )
     max_connections: Int = key(
         1024,

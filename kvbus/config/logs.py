@@ -42,20 +42,20 @@ class LogAccess(Section):
 
     tls_ca_file: Path | None = key(
         None,
-        "Certificate authorities of the servers, PEM. It turns on TLS. The servers' certificates must contain the "
-        "names by which kvbus reaches them. null: no TLS.",
+        "Certificate authorities of the log's servers, PEM. This key turns on TLS. The servers' certificates must "
+        "contain the names by which kvbus reaches the servers. null: no TLS.",
         example="/etc/kvbus/log/ca.crt",
     )
     tls_certificate_file: Path | None = key(
         None,
-        "kvbus's own certificate and chain, PEM, for servers that authenticate clients by certificate.",
+        "kvbus's own certificate and chain, PEM, for log servers that authenticate clients by certificate.",
         example="/etc/kvbus/log/tls.crt",
     )
     tls_key_file: Path | None = key(
         None, "Private key of `tls_certificate_file`, PEM, not encrypted.", example="/etc/kvbus/log/tls.key"
     )
     username: Text | None = key(
-        None, "User name for authentication by password. null: kvbus sends no password.", example="worker-a"
+        None, "User name of kvbus at the log's servers. null: kvbus sends no password.", example="worker-a"
     )
     password_file: Path | None = key(
         None, "File with the password of `username` on one line.", example="/etc/kvbus/log/password"
@@ -66,11 +66,15 @@ class LogKeys(LogAccess):
     """The settings of every output that writes to a log."""
 
     cluster: Text = key(
-        "default", "First part of the streams' keys. It distinguishes the clusters that share a log.", example="eu-1"
+        "default",
+        "Name of the cluster: the first part of the streams' keys in the log. Clusters that share a log need "
+        "different names.",
+        example="eu-1",
     )
     state_every: Seconds = key(
         1800.0,
-        "Time after which a stream's state is written again, unless it was written earlier for another reason.",
+        "Time after which kvbus writes a stream's state into the log again, unless it did so earlier for another "
+        "reason.",
         example=1800.0,
         unit="s",
         ge=1,
@@ -179,12 +183,12 @@ class KafkaServers(LogAccess):
 
     topic: TopicName = key(
         "kvbus",
-        "Topic of the records. A compacted topic for the pointers has the same name with `-pointers`. Both must "
-        "exist. Their retention must be at least twice `state_every`.",
+        "Topic of the records. The compacted topic `TOPIC-pointers` has the pointers. Both topics must exist. The "
+        "retention must be at least twice `state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "Further brokers for the first connection, beside `endpoint`.", example=["tcp://kafka-1:9092"]
+        (), "Further brokers that kvbus asks if it cannot connect to `endpoint`.", example=["tcp://kafka-1:9092"]
     )
 
 
@@ -197,13 +201,13 @@ class NatsServers(LogAccess):
 
     stream: StreamName = key(
         "kvbus",
-        "Stream of the records, with the subjects `STREAM.>`. A stream for the pointers has the same name with "
-        "`-pointers` and keeps one message for each subject. Both must exist. The retention must be at least twice "
+        "NATS stream of the records, with the subjects `STREAM.>`. The NATS stream `STREAM-pointers` has the "
+        "pointers, and keeps one message for each subject. Both must exist. The retention must be at least twice "
         "`state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "Further servers for the first connection, beside `endpoint`.", example=["tcp://nats-1:4222"]
+        (), "Further servers that kvbus asks if it cannot connect to `endpoint`.", example=["tcp://nats-1:4222"]
     )
 
 
@@ -215,17 +219,17 @@ class RedisServer(LogAccess):
     """The location of a log in Redis or Valkey. ``endpoint`` is the address of the primary or of a Sentinel."""
 
     prefix: Prefix = key(
-        "kvbus", "Beginning of all key names. A stream has two keys, in one hash slot.", example="kvbus"
+        "kvbus", "Beginning of the names of all Redis keys. A stream has two keys, in one hash slot.", example="kvbus"
     )
     database: Int = key(0, "Number of the Redis database.", example=0, ge=0)
     sentinel: Text | None = key(
         None,
-        "Name of the primary at the Sentinels. `endpoint` and `more_servers` are then Sentinels. null: `endpoint` "
-        "is the primary.",
+        "Name under which the Sentinels know the primary. `endpoint` and `more_servers` are then Sentinels. null: "
+        "`endpoint` is the primary.",
         example="mymaster",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "Further Sentinels for the first connection, beside `endpoint`.", example=["tcp://sentinel-1:26379"]
+        (), "Further Sentinels that kvbus asks if it cannot connect to `endpoint`.", example=["tcp://sentinel-1:26379"]
     )
 
 
@@ -234,7 +238,8 @@ class RedisKeys(RedisServer, LogKeys):
 
     retention: Seconds = key(
         300.0,
-        "Time after which kvbus deletes records that are older than the newest state, and streams without a writer.",
+        "Time after which kvbus deletes records that are older than the newest state, and Redis deletes streams "
+        "without a writer.",
         example=300.0,
         unit="s",
         ge=60,

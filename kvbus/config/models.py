@@ -209,14 +209,20 @@ class Config(Section):
     """The complete configuration. `kvbus.config.load` reads it and checks it for contradictions."""
 
     model: Text | None = key(
-        None, "Replaces `{model}` in topics. Needed only if a topic uses it.", example="Qwen/Qwen3-32B"
+        None,
+        "Name of the model. It replaces `{model}` in topics, and is needed only if a topic uses it.",
+        example="Qwen/Qwen3-32B",
     )
     worker: Text = key(
-        socket.gethostname, "Replaces `{worker}` in topics.", example="pod-a", default_text="the host name"
+        socket.gethostname,
+        "Name of this worker. It replaces `{worker}` in topics.",
+        example="pod-a",
+        default_text="the host name",
     )
     block_size: BlockSize = key(
         "auto",
-        "Number of tokens in a block on every output. auto: kvbus learns it for each source.",
+        "Number of tokens in a block on every output. auto: each source's own block size, which kvbus learns from "
+        "the events.",
         example=16,
         unit="tokens",
     )
@@ -230,21 +236,21 @@ class Config(Section):
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
-        "KV-cache groups to forward. prefix: groups that carry prefixes (full, MLA or sink attention, or no group). "
-        "all: every group.",
+        "KV-cache groups whose blocks kvbus forwards. prefix: groups whose blocks form prefixes of prompts (full, "
+        "MLA or sink attention, or no group). all: every group.",
         example="prefix",
     )
     without_media: Media = key(
         (),
-        "Media whose blocks kvbus filters out. LMCache without its server's log of events announces the blocks "
-        "that it stores on the CPU but never their eviction, so these blocks would stay for ever. `expiring_media` "
-        "keeps them for a limited time instead.",
+        "Media whose blocks kvbus filters out. For example, LMCache whose server keeps no log of events announces "
+        "the blocks that it stores on the CPU but never their eviction, so routers would keep these blocks for "
+        "ever. `expiring_media` keeps them for a limited time instead.",
         example=["CPU"],
     )
     expiring_media: Media = key(
         (),
-        "Media on which a block expires if the engine has announced neither the block nor one of its descendants "
-        "for `expire_after`. Use it instead of `without_media`.",
+        "Media whose blocks expire. kvbus removes such a block if the engine has announced neither the block nor "
+        "one of its descendants for `expire_after`. Use it instead of `without_media`.",
         example=["CPU"],
     )
     expire_after: Seconds = key(
@@ -252,19 +258,19 @@ class Config(Section):
     )
     orphans: Literal["pass", "drop"] = key(
         "pass",
-        "What happens to a store whose parent is unknown. pass: kvbus forwards it. drop: kvbus filters it out. "
-        "kvbus counts both.",
+        "What happens to a stored block whose parent kvbus does not know. pass: kvbus forwards it. drop: kvbus "
+        "filters it out. kvbus counts such blocks in both cases.",
         example="pass",
     )
     on_lost: Literal["clear", "keep"] = key(
         "clear",
         "What happens to a source's blocks after a gap that no replay fills. clear: kvbus clears them at the "
-        "routers. keep: they stay.",
+        "routers. keep: routers keep them.",
         example="clear",
     )
     source_timeout: Seconds = key(
         30.0,
-        "Time without a connection to the engine after which its blocks are cleared at the routers.",
+        "Time without a connection to the engine after which kvbus clears the engine's blocks at the routers.",
         example=30,
         unit="s",
         gt=0,
@@ -278,7 +284,11 @@ class Config(Section):
         ge=0,
     )
     replay_timeout: Seconds = key(
-        2.0, "Time without progress after which kvbus gives up a replay request.", example=2.0, unit="s", gt=0
+        2.0,
+        "Time without progress of the engine's answer after which kvbus gives up a replay request.",
+        example=2.0,
+        unit="s",
+        gt=0,
     )
     probe_interval: Seconds = key(
         1.0,
@@ -313,21 +323,21 @@ class Config(Section):
     )
     front: Front | None = key(
         None,
-        "Proxy in front of an engine's HTTP API. A client that asks for the event endpoints gets kvbus's. Every "
-        "other request is passed on. null: off.",
+        "Proxy in front of an engine's HTTP API. A client that asks for the endpoints of the engine's events gets "
+        "the endpoints of kvbus. kvbus passes on every other request. null: off.",
         example={"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"},
     )
     front_grpc: FrontGrpc | None = key(
         None,
-        "Proxy in front of the gRPC API of vLLM, SGLang or TensorRT-LLM. A client that asks for the event "
-        "endpoints gets kvbus's. Needs the extra `kvbus[grpc]`. null: off.",
+        "Proxy in front of the gRPC API of vLLM, SGLang or TensorRT-LLM. A client that asks for the endpoints of "
+        "the engine's events gets the endpoints of kvbus. Needs the extra `kvbus[grpc]`. null: off.",
         example={"listen": "127.0.0.1:50051", "engine": "127.0.0.1:50052"},
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
         "Address of the HTTP port: status page, probes, `/metrics` and the paths in HTTP.md. Port 0 is any free "
-        "port. null: no HTTP. At any address, only programs on this machine and clients with a bearer token may "
-        "read token ids.",
+        "port. null: no HTTP. Whatever the address, only programs on this machine and clients with a bearer token "
+        "may read token ids.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
@@ -339,7 +349,8 @@ class Config(Section):
     http_open: Literal["status", "probes"] = key(
         "status",
         "What every client that reaches the HTTP port may read. status: every path without token ids and hashes. "
-        "probes: the probes and the page's files. All other paths need loopback or a bearer token.",
+        "probes: the probes and the files of the status page. All other paths need a request from loopback or a "
+        "bearer token.",
         example="probes",
     )
     http_tokens_file: Path | None = key(
@@ -365,13 +376,13 @@ class Config(Section):
     )
     state_sync: Literal["none", "batch"] = key(
         "none",
-        "What survives a power cut. none: no seq is used twice, and routers are cleared. batch: the complete "
-        "state, because kvbus waits for the disk before it sends a batch.",
+        "What survives a power cut. none: only the numbering, so that kvbus uses no seq twice; routers' blocks are"
+        " cleared. batch: the complete state, because kvbus waits for the disk before it sends a batch.",
         example="batch",
     )
     shutdown_timeout: Seconds = key(
         5.0,
-        "Time at shutdown in which routers can receive queued batches and unfinished replay answers.",
+        "Maximum time at shutdown in which kvbus still sends queued batches and unfinished replay answers to routers.",
         example=5.0,
         unit="s",
         ge=0,

@@ -67,23 +67,24 @@ class OutputConfig(Section):
     )
     layout: Literal["per_source", "merged", "per_topic"] = key(
         "per_source",
-        "How sources share the output. per_source: source i has port + i (or `PATH-i`) and its own seq. i counts "
-        "all ranks of all sources from 0, or is the `slot`. merged: one endpoint, one seq. per_topic: one "
-        "endpoint, and each rank has its own topic and seq.",
+        "How sources share the output. per_source: each rank of each source has its own port and its own seqs. The"
+        " port of slot i is port + i (or `PATH-i`); slots count all ranks of all sources from 0. merged: all "
+        "sources share one endpoint and one numbering. per_topic: all sources share one endpoint, and each rank "
+        "has its own topic and its own seqs.",
         example="per_source",
     )
     numbers: Literal["own", "log"] = key(
         "own",
-        "Seqs of the batches. own: kvbus numbers the batches. log: batches keep the seqs of the log that all "
-        "sources are read from, so that routers can move between two kvbus that read the same log.",
+        "Seqs of the batches. own: kvbus numbers the batches. log: batches keep the seqs of the log from which "
+        "kvbus reads all sources, so that routers can move between two kvbus that read the same log.",
         example="log",
         default_text="`log` if the sources are read from a log, else `own`",
     )
     profile: ProfileName = key("vllm", "Family of routers that read this output.", example="vllm")
     token_ids: Literal["keep", "drop"] = key(
         "keep",
-        "keep: send token ids. drop: send no token ids, salts, sessions or image keys, but still block hashes. "
-        "drop is only for routers that look blocks up by the engine's hashes (profile vllm).",
+        "keep: kvbus sends token ids. drop: kvbus sends block hashes, but no token ids, salts, sessions or image "
+        "keys. Use drop only for routers that find blocks by the engine's hashes (profile vllm).",
         example="drop",
     )
     topic: Template | None = key(
@@ -97,7 +98,7 @@ class OutputConfig(Section):
     )
     replay_framing: Framing = key(
         "auto",
-        "Number of frames of a replay message. auto: by profile (sglang 3, all others 4).",
+        "Number of frames of a replay message. auto: 3 for the profile sglang, 4 for all other profiles.",
         example="auto",
     )
     journal_batches: Int = key(
@@ -117,15 +118,15 @@ class OutputConfig(Section):
     )
     queue_batches: Int = key(
         10_000,
-        "Maximum number of batches of a stream that wait for this output. Further batches are dropped and counted.",
+        "Maximum number of batches of a stream that wait for this output. kvbus drops and counts further batches.",
         example=10_000,
         unit="batches",
         ge=1,
     )
     send_hwm: Int = key(
         10_000,
-        "Maximum number of batches that wait for a slow router. Beyond it, the router's oldest batches are "
-        "dropped and counted.",
+        "Maximum number of batches that wait for a slow router. Beyond it, kvbus drops and counts the oldest "
+        "batches that wait for this router.",
         example=10_000,
         unit="batches",
         ge=1,
@@ -162,25 +163,28 @@ class OutputConfig(Section):
 
     dynamo: DynamoPlane | None = key(
         None,
-        "With `type: dynamo`: where kvbus announces the stream, and for which workers. null: the defaults.",
+        "With `type: dynamo`: where kvbus announces the stream to Dynamo, and for which workers. null: the defaults.",
         example={"namespace": "dynamo"},
     )
 
     kafka: KafkaTopic | None = key(
         None,
-        "With `type: kafka`: topic and cluster. `endpoint` is a broker. null: the defaults.",
+        "With `type: kafka`: the settings of the log, such as topic and cluster. `outputs[].endpoint` is a broker."
+        " null: the defaults.",
         example={"topic": "kvbus"},
     )
 
     nats: NatsStream | None = key(
         None,
-        "With `type: nats`: stream and cluster. `endpoint` is a server. null: the defaults.",
+        "With `type: nats`: the settings of the log, such as stream and cluster. `outputs[].endpoint` is a server."
+        " null: the defaults.",
         example={"stream": "kvbus"},
     )
 
     redis: RedisKeys | None = key(
         None,
-        "With `type: redis`: key prefix and cluster. `endpoint` is the primary or a Sentinel. null: the defaults.",
+        "With `type: redis`: the settings of the log, such as key prefix and cluster. `outputs[].endpoint` is the "
+        "primary or a Sentinel. null: the defaults.",
         example={"prefix": "kvbus"},
     )
 

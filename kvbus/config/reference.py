@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.front import Front, FrontGrpc
-from kvbus.config.logs import KafkaTopic, NatsStream, RedisKeys
+from kvbus.config.logs import TYPES, KafkaTopic, NatsStream, RedisKeys
 from kvbus.config.models import Config, Interpose, Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import SourceConfig
@@ -72,8 +72,18 @@ def kinds() -> Iterator[tuple[str, str, str, str, str]]:
 
 
 def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
-    """Format rows as a Markdown table. Without an argument, the rows are those of all configuration keys."""
-    lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in (rows() if of is None else of)]
+    """Format rows as a Markdown table. Without an argument, the rows are those of all configuration keys.
+
+    A key that several types of logs have with the same meaning is one row.
+    """
+    keys: dict[tuple[str, ...], str] = {}
+    for key, *rest in rows() if of is None else of:
+        section, _, name = key.rpartition(".")
+        place, _, log = section.rpartition(".")
+        same = (place, name, *rest) if log in TYPES else (key, "", *rest)
+        keys[same] = f"{keys[same]}, `{log}`" if same in keys else f"`{key}`"
+    shared = (text.replace("`, ", "` (also under ", 1) + ")" if "`, " in text else text for text in keys.values())
+    lines = [f"| {text} | " + " | ".join(rest) + " |" for text, (_, _, *rest) in zip(shared, keys, strict=True)]
     return "\n".join([HEADER, *lines]) + "\n"
 
 

@@ -59,9 +59,9 @@ class SourceConfig(Section):
     )
     data_parallel_size: Int = key(
         1,
-        "Number of the engine's data-parallel ranks. Rank r is at port + r of every endpoint. With `ipc://` it is "
-        "at `PATH-r` (rank 0: `PATH`), or at the path with r in place of `{rank}`. With `discover`: the number "
-        "for engines whose discovery does not state it.",
+        "Number of the engine's data-parallel ranks. Rank r uses port + r at every endpoint. With `ipc://` it uses"
+        " `PATH-r` (rank 0: `PATH`), or the path with r in place of `{rank}`. With `discover`: the number for "
+        "engines whose discovery does not state it.",
         example=1,
         unit="ranks",
         ge=1,
@@ -76,8 +76,8 @@ class SourceConfig(Section):
     clears: Literal["auto", "device", "all"] = key(
         "auto",
         "Blocks that the engine's AllBlocksCleared removes. device: the blocks on the device (vLLM). all: the "
-        "blocks of every tier (SGLang). auto: all if the engine's epoch began with an AllBlocksCleared, else "
-        "device.",
+        "blocks of every tier (SGLang). auto: all if the engine sent an AllBlocksCleared first when it started, "
+        "else device.",
         example="auto",
     )
     slot: Int | None = key(
@@ -97,7 +97,7 @@ class SourceConfig(Section):
     )
     curve_server_key_file: Path | None = key(
         None,
-        "Public key of the engine, for the endpoints that kvbus connects to.",
+        "Public key of the engine, for the endpoints to which kvbus connects.",
         example="/etc/kvbus/keys/engine.key",
     )
     curve_client_keys: Path | None = key(

@@ -53,7 +53,11 @@ class DnsSettings(Section):
         None, "Port of rank 0's publisher. null: the port in the SRV records.", example=5557, ge=1, le=65535
     )
     replay_port: Int | None = key(
-        None, "Port of rank 0's replay. null: no replay, or `replay_name`.", example=5558, ge=1, le=65535
+        None,
+        "Port for replays of rank 0. null: no replays, or the ports of `replay_name`.",
+        example=5558,
+        ge=1,
+        le=65535,
     )
     replay_name: Text | None = key(
         None,
