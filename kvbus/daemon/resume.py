@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
@@ -22,6 +22,9 @@ from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
 
 log = logging.getLogger("kvbus.daemon")
+
+RULES: Final = ("block_size", "groups", "without_media", "orphans", "on_lost")
+"""The configuration keys that decide which of an engine's blocks kvbus keeps, besides those of a single source."""
 
 
 class Beginning(NamedTuple):
@@ -82,9 +85,10 @@ def resume(
 def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, readers: Sequence[str] = ()) -> list[str]:
     """Return the names of everything that a state on disk depends on. A state with other names is not loaded.
 
-    These are the sources with their slots, the outputs, and the readers of the views. They include the rule of each
-    source that says how many removals end a block (``duplicates``). After a change of this rule, the state may hold
-    blocks that no further removal would end.
+    These are the sources with their slots, the outputs, the readers of the views, and the rules that decide which
+    blocks kvbus keeps (``duplicates``, ``clears`` and :data:`RULES`). After a change of a rule, the state may hold
+    blocks that the new rule excludes, and the write-ahead log would give other blocks than routers have. A rule with
+    its default value has no name, except ``duplicates``.
 
     Args:
         config: the configuration.
@@ -92,5 +96,13 @@ def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, re
         slots: the relay's number of slots. It may be higher than the highest slot of a source, if sources were removed.
         readers: names for the views and their keys. See :meth:`Views.identity`.
     """
-    sources = [f"{slot} {stream.label} {stream.duplicates}" for slot, stream in sorted(streams.items())]
-    return [*sources, f"{slots} slots", *(output.name for output in config.outputs), *readers]
+    sources = [
+        f"{slot} {stream.label} {stream.duplicates}" + ("" if stream.clears == "auto" else f" {stream.clears}")
+        for slot, stream in sorted(streams.items())
+    ]
+    rules = [
+        f"{name} {value}"
+        for name in RULES
+        if (value := getattr(config, name)) != Config.model_fields[name].get_default(call_default_factory=True)
+    ]
+    return [*sources, f"{slots} slots", *rules, *(output.name for output in config.outputs), *readers]

@@ -127,3 +127,45 @@ def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_pa
     with process(config.model_copy(update={"duplicates": "last"}), tmp_path) as (found, _, store):
         assert not found.restored
         assert store.refused
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"block_size": 8},
+        {"groups": "all"},
+        {"without_media": ("CPU",)},
+        {"orphans": "drop"},
+        {"on_lost": "keep"},
+    ],
+    ids=str,
+)
+def test_blocks_that_were_kept_by_another_rule_are_learned_anew(
+    config: Config, rule: dict[str, object], tmp_path: Path
+) -> None:
+    """If a rule has changed that decides which blocks kvbus keeps, kvbus does not use the saved state.
+
+    With the new rule, kvbus would drop blocks from the write-ahead log that routers hold, and would never remove them
+    at the routers. Blocks from the checkpoint would stay although the new rule excludes them.
+    """
+    with process(config, tmp_path):
+        pass
+    changed = config.model_copy(update=rule)
+    with process(changed, tmp_path) as (found, _, store):
+        assert not found.restored
+        assert store.refused
+    with process(changed, tmp_path) as (found, _, store):
+        assert found.restored
+    with process(config, tmp_path) as (found, _, store):
+        assert not found.restored
+
+
+def test_a_state_of_another_meaning_of_clears_is_refused(tmp_path: Path) -> None:
+    """If ``sources[].clears`` has changed, the write-ahead log would clear other blocks than routers have cleared."""
+    engine = {"endpoint": "ipc:///engine", "name": "a"}
+    with process(load(None, env={}, overrides={"sources": [engine], "outputs": [{}]}), tmp_path):
+        pass
+    changed = load(None, env={}, overrides={"sources": [engine | {"clears": "all"}], "outputs": [{}]})
+    with process(changed, tmp_path) as (found, _, store):
+        assert not found.restored
+        assert store.refused
