@@ -71,7 +71,7 @@ def owners(target: ast.expr) -> Iterator[str]:
 def asking(text: str) -> str:
     """Return a module's text with a ``reveal_type`` call before each statement that changes a value through an object.
 
-    The call is for this object, so that mypy reports its type.
+    Each call asks mypy for the type of the object that the statement changes.
     """
     lines = text.split("\n")
     for node in sorted((n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.stmt)), key=lambda n: -n.lineno):

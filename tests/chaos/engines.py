@@ -218,7 +218,8 @@ class PipedEngine(Engine):
     async def _publish(self, payload: bytes) -> None:
         """Write a batch to the engine's process.
 
-        If it is dead, the batch is lost, but the next process has an empty cache.
+        If the process is dead, the batch is lost. This does no harm, because the next process begins with an empty
+        cache.
         """
         line = {"t": 0.0, "topic": "", "seq": self._seq, "payload": base64.b64encode(payload).decode()}
         self._seq += 1

@@ -235,8 +235,10 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_watch_that_has_expired_begins_with_a_list(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
-    """etcd has deleted the version from which kvbus would continue its watch, so the server answers the watch with
-    410 Gone.
+    """kvbus reads a new list of pods if its watch has expired.
+
+    etcd has deleted the version from which kvbus would continue its watch, so the server answers the watch with 410
+    Gone.
     """
     place = Place(api)
     place.put_token(token_file)

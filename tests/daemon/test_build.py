@@ -1,5 +1,5 @@
-"""Tests for how the daemon builds the relay from the configuration: slots of sources and streams, topics,
-reservations.
+"""Tests for how the daemon builds the relay from the configuration: slots of sources and streams, topics, and reserved
+seqs.
 """
 
 from __future__ import annotations

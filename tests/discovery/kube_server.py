@@ -19,7 +19,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5558, **more: Any) -> dict[str, Any]:
-    """Return a Pod object as the Kubernetes API has it. ``more`` overrides its metadata."""
+    """Return a Pod object in the form of the Kubernetes API. ``more`` overrides the pod's metadata."""
     ports = [{"name": "kv-events", "containerPort": port, "protocol": "TCP"}]
     if replay is not None:
         ports.append({"name": "kv-replay", "containerPort": replay, "protocol": "TCP"})
