@@ -127,7 +127,7 @@ class Applier:
         source = self._sources[record.source]
         self._forget(record.source, now)
         for chunk in record.chunks:  # each chunk is one batch
-            self.deliver(record.source, -1, source.topic, chunk, now)  # seq -1: not the first batch of an epoch
+            self.deliver(record.source, -1, source.topic, chunk, now)  # seq -1 means: not the first batch of an epoch
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now

@@ -84,7 +84,7 @@ class Source:
         expire = Lifetimes(spec.expiring_media, spec.expire_after, self.normalizer.index)
         self.lifetimes = expire if spec.expiring_media else None
 
-        # Values that the newest batch had, or that the configuration has until a batch arrives.
+        # Values of the newest batch. Until a batch arrives, they are values of the configuration.
         self.rank = spec.rank
         self.ranked = False
         """Whether the engine has named its rank in this epoch.

@@ -39,7 +39,7 @@ class Reblocking:
 
     kvbus sends the removal of a sub-block only at the end of the batch, and only if no later event of the batch stores
     the sub-block again. A later store comes when the engine splits a radix node: it removes the node and stores two new
-    ones. In between, a router that keeps a tree would lose all descendants of a removed block.
+    ones. If kvbus sent the removal first, a router that keeps a tree would lose all descendants of the removed block.
 
     Attributes:
         removed: the sub-blocks whose removal is held back, by table.

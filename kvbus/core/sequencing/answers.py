@@ -89,7 +89,7 @@ class OpenRequest(msgspec.Struct):
 
     # The time limits of the answer. :meth:`Requests.sent` sets them.
     deadline: float = inf
-    """The time at which kvbus gives the request up. Each batch with a higher seq than before postpones it."""
+    """The time at which kvbus gives the request up. A batch with a higher seq than all before postpones this time."""
     hard_deadline: float = inf
     """The time at which kvbus gives the request up even if further batches come."""
 

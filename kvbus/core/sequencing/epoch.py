@@ -199,7 +199,7 @@ class PublisherBuffer:
             self.keeps = False
 
     def disconnected(self) -> None:
-        """Forget that a replay answer was unexpectedly empty, because the connection of that time has ended."""
+        """Forget that a replay answer was unexpectedly empty, because the connection during which it came has ended."""
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:
