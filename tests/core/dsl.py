@@ -141,7 +141,10 @@ def raw(*frames: bytes, source: int = 0) -> Happens:
 
 
 def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None) -> Happens:
-    """Return the step in which one batch of a replay answer arrives, by default of the newest request's answer."""
+    """Return the step in which one batch of a replay answer arrives.
+
+    If ``request`` is None, the batch belongs to the answer to the newest request.
+    """
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -151,7 +154,10 @@ def replayed(seq: int, *events: Any, source: int = 0, request: int | None = None
 
 
 def replay_end(source: int = 0, request: int | None = None) -> Happens:
-    """Return the step in which END of a replay answer arrives, by default of the newest request's answer."""
+    """Return the step in which END of a replay answer arrives.
+
+    If ``request`` is None, it ends the answer to the newest request.
+    """
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -163,7 +169,7 @@ def replay_end(source: int = 0, request: int | None = None) -> Happens:
 def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
     """Return the step in which a replay answer breaks off at a frame that is too large.
 
-    By default it is the answer to the newest request.
+    If ``request`` is None, it is the answer to the newest request.
     """
 
     def make(script: Conversation) -> RelayEvent:
@@ -173,7 +179,10 @@ def replay_aborted(source: int = 0, request: int | None = None) -> Happens:
 
 
 def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = None) -> Happens:
-    """Return the step in which the reply to a snapshot request arrives, by default to the newest one."""
+    """Return the step in which the reply to a snapshot request arrives.
+
+    If ``request`` is None, it is the reply to the newest request.
+    """
 
     def make(script: Conversation) -> RelayEvent:
         number = script.requests[source] if request is None else request
@@ -321,7 +330,7 @@ def _say(command: Done) -> str:
 
 
 class Conversation:
-    """The events that a relay or a sequencer gets in a test, and its answers to them."""
+    """The events that a test gives to a relay or a sequencer, and the commands or actions that follow from them."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -356,7 +365,10 @@ class Conversation:
         return self
 
     def readable(self, done: Done) -> Done:
-        """Return a command unchanged, or a command that starts an answer together with the reader of the answer."""
+        """Return a command unchanged.
+
+        A command that starts a replay answer is returned together with a reader of the answer.
+        """
         return done
 
     def __bool__(self) -> bool:
@@ -385,7 +397,7 @@ class Conversation:
 class Script(Conversation):
     """A conversation with a relay that by default has one source and one output.
 
-    Other keywords are fields of the SourceSpec.
+    Keywords that the constructor does not name are fields of the SourceSpec.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Tests by example for a checkpoint of the relay: the state that it restores, and the data that it refuses.
 
-The random relay in properties, which is killed, has further tests.
+``tests/properties`` also kills a random relay and restores it from its checkpoint.
 """
 
 import re
@@ -42,9 +42,12 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
 
 
 def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
-    """kvbus took small blocks for tail blocks and did not announce them. When it learns that they are blocks, it does.
+    """kvbus took small blocks for tail blocks and did not announce them.
 
-    They come one by one, beside larger blocks, until several blocks in one event prove the size.
+    When it learns that they are blocks, it announces
+    them.
+
+    The small blocks come one by one, beside larger blocks, until one event with several small blocks proves their size.
     """
     script = restored([store([9], block_size=32, group=0)], [store([1], group=0)])
     out = script.source.normalizer.apply(decode_batch(payload(store([2, 3], 1, group=0))))
@@ -64,7 +67,9 @@ def announced(normalizer):
 
 
 def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
-    """Changes that happen while a checkpoint is written are not in it. They are in the write-ahead log after it."""
+    """Changes that happen while a checkpoint is written are in the write-ahead log after the checkpoint, not in the
+    checkpoint.
+    """
     first, second = Script(), Script()
     first >> live(0, store([1, 2]))
     first.whatever()
@@ -85,9 +90,11 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
     ids=["", "reblock", "dynamo", "topic"],
 )
 def test_blocks_are_announced_as_before(options):
-    """A restored relay announces the same blocks. They are more than one record of the checkpoint holds.
+    """A relay that was restored from a checkpoint announces the same blocks as before.
 
-    One of the stores has a field that no struct defines, another lacks a block.
+    The blocks do not fit into one record of the checkpoint. One store has a field that kvbus does not know, and one of
+    its
+    blocks is removed before the checkpoint.
     """
     first, second = Script(**options), Script(**options)
     first >> live(0, {**store([1, 2, 3]), "unheard_of": 7}, topic=b"engine")

@@ -1,4 +1,7 @@
-"""Tests for the script helpers in ``dsl.py``: a script fails if the relay does something else, and names it."""
+"""Tests for the script helpers in ``dsl.py``: a script fails at a command that the test does not expect, and the
+failure
+names the command.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Tests for blocks on a medium whose removals an engine never announces: they expire if the engine names them no more."""
+"""Tests for blocks on a medium whose removals an engine never announces: they expire if no event has named them for
+some
+time.
+"""
 
 import collections
 import sys

@@ -1,4 +1,6 @@
-"""Tests for the state `partial` of a source: what kvbus does not know, since when, and what ends this state.
+"""Tests for the state `partial` of a source, in which kvbus may lack blocks of the engine: its reasons, its begin
+and its
+end.
 
 The state is the same after a restart from the write-ahead log.
 """
@@ -261,7 +263,7 @@ class TestAClear:
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
         """A clear of the old epoch does not end `partial` in the next epoch.
 
-        kvbus has not delivered it yet when the next epoch begins.
+        kvbus has received the clear, but has not applied it yet when the next epoch begins.
         """
         script = Kept(reorder_grace=10)
         last = 2 + SLICE + 20
@@ -280,11 +282,10 @@ class TestAClear:
 @pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
 @pytest.mark.parametrize("tiers", [False, True])
 def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
-    """A state ends `partial`, even if it arrives after kvbus has given up its request.
+    """A state in a later replay answer ends `partial`, although kvbus had given up its request for older batches.
 
-    An earlier kvbus in a chain sends one.
-
-    A clear that leaves another tier does not begin a state, nor does a usual batch.
+    Another kvbus, from which this kvbus reads, sends such a state. A usual batch is not a state. Nor is a batch with a
+    clear that leaves blocks on another tier.
     """
     script = Kept(replay=True)
     script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))

@@ -1,4 +1,5 @@
-"""``make explore DEPTH=6``: search all orders of events from every starting point (scene) to a depth, and report it.
+"""``make explore DEPTH=6``: search all orders of events from every starting point (scene) to a depth, and print a
+report.
 
 Exit with 1 if a check fails.
 """

@@ -93,9 +93,9 @@ class Checking(Router):
 
 
 class Trusting(Router):
-    """A router that applies every batch immediately.
+    """A router that applies every batch immediately, and replaces its blocks by each new state.
 
-    A new state replaces its blocks, and its reads affect nothing else.
+    The order of its reads is not part of the search.
     """
 
     def subscribe(self, bus: Bus, now: float) -> None:

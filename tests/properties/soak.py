@@ -1,7 +1,8 @@
 """Run random worlds of the relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
 
-The seed determines the worlds. Each has 60 steps, and several processes share the worlds. The program shortens the
-first world that fails: it removes steps while the same failure remains. It prints the rest as a test, and exits with 1.
+The seed determines the worlds. Each world has 60 steps, and several processes share the worlds. The program shortens
+the first world that fails: it removes steps while the same failure remains. It prints the remaining steps as a test,
+and exits with 1.
 """
 
 from __future__ import annotations

@@ -261,8 +261,7 @@ def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal
 def test_heartbeats_are_no_other_epoch() -> None:
     """The last relay requests a replay after a loss, a reconnection and a silence.
 
-    All replayed heartbeats have the same
-    ``ts``, and must not look like batches of another epoch.
+    All replayed heartbeats have the same ``ts``, and must not look like batches of another epoch.
     """
     chain = Chain("vllm", "vllm")
     chain.step("store", 0, 1)
@@ -281,9 +280,11 @@ def test_heartbeats_are_no_other_epoch() -> None:
 
 @pytest.mark.parametrize("journal", [1, 2, 5, 8])
 def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
-    """The first relay's journal lacks batches that a probe requests, and later batches that the last relay has missed.
+    """The last relay must not take a state of the first relay for another epoch.
 
-    It answers with a state, which the last relay must not take for another epoch.
+    The first relay answers with a state, because its journal lacks the batches that the last relay requests: with a
+    probe of
+    the idle stream, and after a loss.
     """
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):
@@ -304,9 +305,11 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 
 @pytest.mark.parametrize("again", ["live", "away"])
 def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
-    """The last relay notices missing batches by the next batch or by a reconnection.
+    """The last relay must not take a state of the first relay for a restart.
 
-    The journal no longer has them, so the answer is a state.
+    It notices missing batches by the next batch or by a reconnection. The first relay's journal no longer has them, so
+    the
+    first relay answers with a state.
     """
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):

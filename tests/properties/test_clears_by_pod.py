@@ -3,9 +3,9 @@
 They must still hold the blocks of all ranks.
 
 Engines restart, lose batches, disconnect and come back. Routers join late, are disconnected and miss batches of a
-merged stream. The stream feeds models of all known readers of this kind: a count of stores and removals without ranks
-(llm-d), one set per rank with a clear of all ranks (llm-d for a while) or of the event's rank (llm-d's newest version),
-and one plain set (AIBrix). A version of AIBrix that ignores clears is correct unless it has missed a batch.
+merged stream. The stream feeds models of all known readers of this kind. Releases of llm-d count stores and removals
+without ranks, or keep one set for each rank and clear all sets, or clear the set of the event's rank. AIBrix keeps one
+plain set. A version of AIBrix that ignores clears is correct unless it has missed a batch.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it
 def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
     """After kvbus has learned a block size, it announces the rank's blocks again under new hashes.
 
-    It must send removals of the old hashes, because a clear would also remove the blocks of the other rank.
+    kvbus must send removals of the old hashes, because a clear would also remove the blocks of the other rank.
     """
     stage = PodStage(2, 100, "llm-d")
     stage.handle(BatchReceived(1, batch(1, store([9], tokens=list(range(4)), block_size=4))))

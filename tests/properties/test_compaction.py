@@ -2,8 +2,9 @@
 
 A reader that starts at the beginning sees at least the final state of every live block. Within a state, parents come
 before children, and blocks of one medium and group stay together. A batch never changes its seq. A reader that keeps up
-with the stream misses nothing. A late router ends with the same blocks as an early router, with a plain set and with
-reference counts, and also if it begins with old blocks. Live batches are published between the messages of an answer.
+with the stream misses no batch. A late router ends with the same blocks as an early router, even if it begins with old
+blocks. This holds for routers that keep a plain set, and for routers that count stores and removals. Live batches are
+published between the messages of an answer.
 """
 
 from itertools import groupby
@@ -370,9 +371,9 @@ def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, n
 
 
 def test_who_stands_before_a_late_answer_gets_the_journal():
-    """A router that lacks a few batches gets only these from the journal.
+    """A router that lacks a few batches gets only these batches from the journal.
 
-    Only a request for the seqs inside a state cannot be continued in this way.
+    Only a request that begins inside a state gets the complete state, even if the journal has the seq.
     """
     stage = long_stage("vllm", 10**6)
     Reader(stage).finish()

@@ -220,7 +220,10 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 @given(HISTORIES, KINDS)
 def test_what_is_cached_makes_no_difference(history, kind):
-    """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks."""
+    """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks as
+    one whose
+    caches are full.
+    """
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         warm, cold = benches
@@ -304,7 +307,7 @@ def test_coarse_duplicates_change_nothing(history, data):
 
 @given(HISTORIES, st.data(), st.booleans())
 def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
-    """kvbus divides the chunks that a connector stores on disk, two blocks each with a hash of its own.
+    """kvbus divides the chunks that a connector stores on disk. Each chunk has two blocks, and its own hash.
 
     One removal deletes a complete chunk.
     """

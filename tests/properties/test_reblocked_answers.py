@@ -22,7 +22,7 @@ from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
 
 
 class Blocks(Stage):
-    """Engines with one coarse block size. kvbus divides their blocks into blocks of the pinned size."""
+    """Engines with one coarse block size. kvbus divides their blocks into blocks of the size that is configured."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)

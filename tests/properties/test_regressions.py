@@ -9,8 +9,9 @@ from tests.properties.world import Setup, World
 
 
 def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
-    """After an engine behind a proxy had restarted, kvbus found the same gap and requested a snapshot again and
-    again.
+    """After an engine behind a proxy had restarted, its snapshot did not fill a gap, and kvbus requested the
+    snapshot again
+    and again.
     """
     world = World(Setup(engines=("snapshot",), buffer_steps=3))
     world.connect(0)
@@ -22,9 +23,10 @@ def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() ->
 
 
 def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -> None:
-    """With ``on_lost: keep``, kvbus got no answer after a reconnection and continued the old epoch.
+    """With ``on_lost: keep``, kvbus got no answer after a reconnection, and continued the old epoch.
 
-    But the engine had begun a new epoch, in which it had no block and published nothing.
+    But the engine had begun a new epoch, in which it had no block and published no batch. kvbus must still notice this
+    epoch.
     """
     world = World(Setup(on_lost="keep"))
     world.publish(0, [("chain", 5, "GPU")], 4)
@@ -58,10 +60,9 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
 
 
 def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
-    """The first batch of a trimmed replay buffer had already arrived live, and kvbus wrongly counted older batches
-    as lost.
+    """kvbus wrongly counted batches as lost that the engine's replay buffer no longer had when kvbus connected.
 
-    They are history, which the engine no longer has.
+    This happened if the first batch of the replay buffer had already arrived live.
     """
     world = World(Setup(buffer_steps=3))
     world.publish(0, [("chain", 3, "GPU")], 7)
@@ -124,9 +125,9 @@ def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_kn
 
 
 def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
-    """The new epoch of an engine skipped seq 2.
+    """kvbus must notice that it has accepted a batch of the old epoch in the new one.
 
-    Batch 2 of the old epoch arrived late, and kvbus accepted it in its place.
+    The new epoch of an engine skipped seq 2. Batch 2 of the old epoch arrived late, and filled this gap.
     """
     world = World(Setup(on_lost="keep"))
     world.connect(0)
@@ -151,7 +152,7 @@ def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
 
 
 def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
-    """kvbus must fold byte hashes for Dynamo also in a batch that it otherwise relays unchanged."""
+    """For Dynamo, kvbus must send byte hashes as integers, also in a batch that it otherwise relays unchanged."""
     world = World(Setup(outputs=("dynamo",), bytes_hashes=True))
     world.publish(0, [("chain", 6, "CPU")], 2)
     world.publish(0, [("remove", 1, "CPU")], 2)
@@ -159,9 +160,9 @@ def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
 
 
 def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_reason() -> None:
-    """The full index refused the parent on the GPU, and the child was dropped on another medium.
+    """A child on the CPU was dropped, because the full index had refused its parent on the GPU.
 
-    The clear is for the GPU.
+    The source must stay partial after a clear of the GPU, because the child is still missing on the CPU.
     """
     world = World(Setup(orphans="drop", duplicates="ignore", max_blocks=5))
     world.publish(0, [("store", 5, "CPU"), ("store", 1, "GPU"), ("chain", 3, "GPU"), ("chain", 7, "CPU")], 4)
@@ -172,9 +173,11 @@ def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_rea
 
 
 def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
-    """The first event that kvbus got from an engine without a replay was a clear of the CPU.
+    """A clear of the CPU does not show that the engine's GPU is empty, so the source stays partial.
 
-    The engine still had a block on the GPU, which kvbus did not know.
+    The clear was the first event that kvbus got from an engine without a replay. The engine still had a block on the
+    GPU,
+    which kvbus did not know.
     """
     world = World(Setup(engines=("deaf",)))
     world.publish(0, [("store", 7, "GPU")], 1)

@@ -117,9 +117,11 @@ class Pool:
 
 @given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
 def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
-    """Unless the block size is pinned, the test checks the routers only after the first complete block.
+    """Routers hold the engine's complete blocks, and no tail blocks.
 
-    Before it, kvbus may announce a tail block as a block.
+    If ``block_size`` is not configured, kvbus may announce a tail block as a block before it gets the first complete
+    block.
+    So the test checks the routers only after that block.
     """
     bench, pool = Bench(block_size=pinned), Pool()
     if proven:

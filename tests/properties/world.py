@@ -415,7 +415,9 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
 class World:
     """A simulated world without I/O, whose methods are the steps of a script.
 
-    A step may name a source, output or message by any number, which counts modulo their number.
+    The arguments of a step that name a source, output or message may be any numbers. The step divides such a number by
+    the
+    number of sources, outputs or messages, and uses the remainder.
     """
 
     steps = 0

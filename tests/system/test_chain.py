@@ -18,9 +18,9 @@ NAME = "vllm033_map_int"
 
 
 async def the_chain(*, by_snapshot: bool) -> None:
-    """Relay a recorded stream through two kvbus, one behind the other, and check the blocks at the end.
+    """Relay a recorded stream through two kvbus in a chain, and check the blocks at the end.
 
-    The second kvbus starts when the journal of the first no longer has the oldest batches.
+    The second kvbus starts when the journal of the first kvbus no longer has the oldest batches.
     """
     messages = load(NAME)
     half = len(messages) // 2

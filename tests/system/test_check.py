@@ -115,7 +115,9 @@ def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
 
 @pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
 def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
-    """A limit on the size of files stands for a full disk: kvbus can create a file in it, but not write to it."""
+    """A limit on the size of files stands for a full disk: kvbus can create a file in the directory, but not write
+    to it.
+    """
     if made:
         (tmp_path / "state").mkdir()
     path = tmp_path / "kvbus.yaml"

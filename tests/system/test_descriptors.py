@@ -100,7 +100,7 @@ ASKED = 5 * ROOM
 
 
 async def ask_many() -> None:
-    """Request a replay from one engine for many sources at once. The engine delays every answer."""
+    """Request a replay from one engine for many sources at the same time. The engine delays every answer."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = OF_SOURCE * ASKED + 3 * ROOM * OF_REQUEST
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -163,8 +163,9 @@ async def _connections(number: int) -> None:
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
 def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
-    """The test runs in a process of its own, because here a socket of an earlier test may close and free a
-    descriptor.
+    """Run the test in a process of its own.
+
+    In the process of the test suite, a socket of an earlier test may close during the test, and so free a descriptor.
     """
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)

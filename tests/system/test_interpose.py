@@ -1,4 +1,4 @@
-"""Tests for interposing: an engine and its routers dial one port of kvbus, with real sockets of libzmq."""
+"""Tests for interposing: an engine and its routers connect to one port of kvbus, with real sockets of libzmq."""
 
 import contextlib
 import json
@@ -101,7 +101,7 @@ async def test_each_rank_has_its_port():
 async def test_kvbus_restarts_between_them(tmp_path):
     """The engine and the routers connect again to the new kvbus process.
 
-    It continues with the saved state: it counts no restart of the engine and no lost batch.
+    The new process continues with the saved state: it counts no restart of the engine and no lost batch.
     """
     ports: dict[str, Any] = {}
     async with contextlib.AsyncExitStack() as stack:

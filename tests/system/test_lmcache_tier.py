@@ -1,4 +1,4 @@
-"""Tests that an engine's blocks and the blocks that LMCache keeps for it are one view of one worker.
+"""Tests that routers see an engine's blocks, and the blocks that LMCache keeps for the engine, as blocks of one worker.
 
 Both kinds of events come through vLLM's stream. LMCache announces chunks of 256 tokens on the CPU with its own hashes.
 """

@@ -38,7 +38,7 @@ OTHERS: Final = [name for name in PROFILES if name != "llm-d"]
 def findings(source: Source) -> list[Finding]:
     """Return kvbus's findings about a source.
 
-    The one about the engine's clock is left out, because the captures are old.
+    The finding about the engine's clock is left out, because the captures are old.
     """
     return [finding for finding in source_findings(source) if finding.id != "clock_off"]
 

@@ -178,7 +178,7 @@ async def test_dialling_out() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
-    """Sources join, leave and change their order in the configuration, where at most six are allowed.
+    """Sources join, leave and change their order in the configuration, which allows at most six sources.
 
     kvbus restarts with and without its state, and routers disconnect.
     """

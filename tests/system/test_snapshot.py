@@ -129,9 +129,9 @@ def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
 
 
 async def merged() -> None:
-    """Check the snapshot of an output with all sources in one stream: one announcement has the blocks of all of them.
+    """Check the snapshot of an output with all sources in one stream: it has the blocks of all sources.
 
-    The blocks of each source are cleared separately.
+    When an engine restarts, kvbus clears only the blocks of this engine's source.
     """
     port = ports_in_a_row(1)
     async with (

@@ -34,9 +34,9 @@ def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float)
 
 
 class Longest:
-    """The longest times that routers needed to become exact again.
+    """The longest time after which routers were exact again, for all faults together and for each kind of fault.
 
-    One is over all faults. The others are for each kind of fault, in worlds where no other kind happened before.
+    The time for one kind counts only worlds in which no other kind of fault happened before.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ def hashes_of(payloads):
 
 
 def domain(values):
-    """Return what values the hashes of a stream have: type and length of bytes, or the signs and sizes of integers."""
+    """Return a description of the hashes of a stream: type and length of bytes, or the signs and sizes of integers."""
     if any(isinstance(value, bytes) for value in values):
         return {(kind(value), len(value)) for value in values}
     return min(values) < 0, max(values) >= 2**63

@@ -250,7 +250,7 @@ def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
 def test_all_groups_on_request(capture, masked):
     """With ``groups: all``, routers also have the blocks of groups without prefix caching.
 
-    Some of vLLM's stores for Mamba contain masked blocks, and placeholders of these on the CPU.
+    ``masked`` is the number of the capture's stores with masked blocks, which kvbus sends without tokens.
     """
     played = Played(capture, groups="all")
     assert {key[0] for key in played.router.blocks} == {0, 1}
@@ -315,7 +315,10 @@ class TestCopies:
         assert matches_truth(name, played.router) is None
 
     def test_counting_it_leaves_dead_blocks(self):
-        """If kvbus counts the copies of such an engine, routers keep dead blocks: one removal ends all copies."""
+        """If kvbus counts the copies of an engine with vllm#55092, routers keep dead blocks.
+
+        Such an engine sends one removal for all copies of a block, and kvbus waits for as many removals as stores.
+        """
         assert "dead" in str(matches_truth("vllm033_window", OnlyTheLast("vllm033_window").router))
 
 

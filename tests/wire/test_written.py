@@ -18,7 +18,7 @@ Hashes = list[int]
 class TrtllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
     """TensorRT-LLM's BlockStored (TensorRT-LLM#17023).
 
-    Fields with a default there are omitted here, as it never sets them.
+    Fields that have a default in TensorRT-LLM are left out here, because TensorRT-LLM never sets them.
     """
 
     block_hashes: Hashes

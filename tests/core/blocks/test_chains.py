@@ -1,4 +1,6 @@
-"""Tests for joining the stores of consecutive single blocks into one event that keeps the fields of each block."""
+"""Tests for store events that have one block each: if each block follows the previous one, kvbus joins them into one
+event, which keeps the fields of each block.
+"""
 
 from collections import Counter
 from typing import Any
@@ -26,8 +28,9 @@ def index_of(*events, **rules):
 
 
 def lanes(count, **more):
-    """Return one store per block for ``LANES`` requests that decode in parallel: each block's parent is ``LANES``
-    blocks earlier.
+    """Return one store per block, for ``LANES`` requests that decode in parallel.
+
+    Their blocks alternate, so the parent of each block is the block ``LANES`` stores earlier.
     """
     return [store([at], at - LANES if at > LANES else None, **more) for at in range(1, count + 1)]
 

@@ -109,7 +109,7 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
 def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
     """Several readers share the batches of a snapshot, because collecting a batch's blocks is most of the work.
 
-    A reader that begins after the last batch was collected gets all of them.
+    A reader that begins after the snapshot's last batch was collected still gets every batch.
     """
     found = []
 

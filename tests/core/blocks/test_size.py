@@ -1,6 +1,6 @@
 """Tests for the size in bytes that kvbus computes for an index.
 
-It is exact after any order of removals, near the growth of the process, and limited.
+The size is exact after removals in any order. It is close to the growth of the process's memory, and it has a limit.
 """
 
 import sys
@@ -46,8 +46,9 @@ def _calls(bench, payload_):
 
 @pytest.mark.parametrize("event", [store([10**6]), cleared(), removed([1], group=0, medium="DISK")])
 def test_what_an_event_costs_does_not_grow_with_the_tables(event):
-    """The cost of an event does not depend on the number of groups and media: there are hundreds of them, and an event
-    visits only its own.
+    """The cost of an event does not depend on the number of groups and media in the index.
+
+    The index may have hundreds of them. An event visits only the blocks of its own group and medium.
     """
     media = ["CPU", "DISK", "FS", "NVME", "OBJ", "SHARED", "REMOTE", "NETWORK"]
     costs = []

@@ -84,9 +84,9 @@ def test_spellings_that_are_very_long_are_not_kept(kind):
 
 
 def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
-    """A second block size shows that stores without a group number are radix nodes.
+    """A store of another size shows that the blocks without a group number are radix nodes, which kvbus cuts.
 
-    This then holds for all LoRA adapters.
+    The store has one LoRA adapter. kvbus then also cuts the blocks of other adapters, but not the blocks of group 5.
     """
     bench = Bench()
     bench.feed(store([1], lora_id=1), store([2], lora_id=2), store([3], lora_id=3, group=5))

@@ -1,4 +1,7 @@
-"""Tests for copies of a block: how many a removal ends, by the setting ``duplicates`` or by the engine's own counts."""
+"""Tests for copies of a block: the number of copies that a removal ends, by the setting ``duplicates`` or by the
+engine's
+own counts.
+"""
 
 import pytest
 from msgspec import msgpack
@@ -66,9 +69,9 @@ class TestWhatIsSaid:
 
 
 def test_positions_of_the_field_are_those_of_the_encoder():
-    """kvbus reads ``remaining_copy_counts`` in the form of the wire test of vllm#48933.
+    """kvbus reads ``remaining_copy_counts`` in the form in which vllm#48933's own test of the encoding sends it.
 
-    This test sends the field in a map, and leaves it out if the counts are unknown.
+    There, the field is in a map, and is missing if the engine does not know the counts.
     """
     body = msgpack.encode(
         [

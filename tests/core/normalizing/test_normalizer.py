@@ -190,8 +190,9 @@ def tail(name, parent=None, size=16, **more):
 
 
 class TestTails:
-    """Tests for the end of a prompt, which vLLM with partial hits announces as one block that is smaller than its
-    group's.
+    """Tests for the end of a prompt, which vLLM with partial hits announces as one block that is smaller than the
+    blocks of
+    its group.
     """
 
     @pytest.mark.parametrize("block_size", [16, 32])

@@ -10,7 +10,9 @@ def stream(*, topic=b"kv", heartbeat=1.0, profile="vllm", **more):
 class TestNumbersOfALog:
     """Tests for a stream with a log's seqs: its journal begins with the newest complete state.
 
-    This also holds for a router that joins while kvbus receives a state that the other routers already have.
+    Routers that already have the blocks of a new state get empty batches in its place. When the new state is complete,
+    the
+    journal begins with it.
     """
 
     def taken(self, made, seq, payload, *, begins=False, ends=False, known=False):

@@ -1,6 +1,6 @@
 """Tests by example for a tenant's view, the stream of a router with limited rights.
 
-They test which stores belong to it, which blocks follow these, and which are never sent.
+They test which stores belong to the view, and which blocks a router of the view never gets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Functions to write tests of a sequencer as a conversation, as in :mod:`tests.core.dsl`, with the sequencer's own
 actions.
 
-The events have the same names. Some actions lead to no command of the relay (a lost batch that waits behind another
-source's batches, the end of a catch-up). This module has names for those actions.
+The events have the same names as there. Some of the sequencer's actions cause no command of the relay, such as a lost
+batch or the end of a catch-up. This module has functions that expect these actions.
 """
 
 from __future__ import annotations

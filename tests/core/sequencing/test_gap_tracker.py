@@ -1,6 +1,6 @@
-"""Tests for the gap tracker, which counts batches that exist but have not arrived as missing.
+"""Tests for the gap tracker, which counts a batch as missing if the batch exists but has not arrived.
 
-Each is then recovered or lost.
+Each missing batch is later counted as recovered or as lost.
 """
 
 from __future__ import annotations

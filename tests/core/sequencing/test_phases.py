@@ -54,7 +54,7 @@ def two_publishers(script: SequencerScript) -> None:
 def no_buffer(script: SequencerScript) -> None:
     """Let the publisher answer two probes with END only, although it sends a live batch after each.
 
-    It so seems to have no replay buffer.
+    So the publisher seems to have no replay buffer.
     """
     for seq in (3, 4):
         script.after(tick(1.5), replay_end(), live(seq))
@@ -209,7 +209,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
 
 @pytest.fixture(name="taken")
 def _taken(monkeypatch: pytest.MonkeyPatch) -> list[Transition]:
-    """Return a list to which each transition of the sequencer is added."""
+    """Return a list to which each transition that the sequencer makes in a test is added."""
     taken: list[Transition] = []
 
     def watched(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:

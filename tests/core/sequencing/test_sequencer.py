@@ -1,6 +1,6 @@
 """Tests by example for the sequencer, which delivers one publisher's batches in order and requests missing ones.
 
-The tests in properties use random streams.
+``tests/properties`` has tests with random streams.
 """
 
 from collections import deque
@@ -163,7 +163,8 @@ class TestEpochs:
 class TestAfterAPause:
     """Tests for a kvbus process that was stopped or is slow.
 
-    Batches wait to be read, and the publisher no longer has some of those before them.
+    Batches wait in its sockets to be read. The batches before them are missing, and the publisher no longer has all of
+    these.
     """
 
     def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
@@ -179,7 +180,7 @@ class TestAfterAPause:
     def asked_for(self, script, seconds, *before):
         """Answer every request of the sequencer for some seconds.
 
-        The answers begin after the batches that it has delivered.
+        The answers begin after the batches that the sequencer has delivered.
         """
         until = script.now + seconds
         while script.now < until:
@@ -222,9 +223,11 @@ class TestAfterAPause:
 
     @pytest.mark.parametrize("deaf", [False, True])
     def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
-        """Another kvbus answers with a state if its journal no longer has the requested batches.
+        """An answer with other content than the delivered batches may be a state of another kvbus, not a new epoch.
 
-        In this test it has sent 59 batches, and the state is of batch 20.
+        kvbus waits for the live stream, which shows that the epoch is the same. Only without live batches (``deaf``)
+        does kvbus
+        begin a new epoch.
         """
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
@@ -259,9 +262,11 @@ class TestAfterAPause:
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
     def test_a_state_is_known_as_one_behind_a_snapshot(self):
-        """After a snapshot, kvbus has no fingerprint for the first seq of a replay answer.
+        """A state in a replay answer does not look like a new epoch, even if kvbus began with a snapshot.
 
-        Batches that were sent after the request arrive live before the answer.
+        After a snapshot, kvbus has no fingerprint for the first seq of the answer. Batches that were sent after the
+        request
+        arrive live before the answer.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))

@@ -34,7 +34,10 @@ def batch(*events):
 
 
 def known(**more):
-    """Return a store event of an engine, which contains the tokens of its blocks. Those of the pool do not."""
+    """Return a store event of an engine.
+
+    It contains the tokens of its blocks, unlike the store events of a Mooncake pool.
+    """
     fields = {"seq_hashes": [1, 2], "token_ids": tokens_of(1) + tokens_of(2), "block_size": 16, "medium": "gpu"}
     return event("stored", legacy=False, base_block_idx=4, parent_hash=9, **fields | more)
 

@@ -1,7 +1,7 @@
 """A former defect in replay answers whose blocks kvbus divides into smaller blocks.
 
-kvbus computed the size of a state from the number of the engine's blocks. It announced more blocks than that, so the
-answer ended too early.
+kvbus computed the size of a state from the number of the engine's blocks. The state had more blocks, because kvbus had
+divided them, so the answer ended too early.
 """
 
 from __future__ import annotations

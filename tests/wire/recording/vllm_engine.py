@@ -362,7 +362,8 @@ class Engine:
 def held(pool: Any, medium: str, size: int) -> dict[Key, int]:
     """Return the hash of every complete block that a lookup in the pool can find, with the number of copies.
 
-    A lookup can also find the end of a prompt by hashes of smaller blocks. kvbus does not announce these.
+    A lookup can also find the end of a prompt, by hashes of smaller blocks. kvbus does not announce these smaller
+    blocks.
     """
     found: Counter[Key] = Counter()
     for block in pool.blocks:
