@@ -130,12 +130,15 @@ def late(*, quick: bool, runs: int) -> Result:
             told([each.seconds for each in answers], "s"),
             told([each.cpu_seconds for each in answers], "s"),
         ]
-        for what, answers in (("has the first blocks", early), ("has other blocks than at first", later))
+        for what, answers in (
+            ("holds its first blocks", early),
+            ("holds other blocks, because each block was replaced", later),
+        )
     ]
     by_uptime = ratios([each.seconds for each in later], [each.seconds for each in early])
     bounds = [
         Bound(
-            "time until a late router has all blocks: after each block was replaced, divided by before",
+            "time until a late router has all blocks: after each block was replaced, divided by the time before",
             1.5,
             "x",
             by_uptime,

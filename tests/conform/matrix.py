@@ -62,8 +62,8 @@ the release's *source code*. *Broken SHOULD* means that only a recommendation is
 
 _UNSEEN: Final = """
 Only kvbus can keep 5.2, 5.3 and 5.4 (a state on subscription), 5.5 (snapshots) and 14.1 (CURVE), because no released engine
-has these features (vllm#57789 proposes snapshots). No run shows 1.4 and 1.5, which need batches during an answer, and ZMTP
-heartbeats.
+has these features (vllm#57789 proposes snapshots). No run shows 1.4, which needs batches during an answer, and 1.5, which
+needs ZMTP heartbeats.
 
 """
 
@@ -126,14 +126,14 @@ def publisher(peer: str, clause: str) -> tuple[str, str]:
     for outcome, levels in (("broken", ("MUST", "SHOULD")), ("kept", ("kept",))):
         runs = {each["level"] for each in verdicts if each["outcome"] == outcome}
         shown = {name: level for name, found in captures.items() for level in levels if clause in found[level]}
-        more = f" and {len(shown) - 1} more captures" if len(shown) > 1 else ""
+        more = f" and {len(shown) - 1} more capture{'s' if len(shown) > 2 else ''}" if len(shown) > 1 else ""
         names = [f"`{next(iter(shown))}`{more}"] if shown else []
         known = ["live run"] * bool(runs) + names + _read(peer, clause, outcome)
         if known and outcome == "kept":
             return outcome, ""
         if known:
             level = runs | set(shown.values()) or {str(WATCHED[clause].level)}
-            return outcome, f"{' SHOULD' if level == {'SHOULD'} else ''}: {', '.join(known)}"
+            return outcome, f"{' SHOULD' if level == {'SHOULD'} else ''} ({', '.join(known)})"
     return "not seen", ""
 
 
@@ -146,7 +146,7 @@ def reader(peer: str, clause: str) -> tuple[str, str]:
     by_source = _read(peer, clause, "broken")
     if broken or by_source:
         should = {each["level"] for each in broken} == {"SHOULD"}
-        return "broken", (" SHOULD" if should else "") + "".join(f": {each}" for each in by_source if not broken)
+        return "broken", (" SHOULD" if should else "") + "".join(f" ({each})" for each in by_source if not broken)
     return ("kept", "") if any(each["outcome"] == "kept" for each in verdicts) else ("not seen", "")
 
 

@@ -72,7 +72,9 @@ def short_table(text: str) -> str:
 
 def real_engine(text: str) -> str:
     """Return the sentence and the table for README.md about the test with a real engine, from docs/REAL-ENGINE.md."""
-    (run,) = re.findall(r"^(\S+), kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE)
+    (run,) = re.findall(
+        r"^Measured on (\S+): kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE
+    )
     (equal,) = re.findall(r"^In (\d+ of \d+) cases, kvbus and its routers held exactly", text, re.MULTILINE)
     lines = [
         f"**A real {run[1]}, on a CPU** ({run[0]}): in {equal} cases kvbus and its routers held exactly the engine's blocks.",

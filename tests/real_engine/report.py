@@ -53,7 +53,7 @@ def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, eng
 def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, engine: str, router: str) -> list[str]:
     today = dt.datetime.now(dt.UTC).date()
     exact = sum(outcome.exact for outcome in outcomes)
-    run = f"{today}, kvbus {kvbus}, vLLM {engine} on {platform.machine()}, vLLM router {router}"
+    run = f"Measured on {today}: kvbus {kvbus}, vLLM {engine} on {platform.machine()}, vLLM router {router}"
     return [
         f"{run}, Python {platform.python_version()}.",
         "## The engine's block pool, kvbus and its routers",
@@ -90,7 +90,8 @@ def case_row(outcome: Outcome) -> str:
         len(points),
         max((point.blocks for point in points), default=0),
         max((point.copied for point in points), default=0),
-        sum(point.removed for point in points if point.what != ARRIVAL),  # not on arrival, when the early router reads the removals of earlier cases
+        # at arrival, the early router reads old removals
+        sum(point.removed for point in points if point.what != ARRIVAL),
         *("-" if score is None else score for score in scores),
     ]
     return f"| {' | '.join(map(str, cells))} |"

@@ -245,7 +245,7 @@ CLAUSES: Final[dict[str, Clause]] = {
         "9.1": "the router reads all names of media",
         "9.2": "blocks on different media are kept apart",
         "10.2": "blocks of different ranks are kept apart",
-        "11.1": "a clear removes the blocks of its rank only",
+        "11.1": "a clear removes the blocks of its rank, and no others",
         "11.4": "the router obeys a clear",
         "12.1": "the router accepts large batches",
         "12.2": "a peer cannot make the router use unlimited memory",
