@@ -34,9 +34,9 @@ class _Claim:
     address: Address
     ours: bool
     both: bool = False
-    """Whether a source and an output may share the listener, as ``interpose`` means it.
+    """Whether a source and an output may both use the listener.
 
-    It is true for a source that kvbus binds, and for an output with ``interpose``.
+    This is true for a source that kvbus binds, and for an output with ``interpose``.
     """
     topic: str | None = None
     """Topic prefix of a source whose engine kvbus connects to; None for every other listener."""
@@ -58,7 +58,7 @@ class _Claim:
         )
 
     def shares(self, other: _Claim) -> bool:
-        """Return whether both addresses are of sources that connect to the same socket of an engine."""
+        """Return whether both addresses belong to sources that connect to the same socket of an engine."""
         return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
 
     def mixes(self, other: _Claim) -> bool:
@@ -177,7 +177,7 @@ def _run(
 
 
 def _free(found: Findings, key: Path) -> str | None:
-    """Return an example for a key whose address collides: the same endpoint with another port or path."""
+    """Return a line of YAML with a free address for a key whose address collides: another port, or another path."""
     value = found.value(key) or ""
     head, _, tail = value.rpartition(":")
     if value.startswith("ipc://") or not tail.isdigit():

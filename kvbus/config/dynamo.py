@@ -54,7 +54,7 @@ WorkerId = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
 
 
 class DynamoPlane(Section):
-    """The keys of an output with ``type: dynamo``: where Dynamo's discovery announces it, and its workers' ids."""
+    """The keys of an output with ``type: dynamo``: where kvbus announces the output, and Dynamo's worker ids."""
 
     discovery: Discovery = key(
         "file:///tmp/dynamo_store_kv",
@@ -81,7 +81,7 @@ class DynamoPlane(Section):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the values in ``data`` of an output with ``type: dynamo``. Absent keys get this type's defaults."""
+    """Return ``data``, the keys of an output with ``type: dynamo``, with this type's defaults for the absent keys."""
     return {"profile": PROFILE, "topic": TOPIC, "replay_endpoint": None, **data}
 
 

@@ -161,7 +161,7 @@ def endpoint_offset(endpoint: str, n: int) -> str:
         ValueError: the endpoint is malformed, or the port would be above 65535.
     """
     if n < 0:
-        raise ValueError(f"a stream is counted from 0, not {n}")
+        raise ValueError(f"streams are counted from 0, but the number is {n}")
     address = parse_endpoint(endpoint)
     if address.is_ipc:
         if _RANK in endpoint:

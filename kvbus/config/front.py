@@ -32,7 +32,7 @@ def _host(value: object) -> object:
 def _grpc(value: str) -> str:
     host, port = parse_address(value)
     if port == 0 or Address(host, 1).is_wildcard:
-        raise ValueError("must be host:port, where the engine listens")
+        raise ValueError("must be the engine's address as host:port")
     return value
 
 

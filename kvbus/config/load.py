@@ -35,9 +35,9 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 _DELIMITER: Final = "__"
 _LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
 _BEGINS: Final = frozenset({"endpoint", "discover"})
-"""A new element of ``sources`` or ``outputs`` has one of these keys.
+"""A new element of ``sources`` or ``outputs`` must have at least one of these keys.
 
-If it has none, its index was probably mistyped.
+If a variable or an option sets only other keys of an element, the user has probably mistyped the element's index.
 """
 
 Look = Callable[[Config], Iterable[Problem]]
@@ -105,7 +105,8 @@ class _Layers:
                 hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
                 wrong = removed_key(path) or f"no such variable{hint}"
                 self.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
-        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # lists before their elements
+        # Set lists before their elements, because a list replaces all of its elements.
+        for path, name, value in sorted(found, key=lambda item: len(item[0])):
             self._give(path, value, name)
 
     def add_overrides(self, overrides: Mapping[str, Any]) -> None:
@@ -137,7 +138,7 @@ class _Layers:
         for piece in path[:-1]:
             inner = node.get(str(piece)) or _Begun()
             if not isinstance(inner, dict):
-                return  # the file has a single value instead of a section, and the validation rejects that
+                return  # the file has a single value where a section is needed: the validation rejects it later
             inner = copy.copy(inner)  # copy the section, because YAML aliases may share it
             node[str(piece)] = inner
             node = inner

@@ -82,7 +82,7 @@ class LogKeys(LogAccess):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the values in ``data`` of an output that writes to a log. Absent keys get the defaults of such outputs."""
+    """Return ``data``, the keys of an output that writes to a log, with defaults for the absent keys."""
     said = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
     return {**said, **data}
 
@@ -131,7 +131,7 @@ NEEDED: Final = {
     "password_file": ("username",),
     "sentinel": ("more_servers",),
 }
-"""Keys of a log that other keys require, each with those keys. If one of those keys is set, the key must be set.
+"""Keys of a log that must be set if certain other keys are set. The value for a key names these other keys.
 
 kvbus authenticates only over TLS, so a password needs ``tls_ca_file``. In Redis, the servers in ``more_servers`` are
 Sentinels, so they need the name of the primary (``sentinel``).

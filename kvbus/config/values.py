@@ -109,7 +109,7 @@ def _size(value: object) -> object:
 
 
 def _port_alone(value: object) -> object:
-    """Convert a number to text. A port without a host then fails with the error message about addresses."""
+    """Convert a number to text, so that a port without a host gets the error message about malformed addresses."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -154,7 +154,7 @@ def _media(value: object) -> object:
     for name in names:
         if MEDIA.get(name, Tier.DEVICE) is Tier.DEVICE:
             known = ", ".join(name for name, tier in MEDIA.items() if tier is not Tier.DEVICE)
-            raise ValueError(f"{name!r} is not a medium below the device, which are: {known}")
+            raise ValueError(f"{name!r} is not a medium other than the device; possible are: {known}")
     return names
 
 

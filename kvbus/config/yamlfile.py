@@ -110,7 +110,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # the models reject this key, and their message contains it
+                    continue  # a list or mapping cannot be a key: the models reject it with a message that contains it
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:

@@ -1,6 +1,7 @@
 """Tests for the front's answers to routers that ask for the event endpoints.
 
-They are the answers of released engines, in which kvbus puts its own endpoints. Routers must find these there.
+The answers are those of released engines, with kvbus's endpoints instead of the engine's. Routers must find kvbus's
+endpoints in them.
 """
 
 from __future__ import annotations

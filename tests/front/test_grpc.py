@@ -1,5 +1,6 @@
-"""Tests for the gRPC front: it forwards calls unchanged in both directions, and also forwards that a call breaks
-off.
+"""Tests for the gRPC front.
+
+It forwards calls unchanged in both directions. If one side breaks off a call, the other side learns it.
 """
 
 from __future__ import annotations
@@ -161,9 +162,9 @@ async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
 
 
 async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
-    """The front reads from the engine only as fast as the client reads, so that the engine has to wait.
+    """The front reads an answer from the engine only as fast as the client reads it, so the engine has to wait.
 
-    The same holds in the other direction.
+    In the same way, a client that sends faster than the engine reads has to wait.
     """
     down = pod.both("/x/Stream")
     await down.write(b"100000")
@@ -270,9 +271,9 @@ async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
 
 
 async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
-    """The front counts each call once and keeps nothing of it, however it ends.
+    """The front counts each call once and keeps no data of it, whatever ends the call.
 
-    The client, a deadline, a refusal, or the end of the engine ends it.
+    The client ends it, its deadline passes, the engine refuses it, or the engine stops.
     """
     rng, wrong = random.Random(0), []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
@@ -308,7 +309,7 @@ async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
 async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
     """The front refuses a call with metadata that it cannot forward.
 
-    The test sends it with curl: gRPC's clients do not.
+    The test uses curl, because gRPC's own clients do not send such metadata.
     """
     curl = shutil.which("curl")
     if curl is None:

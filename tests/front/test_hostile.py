@@ -1,4 +1,4 @@
-"""Tests for bad input from clients of the front: it refuses and counts the input.
+"""Tests for bad input from clients of the front: the front refuses and counts the input.
 
 One request of a client never becomes two requests to the engine.
 """

@@ -1,4 +1,4 @@
-"""Tests for the event endpoints that the front names to routers. It determines them anew for each request."""
+"""Tests for the event endpoints that the front offers to routers. The front determines them again for each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = "10.0.0.9"
 
 
 class Observed:
-    """A configuration, and those of its sources that are present."""
+    """A configuration, and the sources of it that are present."""
 
     def __init__(self, *slots: int, **overrides: Any) -> None:
         front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", **overrides.pop("front", {})}

@@ -1,4 +1,7 @@
-"""Tests for the HTTP front: it forwards requests and answers unchanged, and also forwards that an answer breaks off."""
+"""Tests for the HTTP front.
+
+It forwards requests and answers unchanged. If the engine's answer breaks off, the client learns it.
+"""
 
 from __future__ import annotations
 

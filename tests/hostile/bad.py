@@ -1,6 +1,6 @@
 """Bad input by name: messages that a broken, old or hostile publisher may send to kvbus.
 
-Each has the reasons under which kvbus must count it.
+Each message has the reasons for which kvbus must refuse it and count it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ RIGHT: dict[str, list[Any]] = {
 
 
 def fields() -> list[tuple[str, Any, str]]:
-    """Return each field of a store with each value of a wrong type, in a map and in an array."""
+    """Return every bad field of a store as a tuple: the field's name, a value of a wrong type, and the form of the
+    store.
+
+    The form is ``map`` or ``array``.
+    """
     cases = []
     for field in FIELDS:
         for value in WRONG:

@@ -28,7 +28,7 @@ def begun(**settings) -> Script:
 
 
 def say(script: Script, *happens) -> list:
-    """Pass several events to the relay, and return all resulting commands."""
+    """Pass several inputs, such as received batches, to the relay, and return all resulting commands."""
     told = []
     for one in happens:
         script >> one

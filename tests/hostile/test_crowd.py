@@ -1,8 +1,8 @@
-"""Test of kvbus under a steady load, with eight routers that read and other routers that do not or that join.
+"""Test of kvbus under a steady load with eight routers that read, one that reads nothing, and one that joins.
 
-One more router reads nothing, and every ten seconds another one joins. kvbus's event loop must rarely be late, its
-memory must not grow, and its routers must be exact at the end. ``make flood SECONDS=600`` runs the test for longer and
-prints the measured values.
+Every ten seconds another router joins. kvbus's event loop must rarely be late, its memory must not grow, and the
+routers that read must have exactly the engine's blocks at the end. ``make flood SECONDS=600`` runs the test for longer
+and prints the measured values.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class Crowd:
 
 
 def lag(metrics: str) -> dict[float, float]:
-    """Return how many ticks of kvbus's event loop were at most how late: a count by each limit in seconds."""
+    """Return the histogram of the event loop's delays: for each limit in seconds, the number of delays up to this
+    limit.
+    """
     buckets = re.findall(r'kvbus_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', metrics)
     return {float(bound): float(count) for bound, count in buckets}
 

@@ -187,7 +187,7 @@ def begun(dialect: Dialect, *, settled: bool) -> Script:
 
 
 def check(script: Script, sent: bytes, what: Any) -> None:
-    """Relay a batch in which one event, or the batch around it, has an odd value.
+    """Relay a batch in which one value, of an event or of the batch around it, is wrong or unusual.
 
     Check that routers can decode the result, or that kvbus counts one reason.
     """

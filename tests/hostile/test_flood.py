@@ -114,7 +114,9 @@ def resident(process: int) -> int:
 
 
 def arrived(source: dict[str, Any]) -> int:
-    """Return the highest seq that kvbus has read. It has delivered it, holds it or counts it as pending."""
+    """Return the highest seq that kvbus has seen: the last delivered seq, plus the pending and the held batches
+    after it.
+    """
     return int(source["last_seq"] or 0) + int(source["counts"]["pending"]) + int(source["queue_depth"])
 
 

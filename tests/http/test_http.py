@@ -382,7 +382,10 @@ async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
 
 
 async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch):
-    """During a dump of blocks, the stream continues and other requests are answered, because each part ends a turn."""
+    """During a dump of blocks, kvbus still relays batches and answers other requests.
+
+    It does so between two parts of the dump, because kvbus sends only one part in an iteration of the event loop.
+    """
     async with web_and_engine() as (client, engine):
         count = 20_000
         engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))

@@ -1,4 +1,4 @@
-"""Run a Kafka of one node, from its published jars, in its own directory. `.ci/kafka.sh` downloads the jars."""
+"""Run a Kafka broker, from Kafka's published jars, in its own directory. `.ci/kafka.sh` downloads the jars."""
 
 from __future__ import annotations
 

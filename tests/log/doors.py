@@ -125,7 +125,7 @@ class Door(abc.ABC):
     def documented(self, role: str) -> list[Any]:
         """Return the rights that docs/LOG.md gives to a role such as a writer.
 
-        Without any of them the role does not work.
+        The role needs each of them: if one is missing, it does not work.
         """
 
     @abc.abstractmethod

@@ -1,6 +1,6 @@
 """Tests for the encoding of a log's records and keys.
 
-What is written is read again, keeps to its size limits, and is never read wrongly.
+kvbus reads each written record back unchanged, keeps the size limits, and refuses a record with a changed bit.
 """
 
 import zlib

@@ -1,6 +1,6 @@
 """Tests for the states that a writer repeats in a log.
 
-They measure their cost for the writer and how little a new reader must read, and damage some of them.
+The tests measure what the states cost the writer, and how few records a new reader must read. Some tests damage states.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Tests for records of a later version of kvbus: which of them this version reads, and what it does about the others.
+"""Tests for records of a later version of kvbus: which records this version reads, and how it handles all others.
 
 `test_rolling` tests the replacement of a running version.
 """

@@ -1,6 +1,6 @@
 """Tests for the metrics of a kvbus that writes to a log.
 
-They show which writer has its stream, and whether its next state is overdue.
+They show whether another writer has taken over a stream, and whether a stream's next state is overdue.
 """
 
 from kvbus.parts.log.contract import UnavailableError

@@ -375,7 +375,7 @@ class Scene:
             self.lag = max(self.lag, loop.time() - due)
 
     def go_wrong(self, server: Prometheus) -> None:
-        """Let each faulty engine begin its fault, which its name describes."""
+        """Let each faulty engine begin its fault. The name of the engine describes the fault."""
         keep, wrong = self.engines.keep, self.wrong
         turn, other_turn = itertools.count(), itertools.count()
 
