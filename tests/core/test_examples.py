@@ -33,8 +33,8 @@ def test_a_batch_is_the_example_of_the_reasons_that_it_brought_up_and_of_no_othe
     size = len(payload(store([3], 1), wrong, removed([99])))
     said = f"batch 1 of epoch 0, {size} bytes: 2 x BlockStored of 1 x 16 tokens on GPU, 1 x BlockRemoved"
     assert examples == {"token_count": said, "unknown_block": said}
-    take(relay, 2, removed([98]))  # known already
-    relay.sources[0].stats.rejected["conflict"] += 1  # of no batch that is applied
+    take(relay, 2, removed([98]))  # there is already an example for this reason
+    relay.sources[0].stats.rejected["conflict"] += 1  # kvbus applies no batch in a conflict
     take(relay, 3, removed([98]))
     kinds = [store([10 + n] * 1, 1, medium=medium) for n, medium in enumerate(["CPU", "DISK", "GPU"])]
     take(relay, 4, *kinds, store([20], 1, block_size=8, tokens=[1] * 9))

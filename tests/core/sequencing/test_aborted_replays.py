@@ -17,7 +17,7 @@ def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
     script = in_sync(2)
     (asked,) = script.after(live(5))
     assert isinstance(asked, Ask)
-    script.after(replayed(0), replayed(1))  # the answer overlaps what is known, and breaks off at 2
+    script.after(replayed(0), replayed(1))  # the answer repeats two batches, and breaks off at batch 2
     said = script.after(replay_aborted())
     assert lost(1) in said
     assert any(isinstance(action, Ask) for action in said)

@@ -51,7 +51,7 @@ class TestGaps:
     def test_two_batches_of_one_number_are_a_matter_for_the_replay(self):
         script = in_sync(3)
         script.after(live(5))
-        script.epoch = 1  # somebody else on the endpoint
+        script.epoch = 1  # a second publisher at the endpoint sends the next batch
         assert script >> live(5)
         script.epoch = 0
         assert script.after(*map(replayed, range(3, 6))) == [*deliver(3, 4, 5), cancel()]
@@ -170,7 +170,7 @@ class TestAfterAPause:
     def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
         script = in_sync(3, probe_interval=1.0)
         assert script >> tick(1.5) << ask(0)
-        assert script >> replayed(50) << cancel()  # trimmed: 3 to 49 still wait to be read
+        assert script >> replayed(50) << cancel()  # the buffer is trimmed; kvbus has not read batches 3 to 49
         assert script.after(*map(live, range(3, 60))) == deliver(*range(3, 60))
         assert script.sequencer.epoch == 0
         assert script.stats.restarts == 0
@@ -203,7 +203,7 @@ class TestAfterAPause:
         script = in_sync(3, probe_interval=1.0)
         (asked,) = script.after(tick(20.0))
         assert asks([asked])
-        assert script.after(tick(2.0)) == [cancel(), ask(0)]  # the network carried nothing
+        assert script.after(tick(2.0)) == [cancel(), ask(0)]  # the network delivers no message, so no answer came
         self.asked_for(script, 22.0)
         self.nothing_is_lost(script)
 
@@ -272,7 +272,7 @@ class TestAfterAPause:
         script.after(up(), snapshot(29))
         assert script >> tick(1.5) << ask(29)
         assert delivered(script.after(*map(live, range(30, 34)))) == [30, 31, 32, 33]
-        script.state_at, script.epoch = 29, 1  # its parts are other batches
+        script.state_at, script.epoch = 29, 1  # its batches differ from the live batches with these seqs
         assert not script.after(*map(replayed, range(29, 34)))
         assert script >> replay_end() << cancel()
         assert (script.sequencer.epoch, script.stats.restarts) == (0, 0)
@@ -337,7 +337,7 @@ class TestRestartOfThisProcess:
         assert (again.sequencer.epoch, again.sequencer.next) == (1, 4)
         assert again.sequencer.partial
         assert again.sequencer.history.first == 3
-        assert again.sequencer.history.pending  # the log does not say why it began there
+        assert again.sequencer.history.pending  # the log does not say why the epoch began at batch 3
 
     def test_a_loss_of_the_log_is_partial_from_there(self):
         again = self.restarted(in_sync(5))
@@ -393,7 +393,7 @@ class TestAnswersThatMayBeCompacted:
         script = in_sync(3, **COMPACTED)
         for gap in range(2 * MAX_EPOCHS):
             script.after(live(script.sequencer.next + 1))
-            script.epoch += 1  # as another content looks
+            script.epoch += 1  # the answer's batches have other content than the delivered ones
             assert new_epoch() in script.after(replayed(script.sequencer.next - 1))
             script.after(*map(replayed, range(5 + gap)), replay_end())
             assert script.state is State.LIVE

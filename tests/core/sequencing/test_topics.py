@@ -107,7 +107,7 @@ def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late:
     for n, topic in enumerate(topics * 3):
         socket.publish(topic, lost=n in {9, 10, 17})
         socket.answer()
-    for topic in (A, B):  # a hole before the end shows only by what comes after it
+    for topic in (A, B):  # only a later batch shows that the last batches were lost
         socket.publish(topic)
     socket.settle()
     assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
@@ -309,7 +309,7 @@ def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
     socket = Socket("each", A, B, replay=False)
     socket.up()
     for topic, lost in [(A, False), (B, True), (B, False), (A, True), (A, False)]:
-        socket.publish(topic, lost=lost)  # live at a: a0, b1, a2
+        socket.publish(topic, lost=lost)  # kvbus receives live: batches 0 and 2 of a, and 1 of b
     source = socket.relay.sources[0]
     assert source.stats.lost == 0
     if refuted_by == A:
