@@ -246,7 +246,7 @@ async def rebuild(
     tokenless = [each.source for each in answer.incomplete if each.state == "no_tokens"]
     if tokenless:
         raise UnusableError(
-            f"{', '.join(tokenless)} has no token ids (token_ids: drop), so it cannot find prompts by their tokens"
+            f"{', '.join(tokenless)} has no token ids (token_ids: drop), so prompts cannot be found by their tokens"
         )
     built: dict[str, Any] = msgspec.to_builtins(answer)
     return built

@@ -153,7 +153,7 @@ def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, dict[s
         config = load_config(**flags)
         path = there(config)
         if path is None:
-            raise StateDirError(config.state_dir, "there is no state of this configuration")
+            raise StateDirError(config.state_dir, "this configuration has no state on disk")
     try:
         return path, files(path)
     except OSError as error:

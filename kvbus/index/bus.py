@@ -209,7 +209,7 @@ def _unreadable(output: Output, *, curve: bool) -> str | None:
     if not output.bind:
         return "dials its router (bind: false)"
     if output.token_ids == "drop":
-        return "has no token ids (token_ids: drop), so it cannot find prompts"
+        return "has no token ids (token_ids: drop), so the index cannot find prompts by their tokens"
     if output.curve_secret_key_file is not None and not curve:
         return "requires CURVE: give --curve-secret-key and --curve-server-key"
     return None

@@ -171,10 +171,10 @@ def test_an_output_without_token_ids_is_refused(tmp_path):
         wait_for(bus.sources, "the bus answers")
         with running(index):
             assert index.ended() == 78
-            assert "output out has no token ids (token_ids: drop), so it cannot find prompts" in index.said
+            assert "output out has no token ids (token_ids: drop), so the index cannot find prompts" in index.said
         direct = Index(tmp_path, f"bus={bus.out},{bus.out_replay}", name="direct")
         with running(direct):
-            wait_for(lambda: "bus announces blocks without token ids" in direct.said, "it says so")
+            wait_for(lambda: "bus sends no token ids" in direct.said, "it says so")
             (source,) = direct.ask(tokens=[1])["incomplete"]
             assert (source["source"], source["state"]) == ("bus", "no_tokens")
 
