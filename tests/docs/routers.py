@@ -1,20 +1,17 @@
-"""Print the tables of the states in which kvbus keeps a router: ``python -m tests.docs.routers``.
+"""Print the table of the states in which kvbus keeps a router: ``python -m tests.docs.routers``.
 
-Copy the printed tables into docs/ARCHITECTURE.md.
+It belongs into docs/ARCHITECTURE.md.
 """
 
 import sys
 
-from kvbus.transport.live.router import MEANING, TRANSITIONS
+from kvbus.transport.live.router import MEANING
 
 
 def page() -> str:
-    """Return a router's states, and the transitions between these states, as two Markdown tables."""
+    """Return a router's states as a Markdown table."""
     rows = ["| state of a router | meaning |", "|---|---|"]
     rows += [f"| `{state}` | {meaning} |" for state, meaning in MEANING.items()]
-    rows += ["", "| state of a router | next state | when the state changes |", "|---|---|---|"]
-    for state, targets in TRANSITIONS.items():
-        rows += [f"| `{state}` | `{target}` | {when} |" for target, when in targets.items()]
     return "\n".join(rows) + "\n"
 
 
