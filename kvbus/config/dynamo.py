@@ -61,10 +61,10 @@ class DynamoPlane(Section):
         "Dynamo's discovery: `file://` and the directory in `DYN_FILE_KV`, or `http://host:2379` for etcd.",
         example="http://etcd:2379",
     )
-    namespace: Segment = key("dynamo", "Namespace of the endpoint that the workers serve.", example="dynamo")
-    component: Segment = key("backend", "Component of the endpoint that the workers serve.", example="backend")
+    namespace: Segment = key("dynamo", "Namespace of the endpoint that Dynamo's workers serve.", example="dynamo")
+    component: Segment = key("backend", "Component of the endpoint that Dynamo's workers serve.", example="backend")
     endpoint: Segment = key(
-        "generate", "Last part of the name of the endpoint that the workers serve.", example="generate"
+        "generate", "Last part of the name of the endpoint that Dynamo's workers serve.", example="generate"
     )
     advertise: Host | None = key(
         None,

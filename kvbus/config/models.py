@@ -65,22 +65,22 @@ class Limits(Section):
     )
     max_blocks: Int = key(
         20_000_000,
-        "Maximum number of live blocks of a source, including blocks that kvbus filters out. At the limit, stores "
-        "are rejected.",
+        "Maximum number of live blocks of a source, including blocks that kvbus filters out. At the limit, "
+        "kvbus rejects stores.",
         example=20_000_000,
         unit="blocks",
         ge=1,
     )
     max_index_bytes: Size = key(
         4_294_967_296,
-        "Maximum memory of a source's blocks, as kvbus estimates it. At the limit, stores are rejected.",
+        "Maximum memory of a source's blocks, as kvbus estimates it. At the limit, kvbus rejects stores.",
         example=4_294_967_296,
         unit="bytes",
         ge=1,
     )
     max_groups: Int = key(
         64,
-        "Maximum number of KV-cache groups of a source. Stores of further groups are rejected.",
+        "Maximum number of KV-cache groups of a source. kvbus rejects stores of further groups.",
         example=64,
         unit="groups",
         ge=1,
@@ -88,8 +88,8 @@ class Limits(Section):
     )
     max_held_bytes: Size = key(
         268_435_456,
-        "Maximum size of the batches of a source that wait while a gap is being filled. At the limit, the newest "
-        "batches are dropped and requested again.",
+        "Maximum size of the batches of a source that wait in kvbus while earlier batches are missing. At the"
+        " limit, kvbus drops the newest batches and requests them again.",
         example=268_435_456,
         unit="bytes",
         ge=1,
@@ -105,8 +105,8 @@ class Limits(Section):
     )
     max_views: Int = key(
         64,
-        "Maximum number of views on all outputs. All keys with the same rights share a view, and kvbus keeps "
-        "streams and blocks for each view. A list of keys that needs more views is refused.",
+        "Maximum number of views on all outputs. All router keys with the same rights share a view, and kvbus"
+        " keeps streams and blocks for each view. kvbus refuses a list of keys that needs more views.",
         example=64,
         unit="views",
         ge=1,
@@ -123,8 +123,8 @@ class Interpose(Section):
     name: Name = key("engine", "Name of the engine's source in metrics.", example="engine")
     endpoint: Endpoint = key(
         "tcp://127.0.0.1:5557",
-        "Address in the engine's flags, to which the engine and its routers connect. kvbus listens there, and "
-        "distinguishes engine and routers by their socket types. Rank r is at port + r.",
+        "Address in the engine's flags, to which the engine and its routers connect. kvbus listens there, and"
+        " distinguishes engine and routers by their socket types. Rank r uses port + r.",
         example="tcp://127.0.0.1:5557",
     )
     data_parallel_size: Int = key(
@@ -254,7 +254,11 @@ class Config(Section):
         example=["CPU"],
     )
     expire_after: Seconds = key(
-        3600.0, "Time after which a block on `expiring_media` expires.", example=3600, unit="s", gt=0
+        3600.0,
+        "Time without an announcement after which a block on a medium of `expiring_media` expires.",
+        example=3600,
+        unit="s",
+        gt=0,
     )
     orphans: Literal["pass", "drop"] = key(
         "pass",
@@ -300,7 +304,7 @@ class Config(Section):
     )
     reorder_batches: Int = key(
         20_000,
-        "Maximum number of batches of a source that wait while a gap is being filled.",
+        "Maximum number of batches of a source that wait in kvbus while earlier batches are missing.",
         example=20_000,
         unit="batches",
         ge=1,

@@ -52,8 +52,8 @@ class OutputConfig(Section):
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
-        "Endpoint where routers ask for snapshots, by vLLM's proposal. kvbus always binds it. The output's sequence "
-        "frames then have 24 bytes. null: off.",
+        "Endpoint where routers ask for snapshots, by the protocol that is proposed for vLLM. kvbus always "
+        "binds it. The output's sequence frames then have 24 bytes. null: off.",
         example="tcp://*:5659",
     )
     bind: bool = key(
@@ -61,8 +61,9 @@ class OutputConfig(Section):
     )
     interpose: bool = key(
         False,
-        "true: engines connect to `endpoint` too. Each stream's source has `bind: true` and the same address. A peer "
-        "that publishes is that source, and a peer that subscribes is a router.",
+        "true: engines connect to `endpoint` too. For each stream there must be a source with `bind: true` "
+        "and the same address. A peer that publishes is then this source, and a peer that subscribes is a "
+        "router.",
         example=False,
     )
     layout: Literal["per_source", "merged", "per_topic"] = key(
@@ -133,8 +134,8 @@ class OutputConfig(Section):
     )
     send_bytes: Size = key(
         16_777_216,
-        "Maximum size of the batches that wait for all slow routers of an endpoint, or of a view if keys have "
-        "limited rights.",
+        "Maximum size of the batches that wait for slow routers: for all routers of an endpoint together, or,"
+        " if keys have limited rights, for all routers with the same rights.",
         example=16_777_216,
         unit="bytes",
         ge=1,

@@ -82,8 +82,8 @@ class SourceConfig(Section):
     )
     slot: Int | None = key(
         None,
-        "Slot of rank 0 on a per_source output: its stream is at port + slot, and rank r at slot + r. Set it to keep "
-        "the ports when an earlier source is removed.",
+        "Slot of rank 0; rank r has slot + r. On a per_source output, the stream of slot i is at port + i. "
+        "Set this key to keep the ports when an earlier source is removed.",
         example=2,
         default_text="after the previous source",
         ge=0,
