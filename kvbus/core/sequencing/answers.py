@@ -565,7 +565,9 @@ class Requests:
             if not tracker.complete:
                 epoch.give_up()
         elif not replay:
-            if tracker.held:
+            if tracker.synced and tracker.held and tracker.next not in tracker.held:
+                epoch.give_up()  # the batches between the last delivered one and the first held one are lost
+            elif tracker.held:
                 epoch.baseline(tracker.held.first)
             else:
                 epoch.history.missing_before(NOTHING, pending=True)

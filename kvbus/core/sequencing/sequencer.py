@@ -207,7 +207,7 @@ class Sequencer:
         They wait if the answer has to show the epoch, or if the answer is valid only when it is complete.
         """
         asked = self._requests.open
-        return self.phase is Phase.VERIFY or (
+        return self.phase in (Phase.VERIFY, Phase.SNAPSHOT) or (
             self.spec.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
         )
 

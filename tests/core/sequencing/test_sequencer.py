@@ -458,3 +458,22 @@ class TestSnapshots:
         assert script >> live(50) << ask(42)
         assert script.after(*[replay_end()] * ATTEMPTS)[-1] == ask_snapshot()
         assert new_epoch() in script.after(snapshot(45))
+
+    def test_batches_missing_after_a_reconnection_without_a_snapshot_count_as_lost(self):
+        script = SequencerScript(replay=False, snapshot=True)
+        script.after(up(), snapshot(-1), live(0), live(1), down(), up())
+        script.after(live(5), live(6))
+        assert script.missing == (3, 0, 0, 3)
+        assert lost(3) in script.after(snapshot(-2))
+        assert script.missing == (3, 0, 3, 0)
+        assert script.sequencer.next == 7
+
+    def test_a_batch_that_comes_before_the_snapshot_waits_for_it(self):
+        """The snapshot may be older than a live batch, because the publisher sends it on another connection.
+
+        It must not undo a batch that kvbus has delivered.
+        """
+        script = SequencerScript(replay=False, snapshot=True)
+        script.after(up(), snapshot(-1), live(0), live(1), down(), up())
+        script >> live(2) >> snapshot(1) << cancel() << synced() << deliver(2)
+        assert script.missing == (0, 0, 0, 0)
