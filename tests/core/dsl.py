@@ -83,7 +83,7 @@ class Bench:
     def restart(self) -> None:
         """Continue with a new normalizer that has loaded the state of the old one, as after a restart of the process.
 
-        The new normalizer has no caches, and does not know the tail blocks.
+        The new normalizer has empty caches, and does not know which tail blocks the engine holds.
         """
         before = self.normalizer
         self.normalizer = Normalizer(before.spec, self.stats, before.index)

@@ -20,7 +20,10 @@ CPU = {"medium": "CPU"}
 
 
 class Engine:
-    """An engine that announces the blocks that it stores on the CPU, and a router that reads them through kvbus."""
+    """An engine that announces the blocks that it stores on the CPU, but not their removal.
+
+    A router reads its events through kvbus.
+    """
 
     def __init__(self, **rules):
         self.script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0, source_timeout=30.0, **rules)

@@ -84,15 +84,18 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """A router with all these views that applies every batch."""
+    """A router that keeps the views of all kinds of readers, and applies every batch."""
 
 
 class Checks(OfAPod, Checking):
-    """A router with all these views that requests missing batches."""
+    """A router that keeps the views of all kinds of readers, and requests missing batches."""
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """A router with all these views that requests a replay whenever it connects, the first time from 0."""
+    """A router that keeps the views of all kinds of readers, and requests a replay whenever it connects.
+
+    The first replay is from 0.
+    """
 
 
 FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]

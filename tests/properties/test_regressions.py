@@ -74,7 +74,10 @@ def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
 
 
 def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
-    """An engine behind a proxy restarted, and passed the last seq of the old epoch before kvbus noticed the restart."""
+    """kvbus must notice a restart even if the new epoch passes the last seq of the old epoch before kvbus notices it.
+
+    The engine is behind a proxy, so the restart does not break the connection.
+    """
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)
     world.connect(0)

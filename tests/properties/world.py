@@ -239,7 +239,10 @@ class Engine:
                 self._add(self.visible, blocks, medium)
 
     def snapshot(self) -> list[bytes]:
-        """Return the engine's reply to a snapshot request. It stores every copy of every block, parents first."""
+        """Return the engine's reply to a snapshot request.
+
+        The reply stores every copy of every block, parents first.
+        """
         live = sorted((key for key, count in self.truth.items() if count), key=lambda key: (key[0] != "GPU", key[1]))
         events = [self.store([block], medium) for medium, block in live for _ in range(self.truth[medium, block])]
         # kvbus learns an engine's block size from an event with at least two blocks.

@@ -1,5 +1,5 @@
-"""Tests that play every recorded stream over real sockets through the bus to a simple router, which gets the true
-blocks.
+"""Tests that play every recorded stream over real sockets through the bus to a simple router, which must end with the
+engine's blocks.
 """
 
 from __future__ import annotations

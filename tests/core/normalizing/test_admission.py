@@ -119,7 +119,11 @@ def test_stores_without_tokens_teach_the_block_size_until_one_with_tokens_comes(
 
 
 def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
-    """The first store of a group is a tail of the configured size. Later blocks of that size are still announced."""
+    """A block that is smaller than the configured block size is a tail block, even if it is the first block of its
+    group.
+
+    kvbus does not announce tail blocks, but announces the later blocks of the configured size.
+    """
     bench = Bench(block_size=64)
     bench.feed(store([1]), store([2]))
     for n in (3, 5):

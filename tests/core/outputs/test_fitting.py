@@ -1,4 +1,4 @@
-"""Tests that a batch is changed as the routers of each profile need it, through a complete relay."""
+"""Tests that a complete relay changes a batch as the routers of each profile need it."""
 
 from typing import Any
 

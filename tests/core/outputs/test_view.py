@@ -37,7 +37,7 @@ def salted(salt: Any, hashes: list[Any], **more: Any) -> dict[str, Any]:
 class Taken:
     """A tenant's view to which a test passes the relay's outgoing events.
 
-    The source's index has all of their blocks.
+    The source's index has all blocks of these events.
     """
 
     def __init__(self, rights: Rights = A) -> None:

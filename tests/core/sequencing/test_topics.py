@@ -33,7 +33,7 @@ def said(source):
 
 
 class Socket:
-    """A PUB socket with several topics and one replay, and a relay whose sources read one topic each."""
+    """A PUB socket with several topics, a replay for all of them, and a relay whose sources read one topic each."""
 
     def __init__(
         self,
