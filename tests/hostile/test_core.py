@@ -104,7 +104,10 @@ def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
 
 @pytest.mark.parametrize("length", [2, 3, 50])
 def test_a_cycle_of_parents_ends(length):
-    """An engine sends blocks whose parents form a cycle. Announcing these blocks and a replay must end."""
+    """An engine sends blocks whose parents form a cycle. kvbus must finish the announcement of these blocks.
+
+    Later batches must work as before.
+    """
     ring = [store([100 + n], 100 + (n - 1) % length) for n in range(length)]
     script = begun() >> live(1, *ring)
     script.whatever()
@@ -242,8 +245,9 @@ def test_groups_without_end_are_bounded():
 
 
 def test_every_message_with_one_byte_changed():
-    """kvbus survives each batch with one changed byte: it rejects or applies it, and is exact again in the next
-    epoch.
+    """kvbus survives each batch with one changed byte.
+
+    It rejects or applies the batch, and its routers have the engine's blocks again in the next epoch.
     """
     good = payload(store([5, 6], 1), removed([5]))
     script = begun()

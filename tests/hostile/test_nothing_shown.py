@@ -40,7 +40,10 @@ def marked(value: Any) -> Any:
 
 
 def with_marks(bad: bytes) -> bytes:
-    """Return a payload with marked tokens, or the unchanged payload if it cannot be decoded."""
+    """Return a payload whose tokens are replaced by tokens that the test can find again in kvbus's output.
+
+    If the payload cannot be decoded, return it unchanged.
+    """
     try:
         batch = unpack(bad)
         for event in batch[1]:

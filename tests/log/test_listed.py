@@ -18,7 +18,7 @@ from tests.log.records import batch, clear, gone
 
 
 async def begin(kind):
-    """Write the beginning of an epoch, a state of one block, and return the epoch's writer."""
+    """Begin an epoch with a state of one block, and return the epoch's writer."""
     writer = await kind.open().claim(KEY)
     await writer.point(Pointer(writer.epoch, 0, await writer.append([clear(writer.epoch, 0, 1)])))
     return writer
