@@ -44,8 +44,7 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
 def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
     """kvbus took small blocks for tail blocks and did not announce them.
 
-    When it learns that they are blocks, it announces
-    them.
+    When it learns that they are blocks, it announces them.
 
     The small blocks come one by one, beside larger blocks, until one event with several small blocks proves their size.
     """
@@ -93,8 +92,7 @@ def test_blocks_are_announced_as_before(options):
     """A relay that was restored from a checkpoint announces the same blocks as before.
 
     The blocks do not fit into one record of the checkpoint. One store has a field that kvbus does not know, and one of
-    its
-    blocks is removed before the checkpoint.
+    its blocks is removed before the checkpoint.
     """
     first, second = Script(**options), Script(**options)
     first >> live(0, {**store([1, 2, 3]), "unheard_of": 7}, topic=b"engine")

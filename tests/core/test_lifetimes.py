@@ -1,6 +1,5 @@
 """Tests for blocks on a medium whose removals an engine never announces: they expire if no event has named them for
-some
-time.
+some time.
 """
 
 import collections

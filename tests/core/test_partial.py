@@ -1,6 +1,5 @@
-"""Tests for the state `partial` of a source, in which kvbus may lack blocks of the engine: its reasons, its begin
-and its
-end.
+"""Tests for the state `partial` of a source, in which kvbus may lack blocks of the engine: its reasons, its begin and
+its end.
 
 The state is the same after a restart from the write-ahead log.
 """

@@ -283,8 +283,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
     """The last relay must not take a state of the first relay for another epoch.
 
     The first relay answers with a state, because its journal lacks the batches that the last relay requests: with a
-    probe of
-    the idle stream, and after a loss.
+    probe of the idle stream, and after a loss.
     """
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):
@@ -308,8 +307,7 @@ def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
     """The last relay must not take a state of the first relay for a restart.
 
     It notices missing batches by the next batch or by a reconnection. The first relay's journal no longer has them, so
-    the
-    first relay answers with a state.
+    the first relay answers with a state.
     """
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):

@@ -220,9 +220,8 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 @given(HISTORIES, KINDS)
 def test_what_is_cached_makes_no_difference(history, kind):
-    """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks as
-    one whose
-    caches are full.
+    """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks as one
+    whose caches are full.
     """
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):

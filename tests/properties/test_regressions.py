@@ -9,9 +9,8 @@ from tests.properties.world import Setup, World
 
 
 def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
-    """After an engine behind a proxy had restarted, its snapshot did not fill a gap, and kvbus requested the
-    snapshot again
-    and again.
+    """After an engine behind a proxy had restarted, its snapshot did not fill a gap, and kvbus requested the snapshot
+    again and again.
     """
     world = World(Setup(engines=("snapshot",), buffer_steps=3))
     world.connect(0)
@@ -179,8 +178,7 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
     """A clear of the CPU does not show that the engine's GPU is empty, so the source stays partial.
 
     The clear was the first event that kvbus got from an engine without a replay. The engine still had a block on the
-    GPU,
-    which kvbus did not know.
+    GPU, which kvbus did not know.
     """
     world = World(Setup(engines=("deaf",)))
     world.publish(0, [("store", 7, "GPU")], 1)

@@ -419,8 +419,7 @@ class World:
     """A simulated world without I/O, whose methods are the steps of a script.
 
     The arguments of a step that name a source, output or message may be any numbers. The step divides such a number by
-    the
-    number of sources, outputs or messages, and uses the remainder.
+    the number of sources, outputs or messages, and uses the remainder.
     """
 
     steps = 0

@@ -1,6 +1,5 @@
 """Tests for copies of a block: the number of copies that a removal ends, by the setting ``duplicates`` or by the
-engine's
-own counts.
+engine's own counts.
 """
 
 import pytest

@@ -191,8 +191,7 @@ def tail(name, parent=None, size=16, **more):
 
 class TestTails:
     """Tests for the end of a prompt, which vLLM with partial hits announces as one block that is smaller than the
-    blocks of
-    its group.
+    blocks of its group.
     """
 
     @pytest.mark.parametrize("block_size", [16, 32])

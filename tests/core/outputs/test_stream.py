@@ -11,8 +11,7 @@ class TestNumbersOfALog:
     """Tests for a stream with a log's seqs: its journal begins with the newest complete state.
 
     Routers that already have the blocks of a new state get empty batches in its place. When the new state is complete,
-    the
-    journal begins with it.
+    the journal begins with it.
     """
 
     def taken(self, made, seq, payload, *, begins=False, ends=False, known=False):

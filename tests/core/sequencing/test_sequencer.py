@@ -226,8 +226,7 @@ class TestAfterAPause:
         """An answer with other content than the delivered batches may be a state of another kvbus, not a new epoch.
 
         kvbus waits for the live stream, which shows that the epoch is the same. Only without live batches (``deaf``)
-        does kvbus
-        begin a new epoch.
+        does kvbus begin a new epoch.
         """
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
@@ -265,8 +264,7 @@ class TestAfterAPause:
         """A state in a replay answer does not look like a new epoch, even if kvbus began with a snapshot.
 
         After a snapshot, kvbus has no fingerprint for the first seq of the answer. Batches that were sent after the
-        request
-        arrive live before the answer.
+        request arrive live before the answer.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))

@@ -111,8 +111,7 @@ def test_prompts_that_an_odd_value_tells_apart_stay_apart(name: str) -> None:
     expect.
 
     kvbus divides the blocks into sub-blocks. Their hashes must differ between the tenants, and from the hashes without
-    such
-    a value.
+    such a value.
     """
     names = set()
     for value in (None, {"tenant": 1}, {"tenant": 2}):
