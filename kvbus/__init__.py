@@ -31,9 +31,9 @@ def check_versions(package: Path) -> None:
         return
     found = {f"kvbus{'-client' if match[1] else ''}": match[2] for match in beside if match}
     if len(set(found.values())) > 1:
-        said = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
+        versions = " and ".join(f"{name} {version}" for name, version in sorted(found.items()))
         raise MixedVersionsError(
-            f"{said} share files in {package.parent}: uninstall both, install one (kvbus contains kvbus-client)"
+            f"{versions} share files in {package.parent}: uninstall both, install one (kvbus contains kvbus-client)"
         )
 
 

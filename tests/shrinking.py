@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def place_of(error: Exception) -> str:
+def location_of(error: Exception) -> str:
     """Return a text with the type of an error and the function that raised it.
 
     Two errors of the same cause give the same text, even with other numbers.

@@ -89,7 +89,7 @@ def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
         output = _STDIO if file == _STDIO else _beside(file)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    with _new_file(output) as place, CaptureWriter(place, replace=True) as writer:
+    with _new_file(output) as path, CaptureWriter(path, replace=True) as writer:
         written = _progress(lambda: writer.written)
         for message in read_capture(file):
             writer.write(renaming.message(message))
@@ -117,8 +117,8 @@ def _key(file: Path) -> bytes:
 
 def _beside(file: Path) -> Path:
     zipped = ".gz" if file.suffix == ".gz" else ""
-    whole = file.with_name(file.name.removesuffix(zipped)) if zipped else file
-    return whole.with_name(f"{whole.stem}.anonymized{whole.suffix}{zipped}")
+    unzipped = file.with_name(file.name.removesuffix(zipped)) if zipped else file
+    return unzipped.with_name(f"{unzipped.stem}.anonymized{unzipped.suffix}{zipped}")
 
 
 @contextlib.contextmanager

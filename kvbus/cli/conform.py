@@ -212,9 +212,9 @@ def watched(targets: Sequence[Any]) -> Report:
     """Watch engines' publishers until the watching time has passed or the user presses Ctrl-C. Return the report."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
-    from kvbus.tools.doctor.findings import Line  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.findings import StatusLine  # noqa: PLC0415 - imported on use
 
-    line = Line(sys.stderr)
+    line = StatusLine(sys.stderr)
     watches = [Watch(target, line.show) for target in targets]
 
     async def watch() -> None:
@@ -251,7 +251,7 @@ def router(
     as_json: bool,
     strict: bool,
     without_bytes: bool,
-    **said: Any,
+    **options: Any,
 ) -> None:
     """Simulate an engine and its faults for a router, and compare the router's blocks with the engine's.
 
@@ -279,7 +279,7 @@ def router(
             click.echo(f"{case.name:{width}}  {', '.join(case.clauses):10}  {case.title}")
         return
     try:
-        player, cases, report = trial(said, names)
+        player, cases, report = trial(options, names)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 

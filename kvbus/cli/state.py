@@ -145,13 +145,13 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
 
 
 def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, dict[str, int]]:
-    from kvbus.state.place import there  # noqa: PLC0415 - brings the core
+    from kvbus.state.directory import existing_directory  # noqa: PLC0415 - brings the core
     from kvbus.state.sqlite import files  # noqa: PLC0415
 
     path = directory
     if path is None:
         config = load_config(**flags)
-        path = there(config)
+        path = existing_directory(config)
         if path is None:
             raise StateDirError(config.state_dir, "this configuration has no state on disk")
     try:

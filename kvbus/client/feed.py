@@ -202,8 +202,8 @@ class Feed:
         set_aside(event)
         if self._copies:
             medium = medium_of(event)
-            held = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]
-            self._more.setdefault(worker, Counter()).update(held)
+            repeated = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]
+            self._more.setdefault(worker, Counter()).update(repeated)
         self._index.apply(worker, event)
         return None
 

@@ -1,13 +1,13 @@
 """An index of prefixes: it finds how much of a prompt each of many workers holds.
 
-Each block of a worker has a *place*. This is a digest of the tokens from the prompt's beginning to the block's end, of
-the LoRA adapter, and of everything else that the engine's block hash depends on (a salt, images). To answer a question,
-the index computes the places of the prompt's blocks and looks them up. So workers may use different hashes and block
-sizes.
+Each block of a worker has a *prefix digest*. This is a digest of the tokens from the prompt's beginning to the block's
+end, of the LoRA adapter, and of everything else that the engine's block hash depends on (a salt, images). To answer a
+question, the index computes the prefix digests of the prompt's blocks and looks them up. So workers may use different
+hashes and block sizes.
 
-A block whose parent has no place yet waits, and gets its place when the parent gets one. If a parent is removed, its
-children keep their places, and can be found again when the parent is back. A worker's blocks on different media can
-form one prefix.
+A block whose parent has no prefix digest yet waits, and gets its digest when the parent gets one. If a parent is
+removed, its children keep their prefix digests, and can be found again when the parent is back. A worker's blocks on
+different media can form one prefix.
 """
 
 from __future__ import annotations
@@ -164,8 +164,10 @@ class PrefixIndex(Generic[W]):
         """
         found: dict[W, Match] = {}
         for shape in sorted({shape for blocks in self._workers.values() for shape in blocks.shapes}):
-            holders = {worker: blocks.media_at for worker, blocks in self._workers.items() if shape in blocks.shapes}
-            for worker, (count, tiers) in _longest(holders, _places(tokens, shape, lora, salt)).items():
+            holders = {
+                worker: blocks.media_with_prefix for worker, blocks in self._workers.items() if shape in blocks.shapes
+            }
+            for worker, (count, tiers) in _longest(holders, _prefix_digests(tokens, shape, lora, salt)).items():
                 match, other = Match(count, shape.size, tiers), found.get(worker)
                 if other is None or other.tokens < match.tokens:
                     found[worker] = match
@@ -214,18 +216,18 @@ class _Block:
         media: the media that hold the block.
         parent: the hash of the block before this one; None for the first block of a prompt.
         label: the content of the block; None while its tokens are unknown.
-        place: the digest of the prompt up to the end of the block. It is None while the block's tokens or the place of
-            its parent are unknown.
+        prefix: the digest of the prompt up to the end of the block. It is None while the block's tokens, or the digest
+            of its parent, are unknown.
     """
 
-    __slots__ = ("label", "media", "parent", "place", "size")
+    __slots__ = ("label", "media", "parent", "prefix", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.media: tuple[str, ...] = ()
         self.parent: Hash | None = None
         self.label: Label | None = None
-        self.place: bytes | None = None
+        self.prefix: bytes | None = None
 
 
 class _WorkerBlocks:
@@ -240,15 +242,15 @@ class _WorkerBlocks:
         self.shapes: Final[set[Shape]] = set()
         self.on_media: Final[Counter[str]] = Counter()
         self._blocks: Final[dict[Hash, _Block]] = {}
-        self._places: Final[dict[str, Counter[bytes]]] = {}
-        """Number of blocks, by medium and place (digest of the prompt up to the end of the block).
+        self._prefixes: Final[dict[str, Counter[bytes]]] = {}
+        """Number of blocks, by medium and prefix digest (digest of the prompt up to the end of the block).
 
         It can be higher than 1, because engines may have several hashes for equal tokens.
         """
         self._waiting: Final[dict[Hash, set[Hash]]] = {}
-        """Hashes of the blocks whose place cannot be computed yet because their parent has none, by the parent's hash.
+        """Hashes of the blocks that have no prefix digest yet because their parent has none, by the parent's hash.
 
-        A place is a digest of the prompt up to the end of a block.
+        A prefix digest is a digest of the prompt up to the end of a block.
         """
 
     def media_of(self, block: Hash) -> Sequence[str]:
@@ -256,9 +258,9 @@ class _WorkerBlocks:
         found = self._blocks.get(block)
         return () if found is None else found.media
 
-    def media_at(self, place: bytes) -> Sequence[str]:
-        """Return the media that hold a block with this place (digest of the prompt up to the end of the block)."""
-        return [medium for medium, places in self._places.items() if place in places]
+    def media_with_prefix(self, prefix: bytes) -> Sequence[str]:
+        """Return the media that hold a block with this prefix digest (of the prompt up to the end of the block)."""
+        return [medium for medium, prefixes in self._prefixes.items() if prefix in prefixes]
 
     def names(self, most: int) -> dict[bytes, Hash]:
         """Return the hashes of the oldest blocks, by a digest of the prompt up to the block's end.
@@ -266,16 +268,16 @@ class _WorkerBlocks:
         At most ``most`` blocks are read. Blocks without such a digest are left out.
         """
         oldest = islice(self._blocks.items(), most)
-        return {known.place: block for block, known in oldest if known.place is not None}
+        return {known.prefix: block for block, known in oldest if known.prefix is not None}
 
     def size_of(self, block: Hash) -> int:
         """Return the number of tokens in a block that the worker holds."""
         return self._blocks[block].size
 
     def store(self, event: BlockStored, medium: str) -> None:
-        """Add the blocks of a store event, and compute their places (digests of the prompt up to the end of the block).
+        """Add the blocks of a store event, and compute their prefix digests (of the prompt up to the end of the block).
 
-        A block that already has a place keeps it. A block whose parent has no place waits for it.
+        A block that already has a prefix digest keeps it. A block whose parent has no prefix digest waits for it.
         """
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         lora = _adapter(event.lora_id, event.lora_name)
@@ -289,7 +291,7 @@ class _WorkerBlocks:
             if known.label is None and found is not None:
                 shape, labels = found
                 known.size, known.parent, known.label = shape.size, parent, labels[position]
-                above = _root(lora, shape) if parent is None else self._place_of(parent)
+                above = _root(lora, shape) if parent is None else self._prefix_of(parent)
                 if above is None and parent is not None:
                     self._waiting.setdefault(parent, set()).add(block)
                 elif above is not None:
@@ -297,8 +299,8 @@ class _WorkerBlocks:
             if medium not in known.media:
                 known.media += (medium,)
                 self.on_media[medium] += 1
-                if known.place is not None:
-                    self._hold(known.place, medium)
+                if known.prefix is not None:
+                    self._hold(known.prefix, medium)
             parent = block
 
     def remove(self, block: Hash, medium: str) -> bool:
@@ -308,11 +310,11 @@ class _WorkerBlocks:
             return False
         known.media = tuple(each for each in known.media if each != medium)
         _decrement(self.on_media, medium)
-        if known.place is not None:
-            _decrement(self._places[medium], known.place)
+        if known.prefix is not None:
+            _decrement(self._prefixes[medium], known.prefix)
         if not known.media:
             del self._blocks[block]
-            if known.place is None and known.parent is not None:
+            if known.prefix is None and known.parent is not None:
                 siblings = self._waiting[known.parent]
                 siblings.remove(block)
                 if not siblings:
@@ -324,31 +326,31 @@ class _WorkerBlocks:
         for block in [block for block, known in self._blocks.items() if medium in known.media]:
             self.remove(block, medium)
 
-    def _place_of(self, block: Hash) -> bytes | None:
+    def _prefix_of(self, block: Hash) -> bytes | None:
         known = self._blocks.get(block)
-        return None if known is None else known.place
+        return None if known is None else known.prefix
 
     def _settle(self, block: Hash, above: bytes) -> None:
-        """Compute the place of a block, and then the places of all blocks that wait for it.
+        """Compute the prefix digest of a block, and then the prefix digests of all blocks that wait for it.
 
-        A place is a digest of the prompt up to the end of the block.
+        A prefix digest is a digest of the prompt up to the end of the block.
 
         Args:
             block: the hash of the block.
-            above: the place of its parent.
+            above: the prefix digest of its parent.
         """
         settled = [(block, above)]
         while settled:
             block, above = settled.pop()
             known = self._blocks[block]
             assert known.label is not None  # noqa: S101 - only blocks with tokens wait
-            known.place = _place(above, known.label)
+            known.prefix = _prefix_digest(above, known.label)
             for medium in known.media:
-                self._hold(known.place, medium)
-            settled += [(child, known.place) for child in self._waiting.pop(block, ())]
+                self._hold(known.prefix, medium)
+            settled += [(child, known.prefix) for child in self._waiting.pop(block, ())]
 
-    def _hold(self, place: bytes, medium: str) -> None:
-        self._places.setdefault(medium, Counter())[place] += 1
+    def _hold(self, prefix: bytes, medium: str) -> None:
+        self._prefixes.setdefault(medium, Counter())[prefix] += 1
 
 
 def _longest(
@@ -358,8 +360,8 @@ def _longest(
 
     Args:
         holders: for each worker, a function that returns the media which hold the block of a key.
-        keys: the places or hashes of the prompt's blocks, from the first to the last. They are read only up to the
-            first block that no worker holds.
+        keys: the prefix digests or hashes of the prompt's blocks, from the first to the last. They are read only
+            up to the first block that no worker holds.
     """
     found: dict[W, tuple[int, dict[str, int]]] = {}
     left = dict(holders)
@@ -385,27 +387,29 @@ def _decrement(counts: Counter[Any], key: Any) -> None:
         del counts[key]
 
 
-# -- places: digests of a prompt up to the end of a block
+# -- prefix digests: digests of a prompt up to the end of a block
 
 _ID: Final = Struct("<I")
 _LENGTH: Final = Struct("<Q")
 
 
 def _root(lora: Adapter, shape: Shape) -> bytes:
-    """Return the digest that a prompt's first block uses instead of a parent's place, because it has no parent.
+    """Return the digest that a prompt's first block uses instead of a parent's prefix digest, because it has no parent.
 
     It depends on the LoRA adapter and on the form of the blocks.
     """
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
 
-def _place(above: bytes, label: Label) -> bytes:
-    """Return the place of a block: a digest of its parent's place ``above`` and of its content."""
+def _prefix_digest(above: bytes, label: Label) -> bytes:
+    """Return the prefix digest of a block: a digest of its parent's prefix digest ``above`` and of its content."""
     return sha256(above + _LENGTH.pack(len(label.tokens)) + label.tokens + label.keys).digest()
 
 
-def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
-    """Yield the place of each complete block of a prompt, which is a digest of the prompt up to the end of the block.
+def _prefix_digests(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
+    """Yield the prefix digest of each complete block of a prompt.
+
+    It is a digest of the prompt up to the end of the block.
 
     Raises:
         ValueError: a token id does not fit into 32 bits.
@@ -414,10 +418,10 @@ def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> It
         ids = [number for (number,) in _ID.iter_unpack(tokens)] if isinstance(tokens, bytes) else tokens
         tokens = [each for pair in pairwise(ids) for each in pair]
     raw = tokens if isinstance(tokens, bytes) else packed(tokens)
-    place, keys = _root(lora, shape), b"" if salt is None else bytes(encode_value([salt]))
+    digest, keys = _root(lora, shape), b"" if salt is None else bytes(encode_value([salt]))
     for block in _divided(raw, shape):
-        place = _place(place, Label(block, keys))
-        yield place
+        digest = _prefix_digest(digest, Label(block, keys))
+        yield digest
         keys = b""  # only the first block has the salt as an extra key
 
 

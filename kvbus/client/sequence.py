@@ -134,7 +134,7 @@ class Sequence:
         timing, limits = timing or Timing(), limits or BufferLimits()
         self.stats: Final = SourceStats()
         self.epoch = 0
-        self._asks: Final = replay or snapshot
+        self._can_request: Final = replay or snapshot
         self._sequencer: Final = Sequencer(
             SourceSpec(
                 replay=replay,
@@ -162,7 +162,7 @@ class Sequence:
         self._connect_at = inf
 
         # These attributes record the reports that the caller has got, so that nothing is reported twice.
-        self._position: int | None = 0 if self._asks and from_start else None
+        self._position: int | None = 0 if self._can_request and from_start else None
         self._gap_end = 0
         """The seq after the last missing batch that was reported as a gap."""
         self._unanswered = False
@@ -183,7 +183,7 @@ class Sequence:
     @property
     def held(self) -> int:
         """Number of batches in the reorder buffer."""
-        return len(self._sequencer.held)
+        return len(self._sequencer.reorder_buffer)
 
     @property
     def deadline(self) -> float:
@@ -227,7 +227,7 @@ class Sequence:
         else:
             sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
         out = self._take()
-        if not self._asks:
+        if not self._can_request:
             sequencer.tick(now)  # without a replay endpoint, missing batches are lost at once
             out += self._take()
         return out
@@ -243,8 +243,8 @@ class Sequence:
             self._sequencer.publisher_changed(now)
         else:
             batch = Payload.of(message.payload, message.topic or b"", replayed=True)
-            whole = self._sequencer.phase is Phase.BACKFILL and begins_with_clear(batch)
-            self._sequencer.replayed(self._request, message.seq, batch, now, whole=whole)
+            may_be_state = self._sequencer.phase is Phase.BACKFILL and begins_with_clear(batch)
+            self._sequencer.replayed(self._request, message.seq, batch, now, may_be_state=may_be_state)
         return self._take()
 
     def snapshot(self, frames: Frames[bytes], now: float) -> list[Output]:
@@ -327,7 +327,7 @@ class Sequence:
         if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
         sequencer = self._sequencer
-        known = sequencer.history.pending or not self._asks
+        known = sequencer.history.pending or not self._can_request
         self._out.append(Lost(self._position, seq - 1, sequencer.lost_because if known else LostReason.TRIMMED))
         return True
 
@@ -338,7 +338,7 @@ class Sequence:
         if conflict and not self._in_conflict:
             self._out.append(Conflict())
         self._in_conflict = conflict
-        end = sequencer.held.first if sequencer.held else sequencer.tracker.log_end
+        end = sequencer.reorder_buffer.first if sequencer.reorder_buffer else sequencer.tracker.log_end
         if sequencer.phase in _GAP and self._gap_end <= sequencer.next < end:
             self._gap_end = end
             self._owes_synced = True
@@ -352,7 +352,7 @@ class Sequence:
         # replay (`synced`), the stream is complete without this answer. After a snapshot it is not, because the answer
         # may contain the batches that follow the snapshot.
         quiet = sequencer.phase is Phase.LIVE or (synced and sequencer.phase is Phase.PROBE)
-        if self._owes_synced and quiet and self._asks and not unanswered:
+        if self._owes_synced and quiet and self._can_request and not unanswered:
             self._owes_synced = False
             self._out.append(Synced((self._position or 0) - 1))
 

@@ -233,12 +233,12 @@ class BlockView:
         changes: list[Change] = []
         cleared = False
         for event in batch.events:
-            whole = clears_all(event)
-            if cleared and whole:
+            clears_everything = clears_all(event)
+            if cleared and clears_everything:
                 self._clear(batch.rank, changes, device=False)
             else:
                 changes += self.apply(event, batch.rank)
-                cleared = cleared or whole
+                cleared = cleared or clears_everything
         return changes
 
     def apply(self, event: Event, rank: int | None = None) -> list[Change]:

@@ -393,10 +393,10 @@ def _front_loops(found: Findings, key: str, front: Fronting) -> None:
 
 
 def _is_here(url: str, listen: str) -> bool:
-    there, (host, port) = urlsplit(url), parse_address(listen)
-    asked, host = ("127.0.0.1" if each == "localhost" else each for each in (there.hostname or "", host))
+    url_parts, (host, port) = urlsplit(url), parse_address(listen)
+    asked, host = ("127.0.0.1" if each == "localhost" else each for each in (url_parts.hostname or "", host))
     here = asked == host or (is_loopback(asked) and Address(host, 1).is_wildcard)
-    return here and port == (there.port or _PORTS[there.scheme])
+    return here and port == (url_parts.port or _PORTS[url_parts.scheme])
 
 
 def _front_source(found: Findings, key: str, front: Fronting) -> None:

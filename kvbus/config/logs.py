@@ -83,8 +83,8 @@ class LogKeys(LogAccess):
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
     """Return ``data``, the keys of an output that writes to a log, with defaults for the absent keys."""
-    said = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
-    return {**said, **data}
+    values = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
+    return {**values, **data}
 
 
 def wrongs(config: Config, at: int) -> Iterator[Wrong]:

@@ -103,7 +103,7 @@ class StreamState:
         """
         stream = self.stream
         if stream.numbered:
-            return JournalTransfer(stream) if stream.next_seq and stream.whole else None
+            return JournalTransfer(stream) if stream.next_seq and stream.holds_state else None
         if not stream.next_seq:
             # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not begin a state
             self._publish_empty()
@@ -239,7 +239,7 @@ class ReplayAnswer:
     ) -> None:
         self.envelope = request.envelope
         self.outcome = "complete" if request.well_formed else "malformed"
-        self.over = False
+        self.finished = False
         self.state = state
         self._request = request
         self._has_state = has_state
@@ -255,7 +255,7 @@ class ReplayAnswer:
         Yield ``[]`` while the next batch is being built, so that the caller can do other work.
         """
         yield from self._state_alone() if self._request.state else self._batches()
-        self.over = True
+        self.finished = True
         yield self.refusal()
 
     def refusal(self) -> list[bytes]:
@@ -367,7 +367,7 @@ class SnapshotAnswer:
     def __init__(self, state: StreamState, request: SnapshotRequest) -> None:
         self.envelope = request.envelope
         self.outcome = "compacted" if request.valid else "malformed"
-        self.over = False
+        self.finished = False
         self.state = state
         self._valid = request.valid
         self._published = state.stream.next_seq > state.stream.first_seq
@@ -379,14 +379,14 @@ class SnapshotAnswer:
         Yield ``[]`` while the next part is being built, so that the caller can do other work.
         """
         if not self._valid or not self._published:
-            self.over = True
+            self.finished = True
             yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
             return
         # The newest seq is right even if the state was taken at an earlier seq: all batches after that seq are empty.
         seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
         chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
         reader, left = chunks.reader(), chunks.count
-        self.over = not left
+        self.finished = not left
         yield Unfinished(self._head(seq)) if left else self._head(seq)
         while left:
             payload = reader.next_payload()
@@ -394,7 +394,7 @@ class SnapshotAnswer:
                 raise LookupError(f"the state lacks {left} of the batches that the reply has to contain")
             if payload:
                 left -= 1
-                self.over = not left
+                self.finished = not left
                 piece = [self.envelope[0], payload]
                 yield Unfinished(piece) if left else piece
             else:

@@ -61,12 +61,12 @@ class Answer(Protocol):
         envelope: the frames that each message starts with. The first of them is the identity of the router's
             connection.
         outcome: the label under which metrics count the answer when it is complete.
-        over: whether the last message was read from :meth:`messages`.
+        finished: whether the last message was read from :meth:`messages`.
     """
 
     envelope: list[bytes]
     outcome: str
-    over: bool
+    finished: bool
 
     def messages(self) -> Iterator[list[bytes]]:
         """Yield the messages of the answer. The caller reads the next one only when the router can receive it.

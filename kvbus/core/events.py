@@ -8,7 +8,7 @@ import msgspec
 
 from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
-from kvbus.core.source_spec import Place, SourceSpec
+from kvbus.core.source_spec import SourceLocation, SourceSpec
 from kvbus.core.types import Refused
 
 
@@ -94,7 +94,7 @@ class SourcesNamed(msgspec.Struct, frozen=True):
     Findings name them to the operator.
     """
 
-    places: dict[int, Place]
+    locations: dict[int, SourceLocation]
 
 
 class BatchReceived(msgspec.Struct, gc=False):
@@ -105,7 +105,7 @@ class BatchReceived(msgspec.Struct, gc=False):
 
 
 class RecordReceived(msgspec.Struct, gc=False):
-    """The next record of a source whose stream is read from a log (Kafka, NATS, Redis): see :mod:`kvbus.core.numbered`.
+    """The next record of a source that is read from a log (Kafka, NATS, Redis): see :mod:`kvbus.core.log_relay`.
 
     Attributes:
         seq: the seq under which every router gets the record.

@@ -22,7 +22,7 @@ SLICE: int = 4096
 STEPS: int = 64
 """Number of steps into which the lifetime of a block is divided. The time of a store is rounded down to a step."""
 
-Place = tuple[int | None, str, Hash]
+BlockKey = tuple[int | None, str, Hash]
 """The position of a block in an engine's cache: group, medium key and hash."""
 
 
@@ -43,7 +43,7 @@ class Lifetimes:
         self._seconds = seconds
         self._index = index
         self._step = seconds / STEPS
-        self._heard: dict[Place, float] = {}
+        self._heard: dict[BlockKey, float] = {}
         """For each block, the step in which a store last proved that the block exists. The oldest step comes first."""
 
     def __len__(self) -> int:
@@ -72,7 +72,7 @@ class Lifetimes:
         now -= now % self._step
         for event in events:
             if isinstance(event, AllBlocksCleared):
-                self._heard = {place: at for place, at in self._heard.items() if self._is_live(place)}
+                self._heard = {block_key: at for block_key, at in self._heard.items() if self._is_live(block_key)}
                 continue
             medium = medium_key(event.medium)
             if medium not in self._media or medium is None:
@@ -102,18 +102,18 @@ class Lifetimes:
                     self._heard[*key, name] = now
             block = chunk.parent
 
-    def _is_live(self, place: Place) -> bool:
-        table = self._index.tables.get(place[:2])
-        return table is not None and place[2] in table.blocks
+    def _is_live(self, block_key: BlockKey) -> bool:
+        table = self._index.tables.get(block_key[:2])
+        return table is not None and block_key[2] in table.blocks
 
-    def due(self, now: float) -> list[Place]:
+    def due(self, now: float) -> list[BlockKey]:
         """Return up to :data:`SLICE` live blocks whose lifetime has ended, and stop tracking them."""
-        found: list[Place] = []
+        found: list[BlockKey] = []
         while self._heard and len(found) < SLICE:
-            place = next(iter(self._heard))
-            if self._heard[place] + self._seconds > now:
+            block_key = next(iter(self._heard))
+            if self._heard[block_key] + self._seconds > now:
                 break
-            del self._heard[place]
-            if self._is_live(place):
-                found.append(place)
+            del self._heard[block_key]
+            if self._is_live(block_key):
+                found.append(block_key)
         return found

@@ -56,14 +56,14 @@ class Outgoing:
 
     def sort_outputs(self) -> None:
         """Divide the outputs by whether their routers read every batch unchanged or need adapted batches."""
-        there = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
-        self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in there)
+        open_outputs = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
+        self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in open_outputs)
         for source in self._sources:
             source.needs_tokens = self.needs_tokens
-        self._plain = [(number, each) for number, each in there if each.as_it_comes]
-        self.fitted = [(number, each) for number, each in there if not each.as_it_comes]
+        self._plain = [(number, each) for number, each in open_outputs if each.as_it_comes]
+        self.fitted = [(number, each) for number, each in open_outputs if not each.as_it_comes]
 
-    def place(self, number: int, spec: OutputSpec, now: float) -> None:
+    def set_output(self, number: int, spec: OutputSpec, now: float) -> None:
         """Replace the output with this number by a new one, or add an output.
 
         The routers of the output get the current blocks of all sources as a state.

@@ -8,7 +8,7 @@ It receives events and returns commands. Invariants:
 * A block is in the index of a live source if and only if it was announced to routers.
 
 For sources that are read from a log, kvbus publishes the log's records under the log's numbers, and indexes only
-records with tokens (:mod:`kvbus.core.numbered`).
+records with tokens (:mod:`kvbus.core.log_relay`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from kvbus.core.events import (
     Tick,
     Unread,
 )
-from kvbus.core.numbered import Numbered
+from kvbus.core.log_relay import LogRelay
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
@@ -93,7 +93,7 @@ class Relay:
         self._out = Outgoing(self.sources, self.outputs, self._do)
         self._requests = RouterRequests(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
-        self._numbered = Numbered(self.sources, self.outputs, self._out, self.limits.max_events)
+        self._numbered = LogRelay(self.sources, self.outputs, self._out, self.limits.max_events)
         self.sources.extend(map(self._make_source, sources))
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
@@ -262,7 +262,7 @@ class Relay:
         self._out.close(slot, closed=True)
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
-        self._out.place(event.output, event.spec, now)
+        self._out.set_output(event.output, event.spec, now)
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -317,12 +317,12 @@ class Relay:
             # kvbus catches up on old batches (BACKFILL), this is certain only if the publisher's clears empty every
             # tier. If the publisher is another kvbus, the operator configures whether they do.
             for seq, payload in taken:
-                whole = (
+                may_be_state = (
                     sequencer.state_may_begin(seq, payload)
                     and (source.normalizer.clears.empty or sequencer.phase is not Phase.BACKFILL)
                     and begins_with_clear(payload, self.limits.max_events)
                 )
-                sequencer.replayed(event.request, seq, payload, now, whole=whole)
+                sequencer.replayed(event.request, seq, payload, now, may_be_state=may_be_state)
         self._run(event.source, source, now)
 
     def _oversize(self, event: Oversize, now: float) -> None:
@@ -399,8 +399,8 @@ class Relay:
 
     def _named(self, event: SourcesNamed, now: float) -> None:
         del now
-        for slot, place in event.places.items():
-            self.sources[slot].place = place
+        for slot, location in event.locations.items():
+            self.sources[slot].location = location
 
     def _handshake_failed(self, event: HandshakeFailed, now: float) -> None:
         del now

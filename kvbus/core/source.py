@@ -16,7 +16,7 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.topics import Topics
-from kvbus.core.source_spec import Place, SourceSpec
+from kvbus.core.source_spec import SourceLocation, SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.dialects import Sniffer
@@ -107,7 +107,7 @@ class Source:
 
         A further reason needs an example.
         """
-        self.place = Place()
+        self.location = SourceLocation()
         self.unreachable: Finding | None = None
         """The finding that explains why kvbus has no connection to the engine; None if there is no explanation."""
         self.further_rank: Finding | None = None
@@ -271,8 +271,8 @@ def _events(batch: Batch) -> str:
         found[kind] = found.get(kind, 0) + 1
     if batch.rejects:
         found["unreadable"] = len(batch.rejects)
-    said = [f"{count:,} x {kind}" for kind, count in found.items()]
-    return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
+    kinds = [f"{count:,} x {kind}" for kind, count in found.items()]
+    return ", ".join(kinds[:3]) + (f" and {len(kinds) - 3} more" if len(kinds) > 3 else "")
 
 
 def _kind(event: Event) -> str:

@@ -26,7 +26,7 @@ It is longer than a replay's timeout because the snapshot is one message: kvbus 
 Duplicates = Literal["count", "ignore", "last"]
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     """The names under which findings mention a source: its section of the configuration, and its endpoints."""
 
     section: str = "sources[]"
@@ -131,6 +131,6 @@ class SourceSpec(msgspec.Struct, frozen=True):
     max_index_bytes: int = 2**32
 
     @property
-    def asks(self) -> bool:
+    def requests_replay(self) -> bool:
         """Whether kvbus can ask the publisher for missing batches, by replay or by snapshot."""
         return self.replay or self.snapshot

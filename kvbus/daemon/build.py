@@ -18,7 +18,7 @@ from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.placement import Placement, Worker, worker_of
 from kvbus.daemon.runtime import RUNTIME, Runtime
-from kvbus.daemon.views import View, Views, topic_of
+from kvbus.daemon.views import AccessScope, AccessScopes, topic_of
 from kvbus.state.reservations import SeqReservations, StreamKey
 
 _NOBODY_IS_GONE: Final[Mapping[int, Worker]] = {}
@@ -29,7 +29,7 @@ def make_relay(
     streams: Mapping[int, SourceStream],
     reservations: SeqReservations,
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
-    views: Views | None = None,
+    views: AccessScopes | None = None,
     runtime: Runtime = RUNTIME,
 ) -> Relay:
     """Create a relay with a source in each slot of ``streams``. All other slots have no source yet.
@@ -42,7 +42,7 @@ def make_relay(
         views: the views of all outputs; None if no router has limited rights.
         runtime: the clocks, sockets and store of the daemon.
     """
-    views = views or Views(config, {})
+    views = views or AccessScopes(config, {})
     specs = [
         SourceSpec(rank=gone[slot].rank if slot in gone else 0)
         for slot in range(max((*streams, *gone), default=-1) + 1)
@@ -90,7 +90,9 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runtime: Runtime = RUNTIME) -> NewStream:
+def new_stream(
+    config: Config, view: AccessScope, worker: Worker, first_seq: int, runtime: Runtime = RUNTIME
+) -> NewStream:
     """Return the specification of the stream that an output or a view has for one worker.
 
     Args:
@@ -127,7 +129,7 @@ def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
 
 def output_spec(
     config: Config,
-    view: View,
+    view: AccessScope,
     number: int,
     streams: Mapping[int, SourceStream],
     reservations: SeqReservations,
@@ -184,7 +186,7 @@ def output_spec(
 
 
 def reserve_seqs(
-    reservations: SeqReservations, config: Config, placement: Placement, views: Views | None = None
+    reservations: SeqReservations, config: Config, placement: Placement, views: AccessScopes | None = None
 ) -> None:
     """Find or create the seq reservations of the outgoing streams of all outputs and views.
 
@@ -194,12 +196,12 @@ def reserve_seqs(
         placement: the slots of the workers.
         views: the views of all outputs; None if no router has limited rights.
     """
-    for number, view in enumerate((views or Views(config, {})).all):
+    for number, view in enumerate((views or AccessScopes(config, {})).all):
         add_reservations(reservations, config, view, number, placement)
 
 
 def add_reservations(
-    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
+    reservations: SeqReservations, config: Config, view: AccessScope, number: int, placement: Placement
 ) -> None:
     """Find or create the seq reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
@@ -214,7 +216,7 @@ def add_reservations(
 
 
 def add_reservation(
-    reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
+    reservations: SeqReservations, config: Config, view: AccessScope, number: int, placement: Placement, worker: Worker
 ) -> None:
     """Find or create the seq reservation of the stream that an output or view has for one worker.
 
@@ -232,7 +234,7 @@ def add_reservation(
     reservations.add(number, slot, f"{name} {topic.decode()}", least)
 
 
-def _stream_name(config: Config, view: View, slot: int) -> str:
+def _stream_name(config: Config, view: AccessScope, slot: int) -> str:
     return f"{view.name(config)} {config.outputs[view.output].stream_endpoints(slot).endpoint}"
 
 

@@ -76,7 +76,7 @@ class BusLog:
     def _found(self, age: float) -> Iterator[Finding]:
         state, store = self._daemon.state, self._daemon.store
         if state is not None and store is not None and state.failure:
-            yield catalogue.STATE_NOT_WRITTEN(where=store.place, why=state.failure)
+            yield catalogue.STATE_NOT_WRITTEN(where=store.location, why=state.failure)
         discoveries = {each.name: each for each in self._daemon.discoveries}
         for index, source in enumerate(self._daemon.configured.sources):
             stats, at = discoveries.get(source.name), f"sources[{index}].discover"

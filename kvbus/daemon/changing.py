@@ -22,7 +22,7 @@ from kvbus.daemon.build import (
 )
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.outputs import peer_policy_of
-from kvbus.daemon.placement import Placement, forget, keep_placement, place, worker_of
+from kvbus.daemon.placement import Placement, assign_slots, forget, keep_placement, worker_of
 from kvbus.daemon.resume import identity
 from kvbus.daemon.views import topic_of
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
@@ -79,8 +79,8 @@ def change_to(
         is_open: returns whether the source in a slot has an open socket.
         placement: the current slots of the workers; None if they follow the order of the sources in ``running``.
     """
-    before = placement or place(Placement(), running)
-    after = place(before, wanted)
+    before = placement or assign_slots(Placement(), running)
+    after = assign_slots(before, wanted)
     old, new = before.streams(running), after.streams(wanted)
     others = [
         stream for slot, stream in new.items() if slot in old and not (_same(old[slot], stream) and is_open(slot))
@@ -127,8 +127,8 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
     if before is None or now is None:
         return before is not now
     grants = {key: client.grant for key, client in now.clients.items()}
-    stay = all(grants.get(key) == client.grant for key, client in before.clients.items())
-    return replace(before, clients=now.clients) != now or not stay
+    unchanged = all(grants.get(key) == client.grant for key, client in before.clients.items())
+    return replace(before, clients=now.clients) != now or not unchanged
 
 
 class Changes:

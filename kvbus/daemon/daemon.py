@@ -26,7 +26,7 @@ from kvbus.core.events import BatchReceived, RelayEvent, SourcesNamed, Started, 
 from kvbus.core.findings.bus import HTTP_TAKEN
 from kvbus.core.findings.engine import CANNOT_LISTEN, ENGINE_PORT_TAKEN
 from kvbus.core.findings.finding import Finding
-from kvbus.core.source_spec import Place
+from kvbus.core.source_spec import SourceLocation
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.binding import explained
 from kvbus.daemon.build import next_seqs, reserve_seqs
@@ -39,16 +39,16 @@ from kvbus.daemon.front import Fronts
 from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.daemon.moved_names import MovedNames
 from kvbus.daemon.outputs import Outputs, peer_policy_of, source_policy_of
-from kvbus.daemon.placement import keep_placement, place, read_placement
+from kvbus.daemon.placement import assign_slots, keep_placement, read_placement
 from kvbus.daemon.resume import resume
 from kvbus.daemon.runtime import RUNTIME, RunningClock, Runtime
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.unreachable import Unreachable
-from kvbus.daemon.views import Views
+from kvbus.daemon.views import AccessScopes
 from kvbus.http.credentials import read_credentials
 from kvbus.http.server import AdminServer
-from kvbus.parts.log.place import check_files
+from kvbus.parts.log.location import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.contract import StoreError
 from kvbus.state.reservations import SeqReservations
@@ -121,8 +121,8 @@ class Daemon:
             self.discovery.begin_with(FoundFile(self.reservations, config))
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
-            self.views = Views(config, self.keys)
-            self.placement = place(read_placement(self.reservations, config), config)
+            self.views = AccessScopes(config, self.keys)
+            self.placement = assign_slots(read_placement(self.reservations, config), config)
             self.streams = self.placement.streams(config)
             reserve_seqs(self.reservations, config, self.placement, self.views)
             readers = self.views.identity(config, self.keys)
@@ -258,7 +258,7 @@ class Daemon:
         self.feed(
             SourcesNamed(
                 {
-                    slot: Place(sections[stream.source_index], stream.endpoint, stream.replay_endpoint or "")
+                    slot: SourceLocation(sections[stream.source_index], stream.endpoint, stream.replay_endpoint or "")
                     for slot, stream in self.streams.items()
                 }
             )

@@ -171,10 +171,10 @@ class Discovery:
 
     def preview(self, config: Config) -> Config:
         """Return a configuration in which the engines found so far are sources."""
-        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
+        return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._present).config
 
     @property
-    def _there(self) -> set[str]:
+    def _present(self) -> set[str]:
         return {stream.label for stream in self._daemon.streams.values()}
 
     # -- asking the discoverers for engines ----------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Discovery:
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
         outcome = with_found(
-            self._daemon.configured, {name: entry.found for name, entry in self._entries.items()}, self._there
+            self._daemon.configured, {name: entry.found for name, entry in self._entries.items()}, self._present
         )
         self._show_left_out(outcome.left_out)
         try:

@@ -27,7 +27,7 @@ INTERVAL: Final = 10.0
 """Seconds between two rounds. In each round, kvbus asks every engine once whether it sleeps."""
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The attributes of the daemon that the watch reads: its sources and its relay."""
 
     config: Config
@@ -45,7 +45,7 @@ class EngineWatch:
         feed: called with an event for each source whose engine sleeps.
     """
 
-    def __init__(self, observed: Observed, feed: Callable[[RelayEvent], None]) -> None:
+    def __init__(self, observed: BusState, feed: Callable[[RelayEvent], None]) -> None:
         self._observed = observed
         self._feed = feed
         self._task: asyncio.Task[None] | None = None

@@ -8,10 +8,10 @@ from typing import TypeVar
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config
 from kvbus.daemon.keys import Keys, read_keys
-from kvbus.daemon.views import Views
+from kvbus.daemon.views import AccessScopes
 from kvbus.http.credentials import read_credentials
-from kvbus.parts.log.place import check_files
-from kvbus.state.place import unwritable
+from kvbus.parts.log.location import check_files
+from kvbus.state.directory import unwritable
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def look(config: Config) -> tuple[Keys, list[Problem]]:
             return None
 
     keys = attempt(lambda: read_keys(config)) or {}
-    attempt(lambda: Views(config, keys))
+    attempt(lambda: AccessScopes(config, keys))
     attempt(lambda: read_credentials(config))
     attempt(lambda: check_files(config))
     if wrong := unwritable(config):

@@ -70,7 +70,7 @@ class Outcome:
     left_out: Mapping[tuple[str, str], str]
 
 
-def with_found(config: Config, found: Mapping[str, Listed], there: Container[str]) -> Outcome:
+def with_found(config: Config, found: Mapping[str, Listed], present: Container[str]) -> Outcome:
     """Add the found engines to a configuration as sources.
 
     If several engines have the same name, endpoint or topic, only one of them becomes a source. An engine with more
@@ -84,14 +84,14 @@ def with_found(config: Config, found: Mapping[str, Listed], there: Container[str
     Args:
         config: the configuration without found engines.
         found: the engines of each ``sources`` entry, by the entry's name.
-        there: the labels of the current sources.
+        present: the labels of the current sources.
     """
     templates = [source for source in config.sources if source.discover is not None]
     if not templates:
         return Outcome(config, {})
     fixed = [source for source in config.sources if source.discover is None]
     candidates = [
-        (name in listed.leaving, not _is_there(engine, there), number, name)
+        (name in listed.leaving, not _is_present(engine, present), number, name)
         for number, template in enumerate(templates)
         for listed in [found.get(template.name, Listed())]
         for name, engine in listed.engines.items()
@@ -159,8 +159,8 @@ def _labels(name: str, ranks: Sequence[int]) -> list[str]:
     return [f"{name}/{rank}" for rank in ranks] if len(ranks) > 1 else [name]
 
 
-def _is_there(engine: Engine, there: Container[str]) -> bool:
-    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in there
+def _is_present(engine: Engine, present: Container[str]) -> bool:
+    return _labels(engine.name, [publisher.rank for publisher in engine.publishers])[0] in present
 
 
 def _source(template: SourceConfig, engine: Engine) -> FoundSource:
@@ -188,7 +188,7 @@ def _source(template: SourceConfig, engine: Engine) -> FoundSource:
 FoundEngines = dict[str, list[Engine]]
 """The found engines that are sources, by the name of their ``sources`` entry."""
 
-_KEPT: Final = "found"
+_STATE_KEY: Final = "found"
 
 
 class FoundFile:
@@ -207,7 +207,7 @@ class FoundFile:
 
     def read(self) -> FoundEngines:
         """Return the saved engines. They are empty if none are saved, or if the saved data is damaged."""
-        content = self._reservations.kept(_KEPT) if self._searches else None
+        content = self._reservations.kept(_STATE_KEY) if self._searches else None
         if content is None:
             return {}
         try:
@@ -221,7 +221,7 @@ class FoundFile:
     def keep(self, found: FoundEngines) -> None:
         """Save the found engines for the next process."""
         if self._searches:
-            self._reservations.keep(_KEPT, msgspec.json.encode(found))
+            self._reservations.keep(_STATE_KEY, msgspec.json.encode(found))
 
 
 _REMEDIES: Final = {

@@ -33,7 +33,7 @@ class Front(Protocol[Stats_co]):
         """Stop listening, and abort the unfinished requests."""
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The attributes of the daemon that the proxies read."""
 
     config: Config
@@ -48,7 +48,7 @@ class Fronts:
         grpc: the proxy in front of the gRPC API; None if it is not configured.
     """
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: BusState) -> None:
         config = observed.config
         self.http = cast("Front[FrontStats] | None", _made(observed, config.front))
         self.grpc = cast("Front[CallStats] | None", _made(observed, config.front_grpc))
@@ -71,5 +71,5 @@ class Fronts:
                 await each.close()
 
 
-def _made(observed: Observed, front: Fronting | None) -> object | None:
+def _made(observed: BusState, front: Fronting | None) -> object | None:
     return None if front is None else parts.load(parts.FRONTS, front.part)(observed, front)

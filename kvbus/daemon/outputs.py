@@ -12,7 +12,7 @@ from kvbus.config import Config, OutputConfig, SourceStream, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain, source_domain
-from kvbus.daemon.views import Views
+from kvbus.daemon.views import AccessScopes
 from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.accepted import limits_of_publishers
 from kvbus.transport.interposed import Interposed
@@ -99,7 +99,7 @@ def _optional(output: OutputConfig) -> frozenset[str]:
         "replay": output.replay_endpoint is not None,
         "keys": output.curve_client_keys is not None,
     }
-    return frozenset(name for name, there in parts_there.items() if there)
+    return frozenset(name for name, installed in parts_there.items() if installed)
 
 
 def factories(config: Config) -> list[OutputFactory]:
@@ -107,7 +107,7 @@ def factories(config: Config) -> list[OutputFactory]:
     return [parts.load(parts.OUTPUTS, output.type) for output in config.outputs]
 
 
-def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> PeerPolicy:
+def peer_policy_of(config: Config, number: int, keys: Keys, views: AccessScopes) -> PeerPolicy:
     """Return the rules for the routers of an output: their keys, the view of each key, and the maximum request size.
 
     Args:

@@ -24,7 +24,7 @@ from kvbus.state.reservations import SeqReservations
 log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
-_KEPT: Final = "slots"
+_STATE_KEY: Final = "slots"
 """Name under which the placement is stored beside the seq reservations."""
 
 _MOST_SLOTS: Final = 1 << 17
@@ -74,7 +74,7 @@ def worker_of(config: Config, stream: SourceStream) -> Worker:
     return Worker(config.sources[stream.source_index].name, stream.rank)
 
 
-def place(before: Placement, config: Config) -> Placement:
+def assign_slots(before: Placement, config: Config) -> Placement:
     """Return a placement that has a slot for every worker of a configuration.
 
     Args:
@@ -101,7 +101,7 @@ def place(before: Placement, config: Config) -> Placement:
             slots[worker] = slot
             taken.add(slot)
     gone = _gone(before, config, streams, taken)
-    held = {before.slots[worker] for worker in gone}
+    kept = {before.slots[worker] for worker in gone}
     for worker, stream in streams.items():
         if worker in slots:
             continue
@@ -109,17 +109,17 @@ def place(before: Placement, config: Config) -> Placement:
             slot = before.slots[gone.pop(0)]
         else:
             slot = stream.index
-            used = taken | held
+            used = taken | kept
             if slot in used:
                 slot = next(each for each in range(len(used) + 1) if each not in used)
-        held.discard(slot)
+        kept.discard(slot)
         slots[worker] = slot
         taken.add(slot)
     del gone[: max(0, len(slots) + len(gone) - most)]
     return Placement({**{worker: before.slots[worker] for worker in gone}, **slots}, tuple(gone), before.forgotten)
 
 
-def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set[int]) -> list[Worker]:
+def _gone(before: Placement, config: Config, workers: Iterable[Worker], taken: set[int]) -> list[Worker]:
     """Return the removed workers that keep their slots, in the order of their removal.
 
     A removed worker loses its slot if a present worker now has its topic, because a topic has one stream.
@@ -127,7 +127,7 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
     Args:
         before: the placement before the change.
         config: the configuration after the change.
-        there: the present workers.
+        workers: the present workers.
         taken: the slots of the present workers.
 
     Raises:
@@ -141,14 +141,14 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
         if output.layout == "per_topic" and output.topic is not None
     }
     topics: dict[tuple[int, bytes], Worker] = {}
-    for worker in there:
+    for worker in workers:
         for number, template in templates.items():
             topic = topic_for(template, config, *worker)
             other = topics.setdefault((number, topic), worker)
             if other is not worker:
                 wrong = f"{_shown(worker)} and {_shown(other)} would both have the topic {topic.decode()!r}"
                 raise ConfigError([Problem(f"outputs[{number}].topic", wrong, template, "topic: kv@{source}/{rank}")])
-    known = set(there)
+    known = set(workers)
     left: list[Worker] = []
     for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
         own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
@@ -184,7 +184,7 @@ def read_placement(reservations: SeqReservations, config: Config) -> Placement:
 
     With an empty placement, slots follow the order of the configuration.
     """
-    content = reservations.kept(_KEPT) if _by_name(config) else None
+    content = reservations.kept(_STATE_KEY) if _by_name(config) else None
     if content is None:
         return Placement()
     try:
@@ -206,7 +206,7 @@ def keep_placement(reservations: SeqReservations, config: Config, placement: Pla
     if _by_name(config):
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)
-        reservations.keep(_KEPT, msgspec.json.encode(content))
+        reservations.keep(_STATE_KEY, msgspec.json.encode(content))
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:

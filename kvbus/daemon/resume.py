@@ -16,7 +16,7 @@ from kvbus.core.relay import Relay
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.runtime import RUNTIME, Runtime
-from kvbus.daemon.views import Views
+from kvbus.daemon.views import AccessScopes
 from kvbus.state.contract import StoreError
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
@@ -45,7 +45,7 @@ def resume(
     state: StateWriter | None,
     reservations: SeqReservations,
     now: float,
-    views: Views | None = None,
+    views: AccessScopes | None = None,
     readers: Sequence[str] = (),
     runtime: Runtime = RUNTIME,
 ) -> Beginning:

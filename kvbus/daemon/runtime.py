@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvbus.config import Config
 from kvbus.state.contract import Store
-from kvbus.state.place import open_store
+from kvbus.state.directory import open_store
 from kvbus.transport.accepted import BoundStream
 from kvbus.transport.dialling import Dialled, dial
 from kvbus.transport.ingress import LiveStream, RequestConnection

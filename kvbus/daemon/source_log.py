@@ -63,22 +63,22 @@ class SourceLog:
         self._left: list[int] = []
         """The slots of the sources that the current round has not checked yet."""
 
-    def look_in_turns(self, relay: Relay, there: Collection[int]) -> None:
+    def look_in_turns(self, relay: Relay, slots: Collection[int]) -> None:
         """Check some of the sources, and log their changes. Ten calls check all sources.
 
         Args:
             relay: the relay with the sources.
-            there: the slots of the present sources. The collection may change after the call.
+            slots: the slots of the present sources. The collection may change after the call.
         """
-        self._left = self._left or list(there)
-        count = max(AT_ONCE, -(-len(there) // CALLS))
+        self._left = self._left or list(slots)
+        count = max(AT_ONCE, -(-len(slots) // CALLS))
         some, self._left = self._left[:count], self._left[count:]
-        self._look_at(relay, there, some)
+        self._look_at(relay, slots, some)
 
-    def _look_at(self, relay: Relay, there: Collection[int], some: Sequence[int]) -> None:
-        self.look(relay, [slot for slot in some[:AT_ONCE] if slot in there])  # a source may have been removed
+    def _look_at(self, relay: Relay, slots: Collection[int], some: Sequence[int]) -> None:
+        self.look(relay, [slot for slot in some[:AT_ONCE] if slot in slots])  # a source may have been removed
         if rest := some[AT_ONCE:]:
-            asyncio.get_running_loop().call_soon(self._look_at, relay, there, rest)
+            asyncio.get_running_loop().call_soon(self._look_at, relay, slots, rest)
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Check the sources in these slots, and log their changes."""
@@ -141,7 +141,7 @@ class SourceLog:
         log_changes(changes, f"source {label}", label, _fields(source), self._report)
 
     def _restarted(self, source: Source, blocks: int, before: int) -> None:
-        facts = {"at": source.place.section, "blocks": blocks, "before": before, "epoch": source.sequencer.epoch}
+        facts = {"at": source.location.section, "blocks": blocks, "before": before, "epoch": source.sequencer.epoch}
         text, label = ENGINE_RESTARTED(**facts).text, source.spec.label
         self._report("epoch", label, source.state, text)
         log.warning("source %s: %s", label, text, extra={**_fields(source), "reason": ENGINE_RESTARTED.id})
@@ -182,8 +182,8 @@ def _repaired(now: _Counted, before: _Counted) -> str:
     recovered, lost = now.recovered - before.recovered, now.lost - before.lost
     if recovered + lost <= 0:
         return ""
-    said = [f"{recovered:,} recovered by replay"] * (recovered > 0) + [f"{lost:,} lost"] * (lost > 0)
-    return f"{_batches(recovered + lost)} missing: {', '.join(said)}"
+    repaired = [f"{recovered:,} recovered by replay"] * (recovered > 0) + [f"{lost:,} lost"] * (lost > 0)
+    return f"{_batches(recovered + lost)} missing: {', '.join(repaired)}"
 
 
 def _batches(count: int) -> str:

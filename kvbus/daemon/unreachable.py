@@ -44,7 +44,7 @@ AT_ONCE: Final = 16
 """Maximum number of simultaneous connection attempts. Further attempts wait."""
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The attributes of the daemon that the search reads: its configuration, its sources and its relay."""
 
     config: Config
@@ -64,7 +64,7 @@ class Unreachable:
 
     def __init__(
         self,
-        observed: Observed,
+        observed: BusState,
         feed: Callable[[RelayEvent], None],
         curve: Callable[[SourceStream], Curve | None],
         dial: Dial = RUNTIME.dial,
@@ -120,7 +120,7 @@ class Unreachable:
             await search.aclose()
 
     async def _find(self, slot: int, stream: SourceStream, _first: bool) -> None:
-        at = self._observed.relay.sources[slot].place.section
+        at = self._observed.relay.sources[slot].location.section
         if stream.bind:
             why: Finding | None = catalogue.NO_ENGINE_DIALLED_IN(at=at, endpoint=stream.endpoint)
         else:
@@ -158,10 +158,10 @@ class Unreachable:
         """Return a finding if only some ranks of the engine are connected; None otherwise."""
         sources = self._observed.relay.sources
         ranks = [each for each in self._observed.streams.values() if each.source_index == stream.source_index]
-        there = sum(sources[each.index].sequencer.phase not in SEPARATED for each in ranks)
-        if live.stop is not Stop.REFUSED or not there:
+        connected = sum(sources[each.index].sequencer.phase not in SEPARATED for each in ranks)
+        if live.stop is not Stop.REFUSED or not connected:
             return None
-        facts = {"ranks": stream.rank, "size": len(ranks), "endpoint": stream.endpoint, "there": there}
+        facts = {"ranks": stream.rank, "size": len(ranks), "endpoint": stream.endpoint, "there": connected}
         return catalogue.RANKS_MISSING(at=at, **facts)
 
     async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
@@ -179,7 +179,7 @@ class Unreachable:
             except (TimeoutError, ClosedError, ProtocolError):
                 return  # no batch has arrived, so the rank is unknown
             if rank == further.rank:
-                at = self._observed.relay.sources[slot].place.section
+                at = self._observed.relay.sources[slot].location.section
                 found = catalogue.MORE_RANKS_PERHAPS(at=at, endpoint=further.endpoint, rank=rank)
         if found is None:
             search.deadline = inf

@@ -25,7 +25,7 @@ _DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AccessScope:
     """The rights that some keys of an output have.
 
     Attributes:
@@ -60,7 +60,7 @@ class View:
         return self.grant.reads_source(worker.source, label, config.model, None if topic is None else topic.decode())
 
 
-class Views:
+class AccessScopes:
     """All views of all outputs, in the order of their numbers. A view is what keys with the same rights may read.
 
     Args:
@@ -72,10 +72,10 @@ class Views:
     """
 
     def __init__(self, config: Config, keys: Keys) -> None:
-        self.all = [View(output) for output in range(len(config.outputs))]
+        self.all = [AccessScope(output) for output in range(len(config.outputs))]
         self._outputs = len(config.outputs)
         self._changes = 0
-        self._of_key: dict[tuple[int, bytes], View] = {}
+        self._of_key: dict[tuple[int, bytes], AccessScope] = {}
         """The view that a router reads, or has read last, by the number of the output and the router's key."""
         self.change(config, keys)
 
@@ -94,13 +94,13 @@ class Views:
         self._changes += 1
         return changed
 
-    def wanted(self, config: Config, keys: Keys) -> dict[tuple[int, bytes], View]:
+    def wanted(self, config: Config, keys: Keys) -> dict[tuple[int, bytes], AccessScope]:
         """Return the view that each key will read, by the number of the output and the key.
 
         Raises:
             ConfigError: the keys need more views than ``limits.max_views``.
         """
-        wanted: dict[tuple[int, bytes], View] = {}
+        wanted: dict[tuple[int, bytes], AccessScope] = {}
         for output, at in enumerate(config.outputs):
             curve = keys.get(output_domain(at.name))
             for key, client in ({} if curve is None else curve.clients).items():
@@ -111,14 +111,14 @@ class Views:
             raise ConfigError([Problem("limits.max_views", wrong, str(limit), f"max_views: {count}")])
         return wanted
 
-    def _view(self, output: int, key: bytes, grant: Grant) -> View:
+    def _view(self, output: int, key: bytes, grant: Grant) -> AccessScope:
         last = self._of_key.get((output, key))
-        there = [view for view in self.all if not view.closed and (view.output, view.grant) == (output, grant)]
+        current = [view for view in self.all if not view.closed and (view.output, view.grant) == (output, grant)]
         if last is not None:
-            return last if last in there else View(output, grant, since=self._changes)
-        return there[0] if there else View(output, grant, since=self._changes)
+            return last if last in current else AccessScope(output, grant, since=self._changes)
+        return current[0] if current else AccessScope(output, grant, since=self._changes)
 
-    def _arrange(self, named: Collection[View]) -> list[int]:
+    def _arrange(self, named: Collection[AccessScope]) -> list[int]:
         """Give a number to each new view in ``named``, and close all views that are not in ``named``.
 
         Returns:
@@ -140,7 +140,7 @@ class Views:
             changed.add(number)
         return sorted(changed)
 
-    def of_output(self, output: int) -> dict[int, View]:
+    def of_output(self, output: int) -> dict[int, AccessScope]:
         """Return the views with limited rights of one output, by number."""
         found = enumerate(self.all[self._outputs :], self._outputs)
         return {number: view for number, view in found if view.output == output and not view.closed}

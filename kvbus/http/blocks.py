@@ -27,14 +27,14 @@ MAX_DUMPS: Final = 4
 """Maximum number of unfinished ``/blocks`` answers. Further requests get the status 503."""
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The attributes of the daemon that an answer to ``/blocks`` needs."""
 
     relay: Relay
     process: ProcessStats
 
 
-async def dump_blocks(observed: Observed, request: web.Request) -> web.StreamResponse:
+async def dump_blocks(observed: BusState, request: web.Request) -> web.StreamResponse:
     """Answer ``GET /blocks``, with the live blocks of one source or of all sources."""
     name, hashes = request.query.get("source"), request.query.get("hashes", "number")
     if hashes not in HASH_FORMS:

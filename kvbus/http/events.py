@@ -160,8 +160,8 @@ class Events:
         if because or not last_id:
             listener.number = self._timeline.last
             listener.seqs = {} if listener.output is None else _ends(listener.output)
-        said = {"resumed": not because if last_id else None, "because": because}
-        return _event("start", said, listener.id_in(self._timeline.process))
+        data = {"resumed": not because if last_id else None, "because": because}
+        return _event("start", data, listener.id_in(self._timeline.process))
 
     def _resume(self, listener: Listener, last_id: str) -> str:
         """Let a client continue after the event with the id ``last_id``.
@@ -234,7 +234,7 @@ class Events:
                     yield 0, _event("missed", missed, listener.id_in(process))
                     continue
                 after = min(end, entry.seq + entry.batches)
-                said: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": seq}
+                data: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": seq}
                 events = batch_events(entry.payload)
                 event = next(events, None)
                 while event is not None:
@@ -243,7 +243,7 @@ class Events:
                         listener.seqs[slot] = after
                     last_id = "" if event else listener.id_in(process)
                     blocks = sum(len(each.get("block_hashes", ())) for each in some)
-                    yield blocks, _event("batch", {**said, "more": event is not None, "events": some}, last_id)
+                    yield blocks, _event("batch", {**data, "more": event is not None, "events": some}, last_id)
                 listener.seqs[slot] = after
 
 
@@ -269,14 +269,14 @@ def batch_events(payload: bytes) -> Iterator[dict[str, Any]]:
 def _event_json(event: Event) -> dict[str, Any]:
     if isinstance(event, AllBlocksCleared):
         return {"type": "AllBlocksCleared"}
-    said: dict[str, Any] = {"type": type(event).__name__, "block_hashes": [_name(each) for each in event.block_hashes]}
+    data: dict[str, Any] = {"type": type(event).__name__, "block_hashes": [_name(each) for each in event.block_hashes]}
     if isinstance(event, BlockStored):
         parent = event.parent_block_hash
-        said["parent_block_hash"] = None if parent is None or parent is msgspec.UNSET else _name(parent)
-        said |= {"token_ids": decode_value(event.token_ids), "block_size": event.block_size}
-        said |= {"lora_name": event.lora_name}
-    said |= {"medium": event.medium, "group_idx": event.group_idx}
-    return {name: value for name, value in said.items() if value is not msgspec.UNSET}
+        data["parent_block_hash"] = None if parent is None or parent is msgspec.UNSET else _name(parent)
+        data |= {"token_ids": decode_value(event.token_ids), "block_size": event.block_size}
+        data |= {"lora_name": event.lora_name}
+    data |= {"medium": event.medium, "group_idx": event.group_idx}
+    return {name: value for name, value in data.items() if value is not msgspec.UNSET}
 
 
 def _name(block: Hash) -> str:

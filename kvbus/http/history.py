@@ -20,11 +20,11 @@ from kvbus.core.source import Source
 from kvbus.core.stats import OutputStats
 from kvbus.telemetry.readings import Driver
 
-KEPT: Final = 300
+MAX_SAMPLES: Final = 300
 """Number of samples that the history keeps of each source and output: five minutes, with one sample a second."""
 
-PLACES: Final = KEPT + 1
-"""Length of each array of samples: one more than :data:`KEPT`, for the sample that is being taken."""
+ARRAY_LENGTH: Final = MAX_SAMPLES + 1
+"""Length of each array of samples: one more than :data:`MAX_SAMPLES`, for the sample that is being taken."""
 
 AT_ONCE: Final = 32
 """Number of sources that are read in one iteration of the event loop; reading 32 sources takes 0.3 ms."""
@@ -48,16 +48,16 @@ class Course:
     def __init__(self, rates: Sequence[str], levels: Sequence[str]) -> None:
         self.latest: dict[str, float] = dict.fromkeys((*rates, *levels), nan)
         """The newest sample: rates and other values, by name. Each sample is a new dictionary."""
-        self._rings = {name: array("f", [nan]) * PLACES for name in self.latest}
+        self._rings = {name: array("f", [nan]) * ARRAY_LENGTH for name in self.latest}
         self._rates = tuple(rates)
         self._counted: Sequence[float] | None = None
         self._read = 0.0
 
-    def add(self, place: int, now: float, counted: Sequence[float], levels: Mapping[str, float]) -> None:
+    def add(self, slot: int, now: float, counted: Sequence[float], levels: Mapping[str, float]) -> None:
         """Add one sample.
 
         Args:
-            place: the index of the sample in the arrays of samples.
+            slot: the index of the sample in the arrays of samples.
             now: the time of a monotonic clock, in seconds.
             counted: the values of the counters, in the order of their names.
             levels: the other values, by name.
@@ -70,7 +70,7 @@ class Course:
             latest[name] = max(0.0, counted[at] - before[at]) / seconds if known and before else nan
         latest.update(levels)
         for name, value in latest.items():
-            self._rings[name][place] = value
+            self._rings[name][slot] = value
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
@@ -78,7 +78,7 @@ class Course:
 
         Values have four significant digits.
         """
-        return {name: [float(f"{ring[place]:.4g}") for place in order] for name, ring in self._rings.items()}
+        return {name: [float(f"{ring[slot]:.4g}") for slot in order] for name, ring in self._rings.items()}
 
 
 class History:
@@ -94,7 +94,7 @@ class History:
         self.outputs: dict[str, Course] = {}
         self.newest: dict[str, Any] = {}
         """The newest sample of all sources and outputs, as plain data for JSON; empty before the first sample."""
-        self._times = array("d", [nan]) * PLACES
+        self._times = array("d", [nan]) * ARRAY_LENGTH
         self._taken = 0
 
     def sample(
@@ -116,20 +116,20 @@ class History:
             clock: returns the time of a monotonic clock, in seconds.
             wall: the time of day, in seconds.
         """
-        place = self._taken % PLACES
-        self._times[place] = wall
+        slot = self._taken % ARRAY_LENGTH
+        self._times[slot] = wall
         courses: dict[str, Course] = {}
         total = dict.fromkeys(self.every.latest, 0.0)
         for number, source in enumerate(relay.present, 1):
             if not source.gone:  # the source may have been removed during an earlier step
                 label = source.spec.label
                 course = courses[label] = self.sources.get(label) or Course(SOURCE_RATES, SOURCE_LEVELS)
-                _sample_source(course, source, place, clock())
+                _sample_source(course, source, slot, clock())
                 for name, value in course.latest.items():
                     total[name] += 0.0 if isnan(value) else value
             if not number % AT_ONCE:
                 yield
-        self.every.add(place, clock(), (), total)
+        self.every.add(slot, clock(), (), total)
         for output, driver, counted in zip(relay.outputs, drivers, stats, strict=False):
             course = self.outputs.setdefault(output.spec.name, Course(OUTPUT_RATES, OUTPUT_LEVELS))
             levels = {
@@ -137,7 +137,7 @@ class History:
                 "behind": driver.behind_seconds,
                 "queue": max(counted.queue_depth, driver.queue_max),
             }
-            course.add(place, clock(), (counted.batches, counted.bytes), levels)
+            course.add(slot, clock(), (counted.batches, counted.bytes), levels)
         self.sources = courses
         self.newest = {
             "at": wall,
@@ -149,20 +149,20 @@ class History:
 
     def times(self) -> list[float]:
         """Return the times of day of all samples, oldest first."""
-        return [round(self._times[place], 1) for place in self._order()]
+        return [round(self._times[slot], 1) for slot in self._order()]
 
     def samples(self, course: Course) -> dict[str, list[float]]:
         """Return all samples of a source or output, oldest first, by the name of the value."""
         return course.samples(self._order())
 
     def _order(self) -> list[int]:
-        return [place % PLACES for place in range(max(0, self._taken - KEPT), self._taken)]
+        return [slot % ARRAY_LENGTH for slot in range(max(0, self._taken - MAX_SAMPLES), self._taken)]
 
 
-def _sample_source(course: Course, source: Source, place: int, now: float) -> None:
+def _sample_source(course: Course, source: Source, slot: int, now: float) -> None:
     stats, sequencer = source.stats, source.sequencer
     levels = {
         "blocks": 0 if source.expired else len(source.normalizer.index),
-        "queue": len(sequencer.held) + len(sequencer.actions),
+        "queue": len(sequencer.reorder_buffer) + len(sequencer.actions),
     }
-    course.add(place, now, (stats.batches, stats.stored + stats.removed + stats.cleared), levels)
+    course.add(slot, now, (stats.batches, stats.stored + stats.removed + stats.cleared), levels)

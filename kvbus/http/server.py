@@ -52,7 +52,7 @@ ENDING: Final = 1.0
 """Maximum seconds for which the server waits for unfinished answers when it closes."""
 
 
-class Observed(metrics.Observed, Protocol):
+class BusState(metrics.BusState, Protocol):
     """The attributes and methods of the daemon that the server uses."""
 
     config: Config
@@ -106,7 +106,7 @@ class AdminServer:
         credentials: the valid tokens and the TLS settings; None for no tokens and no TLS.
     """
 
-    def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
+    def __init__(self, observed: BusState, credentials: Credentials | None = None) -> None:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts, credentials)
         self._content_log = ContentLog()
@@ -241,8 +241,8 @@ class AdminServer:
             response = await handler(request)
             if reading is not None:
                 reading.status = response.status
-                whole = response.body if isinstance(response, web.Response) else None
-                reading.bytes += len(whole) if isinstance(whole, bytes) else 0
+                body = response.body if isinstance(response, web.Response) else None
+                reading.bytes += len(body) if isinstance(body, bytes) else 0
             return response
         finally:
             self._under_way.pop(id(request), None)
@@ -290,15 +290,15 @@ class AdminServer:
             # sample.
             self._next_sample = now + SAMPLE - 0.05
             observed = self._observed
-            whole = observed.relay, observed.drivers, observed.output_stats
+            readings = observed.relay, observed.drivers, observed.output_stats
             if self._sampling is not None and self._sampling.done():
                 self._sampling.result()
                 self._sampling = None
             # If the previous sample is still incomplete because the event loop is busy, skip this sample.
             if self._sampling is None:
-                work = self.history.sample(*whole, time.monotonic, time.time())
+                work = self.history.sample(*readings, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
-            self.timeline.look_at_routers(*whole)
+            self.timeline.look_at_routers(*readings)
             self._content_log.look(now)
         self._events.wake()
 

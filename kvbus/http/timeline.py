@@ -15,7 +15,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.telemetry.readings import Driver, read_routers
 
-KEPT: Final = 1000
+MAX_CHANGES: Final = 1000
 """Maximum number of changes that the timeline keeps."""
 
 
@@ -51,7 +51,7 @@ class Timeline:
         """
         self.last = 0
         """The number of the newest change; 0 before the first."""
-        self._kept: deque[Transition] = deque(maxlen=KEPT)
+        self._kept: deque[Transition] = deque(maxlen=MAX_CHANGES)
         self._routers: dict[tuple[str, int, str, float], RouterView] = {}
         self._counted: list[tuple[int, int]] = []
 

@@ -53,8 +53,8 @@ class Agreement:
         self.shared, self.differing = Counter(), Counter()
         for worker, blocks in named.items():
             model = model_of(worker)
-            for place, block in blocks.items():
-                other, theirs = first.setdefault((model, place), (worker, block))
+            for prefix, block in blocks.items():
+                other, theirs = first.setdefault((model, prefix), (worker, block))
                 if other is worker:
                     continue
                 for each in (worker, other):

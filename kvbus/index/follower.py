@@ -59,7 +59,7 @@ class Standing(msgspec.Struct):
         return self.state == "live" and not self.partial
 
 
-class Held(msgspec.Struct):
+class HeldPrefix(msgspec.Struct):
     """The part of a prompt that one source holds.
 
     ``blocks`` is the number of the prompt's leading blocks that the source holds, up to the first block that it lacks.
@@ -80,7 +80,7 @@ class Held(msgspec.Struct):
 class Result(msgspec.Struct):
     """The answer to one question: the sources that hold a part of the prompt, with the longest part first."""
 
-    matches: list[Held]
+    matches: list[HeldPrefix]
 
 
 class Answer(msgspec.Struct):
@@ -208,8 +208,10 @@ class Follower:
                 found = self._matches(query)
             except ValueError as error:
                 raise ValueError(f"question {number}: {error}") from error
-            held = [_held(standings.get(worker) or _unknown(worker), match) for worker, match in found.items()]
-            results.append(Result(sorted(held, key=_worth, reverse=True)))
+            prefixes = [
+                _held_prefix(standings.get(worker) or _unknown(worker), match) for worker, match in found.items()
+            ]
+            results.append(Result(sorted(prefixes, key=_worth, reverse=True)))
         return Answer(results, [each for each in standings.values() if not each.complete])
 
     def blocks(self) -> list[tuple[Worker, Standing, dict[str, int]]]:
@@ -349,8 +351,8 @@ def _unknown(worker: Worker) -> Standing:
     return Standing(worker.name, worker.rank or 0, worker.name, "unknown", partial=False)
 
 
-def _held(standing: Standing, match: Match) -> Held:
-    return Held(
+def _held_prefix(standing: Standing, match: Match) -> HeldPrefix:
+    return HeldPrefix(
         standing.source,
         standing.rank,
         standing.worker,
@@ -363,5 +365,5 @@ def _held(standing: Standing, match: Match) -> Held:
     )
 
 
-def _worth(held: Held) -> tuple[int, int, int]:
-    return held.tokens, held.blocks, held.tiers.get(DEVICE_MEDIUM, 0)
+def _worth(prefix: HeldPrefix) -> tuple[int, int, int]:
+    return prefix.tokens, prefix.blocks, prefix.tiers.get(DEVICE_MEDIUM, 0)

@@ -224,12 +224,12 @@ class LogRouter:
                 await asyncio.sleep(PAUSE)
 
     def _take_over(self, carrier: LogStreams, engines: Sequence[Engine]) -> None:
-        there = {publisher.endpoint: engine.name for engine in engines for publisher in engine.publishers}
-        for endpoint in self._streams.keys() - there:
+        engine_of = {publisher.endpoint: engine.name for engine in engines for publisher in engine.publishers}
+        for endpoint in self._streams.keys() - engine_of:
             stream = self._streams.pop(endpoint)
             carrier.close(stream.slot)
             stream.feed.clear()
-        for endpoint, name in there.items():
+        for endpoint, name in engine_of.items():
             if endpoint not in self._streams:
                 self._slots += 1
                 stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)

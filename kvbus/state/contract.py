@@ -85,7 +85,7 @@ class Store(Protocol):
         keeps_state: whether the bus keeps its state in the store. If it is False, the store has only the reservations.
         checkpoint_after: size of the log in bytes after which a new checkpoint may begin.
         reserve_ahead: number of seqs that are reserved together.
-        place: the directory of the store, as a text for log lines.
+        location: the directory of the store, as a text for log lines.
     """
 
     reserved: Reserved
@@ -94,7 +94,7 @@ class Store(Protocol):
     keeps_state: bool
     checkpoint_after: int
     reserve_ahead: int
-    place: str
+    location: str
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
         """Read the saved state: first the checkpoint, then the log. Return False if there is no state.

@@ -81,7 +81,7 @@ class SqliteStore:
         old_directory: Path | None = None,
         boot: bytes | None = None,
     ) -> None:
-        self.place = str(directory)
+        self.location = str(directory)
         self.keeps_state = keeps_state
         self.checkpoint_after, self.reserve_ahead = CHECKPOINT_AFTER, RESERVE_AHEAD
         self.refused = 0
@@ -191,10 +191,10 @@ class SqliteStore:
         existing = self.database.files
         if existing:
             text = "the state in %s is refused (%s): kvbus renames it to *%s%s, and begins without a state"
-            log.error(text, self.place, why, _REFUSED, stamp)
+            log.error(text, self.location, why, _REFUSED, stamp)
         else:
             text = "the state in %s is missing: kvbus begins without a state, and skips the seqs that it may have used"
-            log.error(text, self.place)
+            log.error(text, self.location)
         delete_refused(self._directory)  # keep only one refused database: several could fill the disk
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
@@ -214,8 +214,8 @@ class SqliteStore:
             head.first = 0
             self.refused = 1
             text = "the state in %s is of another configuration: kvbus begins without a state; the numbering continues"
-            log.error(text, self.place)
-            raise StoreError(f"{self.place}: the state is of another configuration")
+            log.error(text, self.location)
+            raise StoreError(f"{self.location}: the state is of another configuration")
         try:
             for body in self.database.slices(head):
                 feed(body)
@@ -328,7 +328,7 @@ class SqliteStore:
                 self.database.delete()
             except OSError as error:
                 text = "the state in %s can be neither written nor deleted (%s): after a kill the numbering may go back"
-                log.error(text, self.place, error)  # noqa: TRY400
+                log.error(text, self.location, error)  # noqa: TRY400
 
     def wipe(self) -> list[str]:
         """Delete the state, which may hold content of prompts, from the database file. Keep the reservations.
@@ -356,7 +356,7 @@ class SqliteStore:
 
     def _error(self, error: Exception) -> StoreError:
         kind = NewerStateError if isinstance(error, NewerError) else StoreError
-        return kind(f"{self.place}: {text_of(error)}")
+        return kind(f"{self.location}: {text_of(error)}")
 
 
 def _unknown() -> int:

@@ -52,7 +52,7 @@ class StateWriter:
 
         Until it is complete, the state on disk belongs to the former sources and cannot be used.
         """
-        self._whole = False
+        self._without_pause = False
         self._distrusted = False
         self._loaded = False
         self._log_bytes = self._checkpoint_bytes = self._written = 0
@@ -83,7 +83,7 @@ class StateWriter:
         self._names = list(names)
         loader, records = Loader(relay), 0
         begun = self._clock()
-        log.info("reading the state in %s", self._store.place)
+        log.info("reading the state in %s", self._store.location)
 
         def feed(body: bytes) -> None:
             self._look_whether_stopped()
@@ -105,7 +105,7 @@ class StateWriter:
 
         self._loaded = self._store.load(names, feed, apply)
         if not self._loaded:
-            log.info("there is no state in %s", self._store.place)
+            log.info("there is no state in %s", self._store.location)
             return False
         relay.recovery_finished(now)
         blocks = sum(len(source.normalizer.index) for source in relay.sources)
@@ -135,7 +135,7 @@ class StateWriter:
                 # Together with the reservations, the store writes this boot's id and whether commits wait for the disk.
                 self._store.reserve(self._store.reserved)
             else:
-                self._begin_checkpoint(whole=True)
+                self._begin_checkpoint(without_pause=True)
         except StoreError as error:
             self.fail(error)
 
@@ -186,11 +186,11 @@ class StateWriter:
         """
         return self._steps is not None
 
-    def _begin_checkpoint(self, *, whole: bool = False) -> None:
+    def _begin_checkpoint(self, *, without_pause: bool = False) -> None:
         """Begin to write a checkpoint of the relay's current state.
 
         Args:
-            whole: whether to write the complete checkpoint without pauses, because there is no earlier state.
+            without_pause: whether to write the complete checkpoint without pauses, because there is no earlier state.
         """
         if self._relay is None:
             return
@@ -198,7 +198,7 @@ class StateWriter:
         if self.failed:
             return
         self._log_bytes = self._written = 0
-        self._whole = whole
+        self._without_pause = without_pause
         self._steps = self._store.checkpoint(self._names, self._counted(dump(self._relay)), self._pauses)
         self._go_on()
 
@@ -208,13 +208,13 @@ class StateWriter:
             yield body
 
     def _pauses(self) -> bool:
-        return not self._whole and self._clock() >= self._until
+        return not self._without_pause and self._clock() >= self._until
 
     def _go_on(self) -> None:
         self._until = self._clock() + SLICE_SECONDS
         if self._steps is not None and next(self._steps, self) is self:
             self._steps = None
-            self._renamed = self._whole = False
+            self._renamed = self._without_pause = False
             self.failure = ""
             self._checkpoint_bytes = self._written
 
@@ -257,6 +257,6 @@ class StateWriter:
             self.work()
         self._steps = None
         if self.failure != before:
-            log.error("kvbus cannot write its last state to %s: %s; see state_dir", self._store.place, self.failure)
+            log.error("kvbus cannot write its last state to %s: %s; see state_dir", self._store.location, self.failure)
         if self._relay is not None:
             self._relay.keep_records(keep=False)

@@ -38,7 +38,7 @@ The loop can handle batches between two iterations, so a scrape of many sources 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The parts of a running bus from which the metrics are read."""
 
     relay: Relay
@@ -84,7 +84,7 @@ class RelayCollector(Collector):
         others: collectors of other metrics, such as the memory of the process.
     """
 
-    def __init__(self, observed: Observed, readings: Readings, others: Iterable[Collector]) -> None:
+    def __init__(self, observed: BusState, readings: Readings, others: Iterable[Collector]) -> None:
         self._observed = observed
         self._readings = readings
         self._others = others
@@ -144,7 +144,7 @@ class Exposition:
     Call `read` in the event loop, and then `render` in a thread.
     """
 
-    def __init__(self, observed: Observed) -> None:
+    def __init__(self, observed: BusState) -> None:
         self._observed = observed
         self._others = PlatformCollector(registry=None), ProcessCollector(registry=None)
 

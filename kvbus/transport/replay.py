@@ -206,7 +206,7 @@ class ReplayServer:
         requester = self._requesters.pop(peer.id, None)
         if requester is None:
             return
-        if requester.asked and requester.asked[0].answer.over and peer.unsent_bytes == 0:
+        if requester.asked and requester.asked[0].answer.finished and peer.unsent_bytes == 0:
             # The kernel accepted every byte of this answer before the router disconnected, so the answer is complete.
             self._count_first(requester)
         outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
@@ -294,7 +294,7 @@ class ReplayServer:
         for requester in self._requesters.values():
             if requester.in_message:
                 requester.peer.close(Reason.CLOSED)  # END would become a part of the incomplete message
-            unfinished = [asked.answer for asked in requester.asked if not asked.answer.over]
+            unfinished = [asked.answer for asked in requester.asked if not asked.answer.finished]
             requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")
         return count

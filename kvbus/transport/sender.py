@@ -26,7 +26,7 @@ STALL_TIMEOUT: Final = 30.0
 stalled.
 """
 
-LOOK: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 """Seconds between two checks for sessions whose peer has acknowledged nothing for too long."""
 
 
@@ -232,7 +232,7 @@ class Sender:
     # -- progress ------------------------------------------------------------------------------------------------------
 
     def _schedule_check(self) -> None:
-        self._check = self._loop.call_later(min(LOOK, self._stall_timeout / 4), self._look_for_stalled)
+        self._check = self._loop.call_later(min(CHECK_SECONDS, self._stall_timeout / 4), self._look_for_stalled)
 
     def _look_for_stalled(self) -> None:
         self._schedule_check()

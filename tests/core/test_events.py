@@ -10,7 +10,7 @@ from kvbus.core.events import RelayEvent
 from kvbus.core.findings.engine import NO_PREFIX
 from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
-from kvbus.core.source_spec import Place, SourceSpec
+from kvbus.core.source_spec import SourceLocation, SourceSpec
 from kvbus.core.types import Refused
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import Script
@@ -27,7 +27,7 @@ def made(kind, frames):
         int | None: 0,
         Finding: NO_PREFIX(),
         Finding | None: NO_PREFIX(),
-        dict[int, Place]: {0: Place("sources[1]")},
+        dict[int, SourceLocation]: {0: SourceLocation("sources[1]")},
         float: 0.0,
         bool: False,
         bytes: b"".join(frames),

@@ -57,6 +57,6 @@ def test_the_states_are_public():
 
 
 def test_somebody_can_be_asked():
-    assert SourceSpec(replay=True, snapshot=False).asks
-    assert SourceSpec(replay=False, snapshot=True).asks
-    assert not SourceSpec(replay=False, snapshot=False).asks
+    assert SourceSpec(replay=True, snapshot=False).requests_replay
+    assert SourceSpec(replay=False, snapshot=True).requests_replay
+    assert not SourceSpec(replay=False, snapshot=False).requests_replay

@@ -12,8 +12,8 @@ import pytest
 from kvbus.config import Config, load
 from kvbus.core.source_spec import SourceSpec
 from kvbus.daemon.build import journal_bounds, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
-from kvbus.daemon.placement import Placement, Worker, place
-from kvbus.daemon.views import View
+from kvbus.daemon.placement import Placement, Worker, assign_slots
+from kvbus.daemon.views import AccessScope
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.sqlite import RESERVE_AHEAD as AHEAD
 from kvbus.state.sqlite import SqliteStore
@@ -36,7 +36,7 @@ def slots(made: Config) -> dict[int, Any]:
 
 def reserved(made: Config, store: SqliteStore | None = None, placement: Placement | None = None) -> SeqReservations:
     reservations = SeqReservations(store)
-    reserve_seqs(reservations, made, placement or place(Placement(), made))
+    reserve_seqs(reservations, made, placement or assign_slots(Placement(), made))
     return reservations
 
 
@@ -86,8 +86,8 @@ def test_block_size_auto_is_none() -> None:
 
 def test_a_topic_is_the_sources_own_or_rendered() -> None:
     made = config({"topic": "kv@{source}@{rank}"})
-    assert new_stream(made, View(0), Worker("a", 1), 5).topic == b"kv@a@1"
-    assert new_stream(config(), View(0), Worker("a", 1), 5).topic is None
+    assert new_stream(made, AccessScope(0), Worker("a", 1), 5).topic == b"kv@a@1"
+    assert new_stream(config(), AccessScope(0), Worker("a", 1), 5).topic is None
 
 
 def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None:
@@ -142,7 +142,7 @@ def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
 
 def test_under_topics_a_stream_stays_whose_source_is_gone() -> None:
     made = config({"layout": "per_topic", "topic": "kv@{source}.{rank}"})
-    placement = Placement({**place(Placement(), made).slots, Worker("c", 5): 6}, (Worker("c", 5),))
+    placement = Placement({**assign_slots(Placement(), made).slots, Worker("c", 5): 6}, (Worker("c", 5),))
     relay = make_relay(made, slots(made), reserved(made, None, placement), placement.gone_slots)
     (output,) = relay.outputs
     assert [stream.topic for stream in output.streams] == [b"kv@a.0", b"kv@a.1", b"", b"kv@b.0", b"", b"", b"kv@c.5"]

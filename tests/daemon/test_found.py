@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvbus.config import Config, load
 from kvbus.core.findings.finding import Findings
 from kvbus.daemon.found import Listed, left_out_findings, with_found
-from kvbus.daemon.placement import Placement, place
+from kvbus.daemon.placement import Placement, assign_slots
 from kvbus.parts.discovery.contract import Engine, Publisher
 
 DISCOVER = {"file": {"path": "/run/engines.yaml"}}
@@ -158,7 +158,7 @@ def test_whatever_is_found_no_name_or_endpoint_is_there_twice_and_nobody_moves(s
         assert len(streams) <= room
         for key in ("label", "index", "endpoint"):
             assert len({getattr(stream, key) for stream in streams}) == len(streams)
-        before, placement = placement, place(placement, made.config)
+        before, placement = placement, assign_slots(placement, made.config)
         kept = before.slots.keys() & placement.slots.keys()
         assert all(placement.slots[worker] == before.slots[worker] for worker in kept)
         assert len(placement.slots) <= room

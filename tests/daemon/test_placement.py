@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbus.common.errors import ConfigError
 from kvbus.config import Config, load
-from kvbus.daemon.placement import Placement, Worker, forget, keep_placement, place, read_placement
+from kvbus.daemon.placement import Placement, Worker, assign_slots, forget, keep_placement, read_placement
 from kvbus.state.reservations import SeqReservations
 
 BY_TOPIC = {"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": "kv@{source}.{rank}"}
@@ -31,29 +31,29 @@ def slots(placement: Placement) -> dict[str, int]:
 
 
 def test_the_first_time_the_list_counts() -> None:
-    assert slots(place(Placement(), config("b", "a", ranks=2))) == {"b": 0, "b1": 1, "a": 2, "a1": 3}
+    assert slots(assign_slots(Placement(), config("b", "a", ranks=2))) == {"b": 0, "b1": 1, "a": 2, "a1": 3}
 
 
 def test_a_name_keeps_its_slot_and_so_does_one_that_is_gone() -> None:
-    first = place(Placement(), config("a", "b", "c"))
-    second = place(first, config("d", "c", "a"))
+    first = assign_slots(Placement(), config("a", "b", "c"))
+    second = assign_slots(first, config("d", "c", "a"))
     assert slots(second) == {"a": 0, "b": 1, "c": 2, "d": 3}
     assert second.gone == (Worker("b", 0),)
-    third = place(second, config("b"))
+    third = assign_slots(second, config("b"))
     assert third.streams(config("b"))[1].label == "b"
     assert set(third.gone_slots) == {0, 2, 3}
 
 
 def test_more_ranks_leave_the_others_where_they_are() -> None:
-    first = place(Placement(), config("a", "b"))
-    assert slots(place(first, config("a", "b", ranks=2))) == {"a": 0, "b": 1, "a1": 2, "b1": 3}
+    first = assign_slots(Placement(), config("a", "b"))
+    assert slots(assign_slots(first, config("a", "b", ranks=2))) == {"a": 0, "b": 1, "a1": 2, "b1": 3}
 
 
 def test_the_one_that_left_first_makes_room() -> None:
-    first = place(Placement(), config("a", "b", "c", most=3))
-    second = place(place(first, config("a", "c", most=3)), config("c", most=3))
+    first = assign_slots(Placement(), config("a", "b", "c", most=3))
+    second = assign_slots(assign_slots(first, config("a", "c", most=3)), config("c", most=3))
     assert second.gone == (Worker("b", 0), Worker("a", 0))
-    third = place(second, config("c", "d", most=3))
+    third = assign_slots(second, config("c", "d", most=3))
     assert slots(third) == {"a": 0, "d": 1, "c": 2}
 
 
@@ -62,21 +62,21 @@ def test_there_are_no_more_than_the_limit_says() -> None:
         config("a", "b", "c", most=2)
     two, three = config("a", "b", most=2), config("a", "b", "c")
     with pytest.raises(ConfigError, match=r"max_sources: 3"):
-        place(Placement(), two.model_copy(update={"sources": three.sources}))
+        assign_slots(Placement(), two.model_copy(update={"sources": three.sources}))
 
 
 def test_a_slot_of_its_own_goes_first() -> None:
-    first = place(Placement(), config("a", "b"))
-    second = place(first, config("b", "c", c=0))
+    first = assign_slots(Placement(), config("a", "b"))
+    second = assign_slots(first, config("b", "c", c=0))
     assert slots(second) == {"b": 1, "c": 0}
     assert second.gone == ()
 
 
 def test_where_an_output_is_per_source_the_list_says_it() -> None:
     ports = {"name": "ports", "endpoint": "ipc:///run/ports"}
-    first = place(Placement(), config("a", "b", outputs=[BY_TOPIC, ports]))
-    assert slots(place(first, config("b", outputs=[BY_TOPIC, ports]))) == {"b": 0}
-    assert place(first, config("a", outputs=[ports])).gone == ()
+    first = assign_slots(Placement(), config("a", "b", outputs=[BY_TOPIC, ports]))
+    assert slots(assign_slots(first, config("b", outputs=[BY_TOPIC, ports]))) == {"b": 0}
+    assert assign_slots(first, config("a", outputs=[ports])).gone == ()
 
 
 def test_two_that_would_have_one_topic_are_refused() -> None:
@@ -84,7 +84,7 @@ def test_two_that_would_have_one_topic_are_refused() -> None:
     one = config("a", "a1", outputs=[same])
     sources = tuple(each.model_copy(update={"data_parallel_size": 12}) for each in one.sources)
     with pytest.raises(ConfigError, match=r"would both have the topic 'kv@a1[01]'"):
-        place(Placement(), one.model_copy(update={"sources": sources}))
+        assign_slots(Placement(), one.model_copy(update={"sources": sources}))
     with pytest.raises(ConfigError, match="would both have the topic 'kv@a1"):
         config("a", "a1", outputs=[same], ranks=12)
 
@@ -92,10 +92,10 @@ def test_two_that_would_have_one_topic_are_refused() -> None:
 def test_one_that_is_gone_yields_its_topic() -> None:
     same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
     before = Placement({Worker("a", 11): 0}, (Worker("a", 11),))
-    after = place(before, config("a1", outputs=[same]))
+    after = assign_slots(before, config("a1", outputs=[same]))
     assert Worker("a", 11) in after.slots  # the topics are kv@a11 and kv@a10, so both fit
     before = Placement({Worker("a", 10): 0}, (Worker("a", 10),))
-    assert Worker("a", 10) not in place(before, config("a1", outputs=[same])).slots
+    assert Worker("a", 10) not in assign_slots(before, config("a1", outputs=[same])).slots
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True), max_size=12))
@@ -106,7 +106,7 @@ def test_whatever_the_list_does(lists: list[list[str]]) -> None:
     """
     placement = Placement()
     for names in lists:
-        before, placement = placement, place(placement, config(*names, most=5))
+        before, placement = placement, assign_slots(placement, config(*names, most=5))
         assert len(set(placement.slots.values())) == len(placement.slots) <= 5
         assert {worker.source for worker in placement.slots.keys() - set(placement.gone)} == set(names)
         assert max(placement.slots.values()) < 5
@@ -120,7 +120,7 @@ def test_whatever_the_list_does(lists: list[list[str]]) -> None:
 def test_what_is_kept_is_read_again() -> None:
     made, reservations = config("a", "b"), SeqReservations(None)
     assert read_placement(reservations, made) == Placement()
-    kept = forget(place(place(Placement(), made), config("b")), [7, 5])
+    kept = forget(assign_slots(assign_slots(Placement(), made), config("b")), [7, 5])
     keep_placement(reservations, made, kept)
     assert kept.forgotten == 7
     assert read_placement(reservations, made) == kept

@@ -16,7 +16,7 @@ import pytest
 from kvbus.config import Config, load
 from kvbus.core.events import Started
 from kvbus.daemon.build import next_seqs, reserve_seqs
-from kvbus.daemon.placement import Placement, place
+from kvbus.daemon.placement import Placement, assign_slots
 from kvbus.daemon.resume import Beginning, identity, resume
 from kvbus.state.contract import MARGIN
 from kvbus.state.reservations import SeqReservations
@@ -44,7 +44,7 @@ class Process(NamedTuple):
 @contextmanager
 def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Iterator[Process]:
     """Run a kvbus process without sockets on a state directory, and end it as a kill does."""
-    placement = place(Placement(), config)
+    placement = assign_slots(Placement(), config)
     with opened(tmp_path, boot=boot) as store:
         reservations = SeqReservations(store)
         reserve_seqs(reservations, config, placement)
@@ -56,7 +56,7 @@ def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Ite
 
 
 def test_without_a_store_there_is_nothing(config: Config) -> None:
-    placement, reservations = place(Placement(), config), SeqReservations(None)
+    placement, reservations = assign_slots(Placement(), config), SeqReservations(None)
     reserve_seqs(reservations, config, placement)
     assert not resume(config, placement, None, reservations, 0.0).restored
 

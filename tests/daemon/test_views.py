@@ -13,7 +13,7 @@ from kvbus.common.errors import ConfigError
 from kvbus.config import Config, load
 from kvbus.daemon.keys import Keys, output_domain, who_reads_what
 from kvbus.daemon.placement import Worker
-from kvbus.daemon.views import View, Views
+from kvbus.daemon.views import AccessScope, AccessScopes
 from kvbus.transport.curve import Curve
 from kvbus.transport.grants import EVERYTHING, Client, Grant, parse
 
@@ -35,21 +35,21 @@ def keys(**grants: Grant | str) -> Keys:
     return {output_domain("routers"): Curve(b"p", b"s", clients=listed)}
 
 
-def by_key(views: Views, found: Keys, output: int = 0) -> dict[str, int]:
+def by_key(views: AccessScopes, found: Keys, output: int = 0) -> dict[str, int]:
     curve = found[output_domain("routers")]
     return {key.decode(): number for key, number in views.by_key(output, curve.clients).items()}
 
 
 def test_routers_with_the_same_rights_share_a_view_and_those_without_limits_have_none() -> None:
     found = keys(r1=A, r2=B, r3=A, r4=EVERYTHING)
-    views = Views(config(), found)
-    assert views.all == [View(0), View(1), View(0, A), View(0, B)]
+    views = AccessScopes(config(), found)
+    assert views.all == [AccessScope(0), AccessScope(1), AccessScope(0, A), AccessScope(0, B)]
     assert by_key(views, found) == {"r1": 2, "r2": 3, "r3": 2}
-    assert Views(config(), {}).all == [View(0), View(1)]
+    assert AccessScopes(config(), {}).all == [AccessScope(0), AccessScope(1)]
 
 
 def test_a_key_that_is_added_joins_and_the_last_one_that_goes_closes_a_view() -> None:
-    views = Views(config(), keys(r1=A))
+    views = AccessScopes(config(), keys(r1=A))
     found = keys(r1=A, r2=A, r3=B)
     assert views.change(config(), found) == [3]
     assert by_key(views, found) == {"r1": 2, "r2": 2, "r3": 3}
@@ -65,7 +65,7 @@ def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_ri
 
     It has received seqs of its old view, and the seqs of the existing view may be lower.
     """
-    views = Views(config(), keys(r1=A, r2=B))
+    views = AccessScopes(config(), keys(r1=A, r2=B))
     found = keys(r1=B, r2=B)
     assert views.change(config(), found) == [2]
     assert by_key(views, found) == {"r1": 2, "r2": 3}
@@ -75,7 +75,7 @@ def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_ri
 
 
 def test_who_may_read_everything_from_now_on_gets_a_view_that_has_seen_nothing() -> None:
-    views = Views(config(), keys(r1=A, r2=EVERYTHING))
+    views = AccessScopes(config(), keys(r1=A, r2=EVERYTHING))
     found = keys(r1=EVERYTHING, r2=EVERYTHING)
     assert views.change(config(), found) == [2]
     assert by_key(views, found) == {"r1": 2}
@@ -83,13 +83,13 @@ def test_who_may_read_everything_from_now_on_gets_a_view_that_has_seen_nothing()
 
 
 def test_a_key_that_was_away_in_between_has_seen_numbers_too() -> None:
-    views = Views(config(), keys(r1=A, r2=B))
+    views = AccessScopes(config(), keys(r1=A, r2=B))
     views.change(config(), keys(r2=B))
     found = keys(r1=B, r2=B)
     views.change(config(), found)
     assert by_key(views, found)["r1"] != by_key(views, found)["r2"]
     same = keys(r1=A, r2=B)
-    again = Views(config(), same)
+    again = AccessScopes(config(), same)
     again.change(config(), keys(r2=B))
     again.change(config(), same)
     assert again.all[by_key(again, same)["r1"]].since > 0, "its view was closed, and its numbering with it"
@@ -97,7 +97,7 @@ def test_a_key_that_was_away_in_between_has_seen_numbers_too() -> None:
 
 def test_more_views_than_there_may_be_are_refused_and_nothing_changes() -> None:
     limited = config(limits={"max_views": 2})
-    views = Views(limited, keys(r1=A, r2=B))
+    views = AccessScopes(limited, keys(r1=A, r2=B))
     before = list(views.all)
     with pytest.raises(ConfigError, match=r"3 different sets of rights, but limits\.max_views allows 2"):
         views.change(limited, keys(r1=A, r2=B, r3=AB))
@@ -107,7 +107,7 @@ def test_more_views_than_there_may_be_are_refused_and_nothing_changes() -> None:
 
 def test_a_state_is_of_the_views_and_of_who_reads_them() -> None:
     def identity(found: Keys) -> list[str]:
-        return Views(config(), found).identity(config(), found)
+        return AccessScopes(config(), found).identity(config(), found)
 
     assert identity({}) == identity(keys(r1=EVERYTHING)) == []
     assert identity(keys(r1=A)) == identity(keys(r1=A, r2=EVERYTHING))
@@ -132,14 +132,14 @@ def test_a_state_is_of_the_views_and_of_who_reads_them() -> None:
 def test_what_a_view_sees_of_the_sources(text: str, output: dict[str, str], sees: list[bool]) -> None:
     made = config(output=output)
     found = keys(r1=text)
-    views = Views(made, found)
+    views = AccessScopes(made, found)
     assert [views.all[2].sees(made, Worker("engine", rank)) for rank in (0, 1)] == sees
     assert views.hidden(made, 0) == {slot: frozenset() if seen else frozenset({2}) for slot, seen in enumerate(sees)}
     assert views.hidden(made, 1) == {0: frozenset(), 1: frozenset()}
 
 
 def test_a_closed_view_sees_nothing() -> None:
-    assert not View(0, A, closed=True).sees(config(), Worker("engine", 0))
+    assert not AccessScope(0, A, closed=True).sees(config(), Worker("engine", 0))
 
 
 def test_who_reads_what_is_said_without_salts() -> None:

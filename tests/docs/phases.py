@@ -22,7 +22,7 @@ def phase_table() -> str:
         "|---|---|---|---|",
     ]
     for phase, about in PHASES.items():
-        rows.append(f"| {phase} | `{about.shown}` | {about.meaning} | {about.asks or ''} |")
+        rows.append(f"| {phase} | `{about.shown}` | {about.meaning} | {about.purpose or ''} |")
     return "\n".join(rows) + "\n"
 
 

@@ -27,7 +27,7 @@ def all_accounted_for(source: Counted) -> None:
     """
     stats, sequencer = source.stats, source.sequencer
     pending = sequencer.pending
-    waiting = sum(sequencer.next <= seq < sequencer.tracker.log_end for seq in sequencer.held)
+    waiting = sum(sequencer.next <= seq < sequencer.tracker.log_end for seq in sequencer.reorder_buffer)
     holes = sequencer.tracker.log_end - sequencer.next - waiting if sequencer.tracker.synced else 0
     assert pending == holes >= 0, f"{pending} pending, {holes} holes"
     counted = stats.recovered + stats.lost

@@ -66,7 +66,7 @@ class AnswerReader:
     @property
     def done(self) -> bool:
         """Whether the reader has read the last message of the answer."""
-        return self._answer.over
+        return self._answer.finished
 
     def next_message(self) -> list[bytes] | None:
         """Return the next message of the answer, or None after the last message."""

@@ -130,7 +130,7 @@ class Bus:
         message = next(filter(None, reading.messages))
         assert not self._carry_out(self.relay.take_commands())
         if message[-2] == END_SEQ:
-            assert reading.answer.over, "an answer goes on after END"
+            assert reading.answer.finished, "an answer goes on after END"
             assert next(reading.messages, None) is None, "an answer goes on after END"
             return None
         return int.from_bytes(message[-2], "big"), message[-1]

@@ -17,7 +17,7 @@ from tests.front.pod import running_pod
 HOST = "10.0.0.9"
 
 
-class Observed:
+class BusState:
     """A configuration, and the sources of it that are present."""
 
     def __init__(self, *slots: int, **overrides: Any) -> None:
@@ -41,7 +41,7 @@ SEVERAL: list[dict[str, Any]] = [
 
 def test_each_rank_has_the_endpoints_of_its_slot():
     outputs = [LIVE, {"name": "y", "endpoint": "tcp://*:7000", "replay_endpoint": "tcp://*:7100"}]
-    observed = Observed(sources=SEVERAL, outputs=outputs, front={"source": "b", "output": "y"})
+    observed = BusState(sources=SEVERAL, outputs=outputs, front={"source": "b", "output": "y"})
     assert observed.offers() == {
         0: Offer("tcp://*:7001", "tcp://*:7101", None, HOST),
         1: Offer("tcp://*:7002", "tcp://*:7102", None, HOST),
@@ -57,29 +57,29 @@ def test_each_rank_has_the_endpoints_of_its_slot():
     ],
 )
 def test_the_topic_is_the_one_that_leaves(output: dict[str, Any], topics: list[str | None]):
-    observed = Observed(sources=[SEVERAL[1]], outputs=[output])
+    observed = BusState(sources=[SEVERAL[1]], outputs=[output])
     assert [offer.topic for _, offer in sorted(observed.offers().items())] == topics
 
 
 def test_a_source_that_is_not_there_is_not_offered():
-    observed = Observed(1, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
+    observed = BusState(1, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
     assert list(observed.offers()) == [0]
-    observed = Observed(0, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
+    observed = BusState(0, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
     with pytest.raises(UnanswerableError, match="does not know yet where the engine publishes"):
         observed.offers()
 
 
 def test_two_engines_that_were_found_could_both_be_it():
-    observed = Observed(sources=[SEVERAL[0]], outputs=[LIVE])
-    both = Observed(sources=SEVERAL, outputs=[LIVE], front={"source": "a"})
+    observed = BusState(sources=[SEVERAL[0]], outputs=[LIVE])
+    both = BusState(sources=SEVERAL, outputs=[LIVE], front={"source": "a"})
     observed.config, observed.streams = both.config, both.streams
     with pytest.raises(UnanswerableError, match=r"name this engine's source"):
         observed.offers()
 
 
 def test_ranks_that_were_found_cannot_share_a_stream():
-    observed = Observed(sources=[SEVERAL[0]], outputs=[{"layout": "merged"}])
-    both = Observed(sources=SEVERAL, outputs=[{"layout": "merged"}], front={"source": "a"})
+    observed = BusState(sources=[SEVERAL[0]], outputs=[{"layout": "merged"}])
+    both = BusState(sources=SEVERAL, outputs=[{"layout": "merged"}], front={"source": "a"})
     observed.config, observed.streams = both.config, {1: both.streams[1], 2: both.streams[2]}
     with pytest.raises(UnanswerableError, match="one stream for all ranks"):
         observed.offers()

@@ -28,7 +28,7 @@ from kvbus.core.events import (
 )
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.build import make_relay
-from kvbus.daemon.placement import Placement, place
+from kvbus.daemon.placement import Placement, assign_slots
 from kvbus.http.entries import source_entry
 from kvbus.state.reservations import SeqReservations
 from kvbus.telemetry.readings import read_source
@@ -63,7 +63,7 @@ class GoldenBus:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config: Config = load(None, env={}, overrides=config)
-        placement = place(Placement(), self.config)
+        placement = assign_slots(Placement(), self.config)
         reservations = SeqReservations(None)
         self._relay = make_relay(self.config, placement.streams(self.config), reservations)
         self._identities: dict[bytes, int] = {b"": 0}

@@ -11,7 +11,7 @@ import math
 import pytest
 
 from kvbus.http import history as module
-from kvbus.http.history import KEPT, Course, History
+from kvbus.http.history import MAX_SAMPLES, Course, History
 from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload, store
 from tests.http.test_http import relayed, web_and_engine
@@ -49,23 +49,23 @@ async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
         engine.publish(payload(store([1, 2, 3])))
         await relayed(client, 1)
         daemon, history = client.bus.daemon, History()
-        for n in range(KEPT + 10):
+        for n in range(MAX_SAMPLES + 10):
             assert pieces(history, daemon, float(n), 1000.0 + n) == 1
-        assert history.times() == [1010.0 + n for n in range(KEPT)]
+        assert history.times() == [1010.0 + n for n in range(MAX_SAMPLES)]
         source = history.samples(history.sources["engine"])
-        assert source["blocks"] == [3.0] * KEPT
+        assert source["blocks"] == [3.0] * MAX_SAMPLES
         assert set(source["batches"]) == {0.0}
         assert history.newest["all"]["blocks"] == 3
-        assert history.newest["at"] == 1000.0 + KEPT + 9
+        assert history.newest["at"] == 1000.0 + MAX_SAMPLES + 9
         assert set(history.outputs) == {"routers"}
         engine.publish(payload(store([4])))
         await relayed(client, 2)
-        pieces(history, daemon, KEPT + 12.0, 2000.0)
+        pieces(history, daemon, MAX_SAMPLES + 12.0, 2000.0)
         assert history.newest["sources"]["engine"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["all"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["outputs"]["routers"]["batches"] == pytest.approx(1 / 3)
         daemon.relay.sources[0].gone = True
-        pieces(history, daemon, KEPT + 13.0, 2001.0)
+        pieces(history, daemon, MAX_SAMPLES + 13.0, 2001.0)
         assert history.sources == {}
         daemon.relay.sources[0].gone = False
 

@@ -14,18 +14,18 @@ from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.http.timeline import KEPT, Timeline
+from kvbus.http.timeline import MAX_CHANGES, Timeline
 
 
 def test_the_newest_are_kept_and_their_numbers_are_dense() -> None:
     timeline = Timeline()
     assert (timeline.first, timeline.last, list(timeline.since(0))) == (1, 0, [])
-    for n in range(KEPT + 5):
+    for n in range(MAX_CHANGES + 5):
         timeline.add("state", "engine", "live", str(n))
-    assert (timeline.first, timeline.last) == (6, KEPT + 5)
-    assert [each.number for each in timeline.since(0)] == list(range(6, KEPT + 6))
-    assert [each.number for each in timeline.since(KEPT + 3)] == [KEPT + 4, KEPT + 5]
-    assert list(timeline.since(KEPT + 5)) == []
+    assert (timeline.first, timeline.last) == (6, MAX_CHANGES + 5)
+    assert [each.number for each in timeline.since(0)] == list(range(6, MAX_CHANGES + 6))
+    assert [each.number for each in timeline.since(MAX_CHANGES + 3)] == [MAX_CHANGES + 4, MAX_CHANGES + 5]
+    assert list(timeline.since(MAX_CHANGES + 5)) == []
     assert Timeline().process != timeline.process
 
 

@@ -18,8 +18,8 @@ from kvbus.config import load
 from kvbus.core.findings.finding import Finding
 from kvbus.parts.log.contract import Log
 from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.location import KafkaLocation, NatsLocation, RedisLocation
 from kvbus.parts.log.nats import NatsLog
-from kvbus.parts.log.place import NatsPlace, Place, RedisPlace
 from kvbus.parts.log.record import Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.log.redis_client import names
@@ -46,7 +46,7 @@ MINE, THEIRS, WRONG, OTHER_MODEL = (
     )
 )
 
-AnyPlace = Place | NatsPlace | RedisPlace
+AnyLocation = KafkaLocation | NatsLocation | RedisLocation
 
 
 class Door(abc.ABC):
@@ -76,15 +76,15 @@ class Door(abc.ABC):
     def place(self, server: str | None = None, **keys: Any) -> Any:
         """Return the log's address and configuration keys, for a user who logs in with a password."""
         said = {"tls_ca_file": self.authority.certificate, "username": self.user, "password_file": self.password}
-        place: AnyPlace = self.kind.place(server or self.address, **{**said, **keys})
+        place: AnyLocation = self.kind.place(server or self.address, **{**said, **keys})
         return place
 
-    def with_certificate(self, issued: Issued) -> AnyPlace:
+    def with_certificate(self, issued: Issued) -> AnyLocation:
         """Return the log's address and configuration keys, for a user who logs in with a client certificate."""
         files: Any = {"tls_certificate_file": issued.certificate, "tls_key_file": issued.key}
         return self.place(username=None, password_file=None, **files)
 
-    async def looked(self, place: AnyPlace) -> tuple[list[Finding], str]:
+    async def looked(self, place: AnyLocation) -> tuple[list[Finding], str]:
         """Run the checks of `kvbus doctor` for the log, and return its findings and its text."""
         keys = place.keys.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         output = {"type": self.name, "endpoint": f"tcp://{place.servers}", self.name: keys}
@@ -92,7 +92,7 @@ class Door(abc.ABC):
         return await broker(config.outputs[0], "outputs[0]", 30.0)
 
     @abc.abstractmethod
-    def log(self, place: AnyPlace) -> Log: ...
+    def log(self, place: AnyLocation) -> Log: ...
 
     @abc.abstractmethod
     async def open(self) -> None:
@@ -107,18 +107,18 @@ class Door(abc.ABC):
         """Withdraw the right to write from kvbus's user."""
 
     @abc.abstractmethod
-    async def wants_certificates(self) -> AnyPlace:
+    async def wants_certificates(self) -> AnyLocation:
         """Let the server require client certificates.
 
         Return the log's address and configuration keys for a client that has no certificate.
         """
 
     @abc.abstractmethod
-    async def expire(self) -> AnyPlace:
+    async def expire(self) -> AnyLocation:
         """Let the server use an expired certificate. Return the log's address and configuration keys at this server."""
 
     @abc.abstractmethod
-    def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
+    def wrong(self) -> AsyncIterator[tuple[AnyLocation, set[str]]]:
         """Yield other wrong addresses and keys, each with the reasons for which kvbus may report a refusal."""
 
     @abc.abstractmethod
@@ -158,11 +158,11 @@ class KafkaDoor(Door):
         self._everything = everything | {Acl(Operation.WRITE, streams, "kvbus.v1.", prefixed=True)}
         self._given: set[Acl] = set()
 
-    def log(self, place: AnyPlace) -> Log:
-        assert isinstance(place, Place)
+    def log(self, place: AnyLocation) -> Log:
+        assert isinstance(place, KafkaLocation)
         return KafkaLog(place)
 
-    def with_certificate(self, issued: Issued, server: str | None = None) -> AnyPlace:
+    def with_certificate(self, issued: Issued, server: str | None = None) -> AnyLocation:
         files = {"tls_certificate_file": issued.certificate, "tls_key_file": issued.key}
         return self.place(server or self._mutual, username=None, password_file=None, **files)
 
@@ -180,13 +180,13 @@ class KafkaDoor(Door):
     async def forbid(self) -> None:
         await self.grant("", self._given - {self._write})
 
-    async def wants_certificates(self) -> AnyPlace:
+    async def wants_certificates(self) -> AnyLocation:
         return self.place(self._mutual, username=None, password_file=None)
 
-    async def expire(self) -> AnyPlace:
+    async def expire(self) -> AnyLocation:
         return self.with_certificate(self.authority.issue(self.user), self._expired)
 
-    async def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
+    async def wrong(self) -> AsyncIterator[tuple[AnyLocation, set[str]]]:
         yield self.kind.place(self.plain, topic="not-there"), {"topic_missing"}
 
     def documented(self, role: str) -> list[Acl]:
@@ -254,7 +254,7 @@ class NatsForRoot(Nats):
             "password_file": password,
         }
 
-    def place(self, server: str, **keys: object) -> NatsPlace:
+    def place(self, server: str, **keys: object) -> NatsLocation:
         return super().place(server, **{**self._root, **keys})
 
 
@@ -268,11 +268,11 @@ class NatsDoor(Door):
         kind = NatsForRoot(self.server, directory)
         super().__init__(kind, self.server.authority, "worker", self.server.address, plain.address, directory)
 
-    def log(self, place: AnyPlace) -> Log:
-        assert isinstance(place, NatsPlace)
+    def log(self, place: AnyLocation) -> Log:
+        assert isinstance(place, NatsLocation)
         return NatsLog(place)
 
-    def with_certificate(self, issued: Issued) -> AnyPlace:
+    def with_certificate(self, issued: Issued) -> AnyLocation:
         """Return the log's address and keys for a user with a client certificate.
 
         The server requires a password in addition.
@@ -289,15 +289,15 @@ class NatsDoor(Door):
     async def forbid(self) -> None:
         self.server.lock(permissions=f', permissions: {{ publish: {{ deny: "{self.kind.stream}.>" }} }}')
 
-    async def wants_certificates(self) -> AnyPlace:
+    async def wants_certificates(self) -> AnyLocation:
         self.server.lock(verify=True)
         return self.place()
 
-    async def expire(self) -> AnyPlace:
+    async def expire(self) -> AnyLocation:
         self.server.lock(certificate="expired")
         return self.place()
 
-    async def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
+    async def wrong(self) -> AsyncIterator[tuple[AnyLocation, set[str]]]:
         self.server.lock()
         nobody = {"username": None, "password_file": None, "tls_ca_file": None}
         yield self.place(**nobody), {"tls_failed", "certificate_foreign"}
@@ -329,8 +329,8 @@ class RedisDoor(Door):
         kind, tls = Redis(server), f"127.0.0.1:{server.tls_port}"
         super().__init__(kind, server.authority, f"user-of-{kind.prefix}", tls, server.address, directory)
 
-    def log(self, place: AnyPlace) -> Log:
-        assert isinstance(place, RedisPlace)
+    def log(self, place: AnyLocation) -> Log:
+        assert isinstance(place, RedisLocation)
         return RedisLog(place)
 
     async def told(self, *command: str) -> Any:
@@ -356,15 +356,15 @@ class RedisDoor(Door):
         keys = zip(("tls-cert-file", "tls-key-file"), map(str, files), strict=True)
         await self.told("CONFIG", "SET", *(word for pair in keys for word in pair), "tls-auth-clients", clients)
 
-    async def wants_certificates(self) -> AnyPlace:
+    async def wants_certificates(self) -> AnyLocation:
         await self._tls("server", "yes")
         return self.place()
 
-    async def expire(self) -> AnyPlace:
+    async def expire(self) -> AnyLocation:
         await self._tls("expired", "optional")
         return self.place()
 
-    async def wrong(self) -> AsyncIterator[tuple[AnyPlace, set[str]]]:
+    async def wrong(self) -> AsyncIterator[tuple[AnyLocation, set[str]]]:
         nobody = {"tls_ca_file": None, "username": None, "password_file": None}
         await self.told("ACL", "SETUSER", "default", "off")
         try:

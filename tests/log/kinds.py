@@ -17,10 +17,10 @@ from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.parts.log.contract import Log, UnavailableError
 from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.kafka_client import partition_of
+from kvbus.parts.log.location import POINTERS, KafkaLocation, NatsLocation, RedisLocation
 from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.nats_client import Link
 from kvbus.parts.log.nats_reader import SHIFT
-from kvbus.parts.log.place import POINTERS, NatsPlace, Place, RedisPlace
 from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
@@ -143,8 +143,8 @@ class Kafka:
     def open(self) -> KafkaLog:
         return KafkaLog(self.place(self.broker.address))
 
-    def place(self, server: str, **keys: object) -> Place:
-        return Place(server, KafkaTopic.model_validate({"topic": self.topic, **keys}))
+    def place(self, server: str, **keys: object) -> KafkaLocation:
+        return KafkaLocation(server, KafkaTopic.model_validate({"topic": self.topic, **keys}))
 
     async def overtake(self, key: str, position: int) -> None:
         async with self.admin() as admin:
@@ -193,8 +193,8 @@ class Redis:
     def _address(self) -> str:
         return (self.server if self._sentinels is None else self._sentinels).address
 
-    def place(self, server: str, **keys: object) -> RedisPlace:
-        return RedisPlace(server, RedisKeys.model_validate({"prefix": self.prefix, **keys}))
+    def place(self, server: str, **keys: object) -> RedisLocation:
+        return RedisLocation(server, RedisKeys.model_validate({"prefix": self.prefix, **keys}))
 
     async def overtake(self, key: str, position: int) -> None:
         async with self.server.client() as client:
@@ -240,8 +240,8 @@ class Nats:
     def open(self) -> NatsLog:
         return NatsLog(self.place(self.server.address))
 
-    def place(self, server: str, **keys: object) -> NatsPlace:
-        return NatsPlace(server, NatsStream.model_validate({"stream": self.stream, **keys}))
+    def place(self, server: str, **keys: object) -> NatsLocation:
+        return NatsLocation(server, NatsStream.model_validate({"stream": self.stream, **keys}))
 
     async def overtake(self, key: str, position: int) -> None:
         await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Self
 
-from kvbus.core.numbered import EPOCH_BITS
+from kvbus.core.log_relay import EPOCH_BITS
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.log.follower import Holds
 from kvbus.parts.log.record import RANDOM_BITS
@@ -46,7 +46,7 @@ async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
     raise AssertionError(f"{text}: {said!r}")
 
 
-class Observed(contextlib.AsyncExitStack):
+class BusState(contextlib.AsyncExitStack):
     """A leaf that writes a stream, a reader of the stream, and an aggregator with a router."""
 
     def __init__(self, kind: Any, log: Fleet, directory: Any, monkeypatch: Any) -> None:

@@ -24,7 +24,7 @@ from tests.chaos.namespaces import Network
 from tests.log import clusters
 from tests.log.fleet import fleet
 from tests.log.kinds import Redis
-from tests.log.load import Observed, asked
+from tests.log.load import BusState, asked
 from tests.log.server import Seat, Server
 from tests.log.test_clusters import Brokers, NatsServers
 
@@ -151,7 +151,7 @@ async def watch(kind: Any, wires: Wires, root: Path, cuts: Sequence[str]) -> Non
     """Make each cut while the engine publishes, and check afterwards that the readers hold exactly the engine's
     blocks.
     """
-    async with fleet(kind) as log, Observed(kind, log, root / "aggregator", None) as seen:
+    async with fleet(kind) as log, BusState(kind, log, root / "aggregator", None) as seen:
         for what in cuts:
             await asked(kind.whole, "all replicas")
             await seen.exact()

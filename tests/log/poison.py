@@ -15,7 +15,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from kvbus.parts.log.kafka_client import partition_of
-from kvbus.parts.log.place import POINTERS
+from kvbus.parts.log.location import POINTERS
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA, TURN_BITS
 from kvbus.parts.log.redis_client import names
 from tests.log.kinds import Kafka, Memory, Nats, Redis

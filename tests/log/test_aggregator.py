@@ -13,7 +13,7 @@ import pytest
 
 from kvbus.common.errors import KvbusError
 from kvbus.config import load
-from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.log_relay import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
 from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.discovery.streams import LogStreams

@@ -14,13 +14,13 @@ from aiokafka.admin import NewTopic
 
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.kafka_client import partition_of
+from kvbus.parts.log.location import POINTERS
 from kvbus.parts.log.nats import NatsLog
-from kvbus.parts.log.place import POINTERS
 from tests.doubles.bus import eventually
 from tests.log.clusters import Cluster
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, insist
-from tests.log.load import PATIENCE, Observed, asked
+from tests.log.load import PATIENCE, BusState, asked
 from tests.log.server import Server
 
 PARTITIONS: Final = 2
@@ -103,7 +103,7 @@ async def test_one_goes_and_comes_back(kind, tmp_path, monkeypatch):
     await kind.make()
     await asked(kind.whole, "all replicas")
     kind.cluster.members[0].kill()  # the first server of the configuration
-    async with fleet(kind, made=True) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+    async with fleet(kind, made=True) as log, BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
         await seen.exact()
         await asyncio.to_thread(kind.cluster.restore)
         await asked(kind.whole, "all replicas")
@@ -127,7 +127,7 @@ async def test_one_goes_and_comes_back(kind, tmp_path, monkeypatch):
 async def test_two_go_and_nothing_is_taken_until_they_are_back(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log:
         await asked(kind.whole, "all replicas")
-        async with Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+        async with BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
             await seen.exact()
             before = seen.epoch
             leader = await kind.leader()
@@ -159,7 +159,7 @@ async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluste
     )
     async with fleet(kind, made=True) as log:
         await asked(kind.whole, "all replicas")
-        async with Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+        async with BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
             await seen.exact()
             before = seen.epoch
             leader = await kind.leader()

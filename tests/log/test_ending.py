@@ -20,7 +20,7 @@ from tests.log.test_aggregator import Aggregator
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     monkeypatch.setattr(tasks, "AGAIN", 0.5)
-    monkeypatch.setattr(streams, "LOOK", 0.05)
+    monkeypatch.setattr(streams, "LIST_SECONDS", 0.05)
 
 
 async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ SERVED = b"kv@pod.honest.engine.0@m"
 
 
 async def test_who_writes_garbage_harms_nobody_else(kind, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(streams, "LOOK", 0.01)
+    monkeypatch.setattr(streams, "LIST_SECONDS", 0.01)
     looks, log_type = [], type(kind.open())
     look = log_type.pointers
 
@@ -89,7 +89,7 @@ ALIKE = ("m␟pod.a/b␟0", "m␟pod/a.b␟0", "n␟pod/a.b␟0")
 
 
 async def test_odd_names_harm_nobody_and_of_two_alike_one_is_read_and_the_other_is_named(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(streams, "LOOK", 0.1)
+    monkeypatch.setattr(streams, "LIST_SECONDS", 0.1)
     kind = Memory()
     async with fleet(kind) as log:
         leaves = [log.leaf(topic=topic.encode()) for topic in (*ODD, *ALIKE)]

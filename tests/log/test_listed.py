@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from kvbus.core.events import RecordReceived
-from kvbus.core.numbered import EPOCH_BITS
+from kvbus.core.log_relay import EPOCH_BITS
 from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
 from kvbus.parts.log.contract import Pointer
 from kvbus.parts.log.record import RANDOM_BITS

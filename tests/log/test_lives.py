@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.log_relay import EPOCH_BITS, LAST
 from kvbus.parts.log import contract
 from kvbus.parts.log.contract import Pointer, next_turn, now_as_turn
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA, TURN_BITS, Kind, Record, read, write

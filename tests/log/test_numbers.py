@@ -26,13 +26,13 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.log_relay import EPOCH_BITS, LAST
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import Pointer
-from kvbus.parts.log.follower import Relayed
+from kvbus.parts.log.follower import LogStreamReader
 from kvbus.parts.log.record import RANDOM_BITS, Kind, Stream
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter, events_of, unpack_rank
@@ -53,7 +53,7 @@ class Writer:
         self.pointer = Pointer(1)
         self.blocks = set(range(1, 7))
         self.epoch, self.seq, self._next = 0, 0, 7
-        self.over = self.damaged = False
+        self.ended = self.damaged = False
         self.claim()
 
     def append(self, data: bytes) -> None:
@@ -61,7 +61,7 @@ class Writer:
         self.seq += 1
 
     def claim(self) -> None:
-        self.epoch, self.seq, self.over = self.epoch + TURN, 0, False
+        self.epoch, self.seq, self.ended = self.epoch + TURN, 0, False
         self.pointer = Pointer(self.epoch, -1, self.pointer.position)
         self.state(resync=True)
 
@@ -93,7 +93,7 @@ class Writer:
 
     def end(self) -> None:
         self.append(gone(self.epoch, self.seq))
-        self.blocks, self.over = set(), True
+        self.blocks, self.ended = set(), True
 
     def damage(self, back: int) -> None:
         """Flip a bit of an old record.
@@ -115,7 +115,7 @@ class Aggregator:
         self._writer, self._said = writer, said
         spec = SourceSpec("pod-a", 0, replay=False, clears="all", numbered=True)
         self.relay = Relay([spec], [OutputSpec("out", PROFILES[profile], [b"kv@a"], by_topic=True, numbered=True)])
-        self.relayed = Relayed(KEY, writer.pointer)
+        self.relayed = LogStreamReader(KEY, writer.pointer)
         self.relayed.slot = 0
         self.connections: list[Connection] = []
         self.newest = -1
@@ -136,7 +136,7 @@ class Aggregator:
 
     def give_up(self) -> None:
         self.read(len(self._writer.log))
-        if not self.relayed.over and self.relayed.follower.epoch:
+        if not self.relayed.ended and self.relayed.follower.epoch:
             self.handle(self.relayed.give_up())
 
     def handle(self, event: Any) -> None:
@@ -257,7 +257,7 @@ class World:
             self.routers[args[0]].take(args[1])
         elif what in ("retain", "damage"):
             getattr(writer, what)(args[0])
-        elif what == "claim" or writer.over:
+        elif what == "claim" or writer.ended:
             writer.claim()
         elif what == "lease":
             writer.append(lease(writer.epoch, writer.seq))
@@ -273,11 +273,11 @@ class World:
             getattr(writer, what)(*args)
 
     def settle(self) -> None:
-        if self.writer.damaged and not self.writer.over:
+        if self.writer.damaged and not self.writer.ended:
             self.writer.state()
         for aggregator in self.aggregators:
             aggregator.read(len(self.writer.log))
-            if self.writer.damaged and self.writer.over:  # the damaged record may be the end of the stream
+            if self.writer.damaged and self.writer.ended:  # the damaged record may be the end of the stream
                 aggregator.give_up()
             aggregator.serve()
         for router in self.routers:
@@ -473,7 +473,7 @@ def test_a_state_that_was_passed_over_is_looked_for_once() -> None:
         *(record(Kind.BATCH, 2 * TURN, seq, payload=payload(store([5 + seq]))) for seq in (1, 2)),
     ]
     for state_of, whole in ((log[1], True), (log[1][:-1] + b"!", False)):
-        relayed = Relayed(KEY, Pointer(TURN, 0, 0))
+        relayed = LogStreamReader(KEY, Pointer(TURN, 0, 0))
         relayed.slot = 0
         assert relayed.take(log[0], 0, 0.0) is not None
         relayed.pointer = Pointer(2 * TURN, 0, 1)

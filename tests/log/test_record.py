@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.numbered import LAST
+from kvbus.core.log_relay import LAST
 from kvbus.parts.log.record import (
     MAX_BYTES,
     MAX_EVENTS,

@@ -14,7 +14,7 @@ from tests.doubles.link import Link
 from tests.log.clusters import Redises
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Redis, insist
-from tests.log.load import PATIENCE, Observed, asked
+from tests.log.load import PATIENCE, BusState, asked
 from tests.log.redis_server import MISSING, command
 from tests.ports import free_port
 
@@ -83,7 +83,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
         sentinel.kill()  # this test decides which server is the primary
     async with Link("redis", free_port(), one.port) as between:
         kind = Moved(one, between.address)
-        async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+        async with fleet(kind) as log, BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
             await seen.exact()
             first = seen.epoch
             if behind:
@@ -110,7 +110,7 @@ async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
     one, other = redises.servers
     redises.members[0].kill()  # the first Sentinel of the configuration
     kind = Redis(one, redises)
-    async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+    async with fleet(kind) as log, BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
         async with seen.load():
             await seen.goes_on()
             first = seen.epoch

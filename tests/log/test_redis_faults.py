@@ -9,7 +9,7 @@ from redis.asyncio.connection import Connection
 
 from kvbus.parts.log.contract import START, Entry, Pointer
 from kvbus.parts.log.record import Stream
-from kvbus.parts.log.redis import KEEP
+from kvbus.parts.log.redis import POINTER_SECONDS
 from kvbus.parts.log.redis_client import names
 from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet, taken
@@ -81,7 +81,7 @@ async def test_a_stream_that_nobody_writes_goes(redis):
     await writer.close()
     records, pointer = names(kind.place(""), KEY)
     assert 290 < await told(kind, "TTL", records) <= 300
-    assert KEEP - 10 < await told(kind, "TTL", pointer) <= KEEP
+    assert POINTER_SECONDS - 10 < await told(kind, "TTL", pointer) <= POINTER_SECONDS
     await told(kind, "DEL", records)  # as after the end of the TTL
     again = await kind.open().claim(KEY)
     assert again.epoch > writer.epoch

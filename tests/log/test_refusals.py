@@ -6,7 +6,7 @@ kvbus derives the reason from the error of the client library. The module also t
 import pytest
 
 from kvbus.parts.log.contract import UnavailableError
-from kvbus.parts.log.place import causes, insisted, refusal
+from kvbus.parts.log.location import causes, insisted, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 

@@ -6,10 +6,10 @@
 import msgspec
 import pytest
 
-from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.log_relay import EPOCH_BITS, LAST
 from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log.contract import Pointer, next_turn, read_pointer
-from kvbus.parts.log.follower import Relayed
+from kvbus.parts.log.follower import LogStreamReader
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA
 from kvbus.tools.doctor.examine import find
 from tests.doubles.bus import eventually
@@ -39,7 +39,7 @@ def test_a_pointer_may_have_further_fields_and_the_next_turn_has_none(more):
 async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is_written_then_is_read(
     kind, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kvbus.parts.discovery.streams.LOOK", 0.2)
+    monkeypatch.setattr("kvbus.parts.discovery.streams.LIST_SECONDS", 0.2)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)
@@ -78,12 +78,12 @@ async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, m
         await leaf.close()
         opened = []
 
-        def late(relayed, begin=Relayed.begin_again):
+        def late(relayed, begin=LogStreamReader.begin_again):
             opened.append(relayed)
             relayed.pointer = Pointer(relayed.pointer.epoch + (1 << RANDOM_BITS), 0, 10**9)
             begin(relayed)
 
-        monkeypatch.setattr(Relayed, "begin_again", late)
+        monkeypatch.setattr(LogStreamReader, "begin_again", late)
         aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
         await aggregator.daemon.start()
         try:

@@ -9,7 +9,7 @@ from aiokafka.admin import RecordsToDelete
 
 from kvbus.parts.log import follower
 from kvbus.parts.log.kafka_client import partition_of
-from kvbus.parts.log.place import POINTERS
+from kvbus.parts.log.location import POINTERS
 from kvbus.parts.log.redis_client import names
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter

@@ -21,7 +21,7 @@ from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_pr
 
 
 @dataclass
-class Observed:
+class BusState:
     """A Prometheus that still runs, and the time at which all faults were active."""
 
     server: Prometheus
@@ -53,7 +53,7 @@ def prometheus_is_there() -> None:
 @pytest.fixture(scope="session")
 def observed(
     prometheus_is_there: None, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Observed]:
+) -> Iterator[BusState]:
     directory = tmp_path_factory.mktemp("prometheus")
     rules = directory / "rules.json"
     rules.write_text(rules_in_a_hurry())
@@ -64,7 +64,7 @@ def observed(
         played: Scene = runner.run(player.__aenter__())
         servers.callback(lambda: runner.run(player.__aexit__(None, None, None)))
         server = servers.enter_context(running_prometheus(directory, scrape_config(rules, list(played.buses.values()))))
-        seen = Observed(server)
+        seen = BusState(server)
 
         async def play() -> None:
             await played.until_watched(server)

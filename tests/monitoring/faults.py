@@ -23,7 +23,7 @@ from zmq.auth import create_certificates, load_certificate
 
 from kvbus.config import RedisKeys
 from kvbus.parts.log.follower import LEASE
-from kvbus.parts.log.place import RedisPlace
+from kvbus.parts.log.location import RedisLocation
 from kvbus.parts.log.record import SCHEMA, Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -205,8 +205,8 @@ class Scene:
     def __init__(self, directory: Path, stack: contextlib.AsyncExitStack, redis: str) -> None:
         self.directory = directory
         self._redis = redis
-        self._log = RedisLog(RedisPlace(redis))
-        self._other_log = RedisLog(RedisPlace(redis, RedisKeys(prefix=OTHER)))
+        self._log = RedisLog(RedisLocation(redis))
+        self._other_log = RedisLog(RedisLocation(redis, RedisKeys(prefix=OTHER)))
         self._silent = asyncio.Event()
         self.engines = Engines(stack)
         self._context = zmq.Context()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from kvbus.telemetry.table import OUTPUTS
-from tests.monitoring.conftest import Observed
+from tests.monitoring.conftest import BusState
 from tests.monitoring.faults import KVBUS
 from tests.monitoring.prometheus import ROOT
 
@@ -120,7 +120,7 @@ def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
-def test_every_query_of_every_panel_has_data(observed: Observed, panel: dict[str, Any]) -> None:
+def test_every_query_of_every_panel_has_data(observed: BusState, panel: dict[str, Any]) -> None:
     assert panel["targets"]
     for target in panel["targets"]:
         result = observed.server.query(filled_in(target["expr"], {}), observed.at)
@@ -133,7 +133,7 @@ def test_every_query_of_every_panel_has_data(observed: Observed, panel: dict[str
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name not in {"datasource", "namespace"}])
-def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Observed, name: str) -> None:
+def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: BusState, name: str) -> None:
     found = re.fullmatch(r"label_values\((.+), (\w+)\)", VARIABLES[name]["query"])
     assert found is not None
     offered = observed.server.labels(found[2], filled_in(found[1], {}))

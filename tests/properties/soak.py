@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 from tests.properties.world import Setup, World
-from tests.shrinking import place_of, shorten
+from tests.shrinking import location_of, shorten
 
 STEPS = 60
 """Number of random steps in a world. The check of all routers (`World.quiescence`) follows as the last step."""
@@ -131,7 +131,7 @@ def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
 
     def fails(fewer: list[Step]) -> bool:
         _, again = run(setup, fewer)
-        return again is not None and place_of(again) == place_of(error)
+        return again is not None and location_of(again) == location_of(error)
 
     return shorten(steps, fails, SHRINK_SECONDS)
 

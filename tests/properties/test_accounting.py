@@ -17,7 +17,7 @@ SEEDS = range(60)
 
 
 def _gives_up_uncounted(self: GapTracker, reason: LostReason) -> None:
-    first = self.held.first if self.held else self.log_end
+    first = self.buffer.first if self.buffer else self.log_end
     self.fingerprints.skip(self.next, first)
     count, self.next = first - self.next, first
     self._actions.append(Lost(count, reason))

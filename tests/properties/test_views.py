@@ -230,7 +230,7 @@ STEPS = st.lists(
 )
 
 
-def place_of(tenant: str) -> Place:
+def location_of(tenant: str) -> Place:
     return 1 + TENANTS.index(tenant), 0
 
 
@@ -249,7 +249,7 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
     with pytest.MonkeyPatch.context() as patch:
         cut_states(patch, SLICE, SLICE)
         stage = Views(dialect, sources, journal, merged=merged, filled=filled)
-        routers: list[Any] = [kind(place_of(tenant)) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
+        routers: list[Any] = [kind(location_of(tenant)) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
         stage.play(routers, steps)
         stage.connect_all(routers)
         stage.say(0, [("store", "GPU", [(tenant, 0)]) for tenant in TENANTS])
@@ -284,7 +284,7 @@ def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any]
 
 def course(stage: Views) -> list[Any]:
     """Return the seqs of a stream, each with the blocks that a router holds after it."""
-    router, found = Takes(place_of("a")), []
+    router, found = Takes(location_of("a")), []
     for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)
         found.append((seq, frozenset(router.views.blocks)))

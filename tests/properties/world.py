@@ -900,7 +900,7 @@ class World:
     def nothing_unbounded(self) -> None:
         setup = self.setup
         for source in self.relay.sources:
-            held = source.sequencer.held
+            held = source.sequencer.reorder_buffer
             largest = max((len(held.get(seq)) for seq in held), default=0)
             assert len(held) <= setup.reorder_batches + 1, "held batches"  # plus the batch that is delivered next
             assert held.bytes <= max(setup.reorder_bytes, largest) + largest, "held bytes"

@@ -59,8 +59,8 @@ def test_kvbus_reads_a_vector_as_a_reader_must(name):
     requests = []
     for frames in vector.live:
         requests += [each for each in relay.handle(BatchReceived(0, frames), 0.0) if isinstance(each, RequestReplay)]
-    assert len(requests) == (vector.asks is not None)
-    assert all(each.start <= (vector.asks or 0) for each in requests)
+    assert len(requests) == (vector.replay_from is not None)
+    assert all(each.start <= (vector.replay_from or 0) for each in requests)
     for frames in vector.replay:
         relay.handle(ReplayReceived(0, requests[-1].request, frames), 0.0)
     tables = relay.sources[0].normalizer.index.tables

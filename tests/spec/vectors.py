@@ -26,8 +26,8 @@ def written(vector: Vector) -> dict[str, Any]:
     view = [dict(zip(names, [g, m, h.hex() if isinstance(h, bytes) else h], strict=True)) for g, m, h in vector.view]
     made: dict[str, Any] = {"title": vector.title, "clauses": vector.clauses, "live": frames(vector.live)}
     made["events"] = [_readable(each[-1]) for each in vector.live]
-    if vector.asks is not None:
-        made |= {"asks": vector.asks, "replay": frames(vector.replay)}
+    if vector.replay_from is not None:
+        made |= {"asks": vector.replay_from, "replay": frames(vector.replay)}
     return made | {"view": view}
 
 

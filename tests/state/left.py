@@ -17,8 +17,8 @@ import pytest
 
 from kvbus.config import Config
 from kvbus.state.database import NAME
+from kvbus.state.directory import Base, name_of
 from kvbus.state.lock import DirectoryLock
-from kvbus.state.place import Base, name_of
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.sqlite import SqliteStore
 

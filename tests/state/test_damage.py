@@ -26,8 +26,8 @@ from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
 from kvbus.state import sqlite, writer
 from kvbus.state.contract import StoreError
+from kvbus.state.directory import Base, name_of
 from kvbus.state.lock import HEAD_BYTES
-from kvbus.state.place import Base, name_of
 from kvbus.state.sqlite import RESERVE_AHEAD, UNKNOWN, SqliteStore
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store

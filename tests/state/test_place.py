@@ -19,9 +19,9 @@ from kvbus.common.errors import InUseError, StateDirError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
-from kvbus.state import place as places
+from kvbus.state import directory as places
 from kvbus.state.contract import StoreError
-from kvbus.state.place import MIN_FREE, Base, name_of, open_store, unusable
+from kvbus.state.directory import MIN_FREE, Base, name_of, open_store, unusable
 from kvbus.state.sqlite import SqliteStore
 from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
@@ -87,9 +87,9 @@ class Machine:
         if store is None:
             return None
         store.close()
-        return str(Path(store.place).parent.relative_to(self.directory)) if store.keeps_state else None
+        return str(Path(store.location).parent.relative_to(self.directory)) if store.keeps_state else None
 
-    def place(self, base: str) -> Path:
+    def location(self, base: str) -> Path:
         return self.directory / base / name_of(config(), Base(self.directory / base, shared=base.startswith("home")))
 
 
@@ -104,14 +104,14 @@ class TestOrder:
         for base in BASES:
             found.append(machine.used())
             machine.free[base] = MIN_FREE - 4096
-            shutil.rmtree(machine.place(base))
+            shutil.rmtree(machine.location(base))
         assert tuple(found) == BASES
         assert machine.used() is None
 
     def test_room_is_a_million_blocks(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         machine.free["told"] = MIN_FREE
         assert machine.used() == "told"
-        shutil.rmtree(machine.place("told"))
+        shutil.rmtree(machine.location("told"))
         machine.free |= dict.fromkeys(BASES, MIN_FREE - 4096)
         assert machine.used() is None
         assert "1023 MiB are free, 1024 are needed" in caplog.text
@@ -170,14 +170,14 @@ class TestAgain:
         It uses the one that has reserved the highest seqs. With the other one, its seqs would go back.
         """
         for base in ("told", "memory", "home/.local/state"):
-            machine.place(base).mkdir(mode=0o700, parents=True)
+            machine.location(base).mkdir(mode=0o700, parents=True)
         for base in ("told", "memory"):
-            reserve(machine.place(base), "a", 2000 if base == furthest else 1000)
+            reserve(machine.location(base), "a", 2000 if base == furthest else 1000)
         assert machine.used() == furthest
 
     def test_a_place_that_cannot_be_used_is_passed_over(self, machine: Machine):
-        machine.place("told").mkdir(mode=0o700)
-        machine.place("told").joinpath("lock").mkdir()
+        machine.location("told").mkdir(mode=0o700)
+        machine.location("told").joinpath("lock").mkdir()
         assert machine.used() == "runtime"
 
 
@@ -205,8 +205,8 @@ class TestWithoutMaking:
 class TestWhose:
     def test_it_is_the_users_alone(self, machine: Machine):
         machine.used()
-        assert machine.place("told").stat().st_mode & 0o777 == 0o700
-        assert machine.place("told").stat().st_uid == os.getuid()
+        assert machine.location("told").stat().st_mode & 0o777 == 0o700
+        assert machine.location("told").stat().st_uid == os.getuid()
 
     @pytest.mark.parametrize(
         ("make", "why"),
@@ -224,7 +224,7 @@ class TestWhose:
     ):
         if "somebody" in why and os.getuid():
             pytest.skip("needs root to give a directory away")
-        path = machine.place("told")
+        path = machine.location("told")
         make(path)
         if why.startswith("others"):
             path.chmod(0o750)
@@ -237,7 +237,7 @@ class TestWhose:
 
     def test_another_process_has_it(self, machine: Machine):
         store = there(open_store(config()))
-        with pytest.raises(InUseError, match=f"the state in {store.place} is in use by process {os.getpid()} on "):
+        with pytest.raises(InUseError, match=f"the state in {store.location} is in use by process {os.getpid()} on "):
             open_store(config())
         store.close()
 
@@ -304,7 +304,7 @@ class TestWhereThereIsNone:
     def test_null_is_said_with_what_it_costs(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         store = there(open_store(config(state_dir=None)))
         assert not store.keeps_state
-        assert Path(store.place) == machine.place("runtime"), "the numbering goes on all the same"
+        assert Path(store.location) == machine.location("runtime"), "the numbering goes on all the same"
         store.close()
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
@@ -337,14 +337,14 @@ class TestWhereThereIsNone:
         assert open_store(config()) is None
         record = next(record for record in caplog.records if record.levelno == logging.WARNING)
         assert "state_dir auto found no directory" in record.getMessage()
-        assert f"{machine.place('told')}: No such file or directory" in record.getMessage()
+        assert f"{machine.location('told')}: No such file or directory" in record.getMessage()
         assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in record.getMessage()
 
 
 class TestTold:
     def test_it_is_made(self, tmp_path: Path):
         store = there(open_store(config(state_dir=str(tmp_path / "a" / "b"))))
-        assert Path(store.place) == tmp_path / "a" / "b"
+        assert Path(store.location) == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
         store.close()
 
@@ -390,7 +390,7 @@ async def test_a_store_that_cannot_be_written_costs_the_state_and_not_the_start(
     daemon = Daemon(on_free_ports())
 
     def broken(store: SqliteStore, *_: object) -> None:
-        raise StoreError(f"{store.place}: Input/output error")
+        raise StoreError(f"{store.location}: Input/output error")
 
     monkeypatch.setattr(SqliteStore, "checkpoint", broken)
     await daemon.start()

@@ -5,7 +5,7 @@ They are computed from two or more readings of the bus, and never across its res
 
 from __future__ import annotations
 
-from kvbus.tools.top.moment import KEPT, History, batches_of, of_output, of_reason
+from kvbus.tools.top.moment import MAX_MOMENTS, History, batches_of, of_output, of_reason
 from tests.top.moments import moment, source
 
 
@@ -48,5 +48,5 @@ def test_a_reason_that_was_never_counted_before_has_a_rate():
 
 
 def test_it_is_bounded():
-    history = seen(*(moment(float(at)) for at in range(KEPT + 50)))
-    assert len(history.moments) == KEPT
+    history = seen(*(moment(float(at)) for at in range(MAX_MOMENTS + 50)))
+    assert len(history.moments) == MAX_MOMENTS

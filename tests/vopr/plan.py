@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import random
 
-from tests.shrinking import place_of, shorten
+from tests.shrinking import location_of, shorten
 from tests.vopr.schedule import Schedule
 from tests.vopr.world import Entry, World
 
@@ -128,7 +128,7 @@ def what_failed(error: Exception) -> str:
     It consists of the place that raised the error and of the error's text without numbers, because one check has
     several errors.
     """
-    return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
+    return f"{location_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:

@@ -17,7 +17,7 @@ from kvbus.common.errors import InUseError
 from kvbus.config import Config
 from kvbus.core.write_ahead_log import StateError
 from kvbus.state.contract import MARGIN, Reserved, StoreError
-from kvbus.state.place import MEMORY, Base, name_of
+from kvbus.state.directory import MEMORY, Base, name_of
 
 HEAD = 200
 """Number of bytes that a commit needs on disk in addition to its content."""
@@ -154,13 +154,13 @@ class MemoryStore:
     def __init__(self, platter: Platter, config: Config, *, checkpoint_after: int, reserve_ahead: int) -> None:
         self.checkpoint_after, self.reserve_ahead = checkpoint_after, reserve_ahead
         self.keeps_state = config.state_dir is not None
-        self.place = str(config.state_dir) if self.keeps_state else name_of(config, Base(MEMORY))
+        self.location = str(config.state_dir) if self.keeps_state else name_of(config, Base(MEMORY))
         self.refused = 0
         self._platter = platter
         self._sync = config.state_sync == "batch"
-        self._kept = kept = platter.places.setdefault(self.place, Kept())
+        self._kept = kept = platter.places.setdefault(self.location, Kept())
         if kept.holder is not None:
-            raise InUseError(self.place, "another process")
+            raise InUseError(self.location, "another process")
         kept.holder = self
         self.older = False
         self.reserved = Reserved()
@@ -229,7 +229,7 @@ class MemoryStore:
         if found.names != tuple(names):
             self.refused = 1
             self._now = found._replace(names=None)
-            raise StoreError(f"{self.place}: the state is of another configuration")
+            raise StoreError(f"{self.location}: the state is of another configuration")
         frames = kept.log[found.start : found.frames]
         whole = kept.damage == ""
         try:
@@ -242,7 +242,7 @@ class MemoryStore:
         except StateError as error:
             assert not whole, "a state that nobody has damaged"
             self._refuse()
-            raise StoreError(f"{self.place}: {error}") from error
+            raise StoreError(f"{self.location}: {error}") from error
         return True
 
     def append(self, body: bytes, payloads: bytes) -> None:

@@ -133,7 +133,7 @@ class World:
         """Check that kvbus keeps its limits of memory, and retains memory in proportion to the bytes from engines."""
         kept = 0
         for source in daemon.relay.present:
-            spec, held = source.spec, source.sequencer.held
+            spec, held = source.spec, source.sequencer.reorder_buffer
             assert len(held) <= spec.reorder_batches + 1, "batches held"  # plus the batch that is delivered next
             kept += held.bytes + BLOCK * source.normalizer.entries
         sent = sum(node.sent for node in (*self.engines, *self.old)) + self._sent_before

@@ -71,14 +71,14 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
             yield ()
             continue
         _, chunk, start, end = chain[0]
-        single, whole = len(chain) == 1, len(chunk.derived or chunk.hashes)
+        single, length = len(chain) == 1, len(chunk.derived or chunk.hashes)
         if not single:
             start, end = 0, len(chain)
         while start < end:
             stop = min(end, start + room, start + MAX_RUN)
             if not single:
                 pieces.append(tuple([each for _, each, _, _ in chain[start:stop]]))
-            elif start == 0 and stop == whole:
+            elif start == 0 and stop == length:
                 pieces.append(chunk)
             else:
                 pieces.append((chunk, start, stop))

@@ -89,7 +89,7 @@ def source_findings(source: Source) -> list[Finding]:
         outputs = ", ".join(sorted(source.refused_replays))
         found.append(catalogue.REPLAY_TOO_LONG(outputs=outputs, limit=MAX_FILLER))
     if source.sequencer.request_waits:
-        found.append(catalogue.REQUEST_WAITS(at=source.place.section))
+        found.append(catalogue.REQUEST_WAITS(at=source.location.section))
     if source.partial and source.sequencer.phase is not Phase.CONFLICT:
         found.append(_missing(source))
     return found
@@ -104,24 +104,26 @@ def stream_findings(source: Source) -> list[Finding]:
 
 
 def _of_connection(source: Source) -> Iterator[Finding]:
-    sequencer, place = source.sequencer, source.place
+    sequencer, location = source.sequencer, source.location
     if sequencer.phase in SEPARATED:
         if source.unreachable is not None:
             yield source.unreachable
     elif sequencer.phase is Phase.CONFLICT:
-        yield catalogue.CONFLICT(at=place.section, endpoint=place.endpoint)
+        yield catalogue.CONFLICT(at=location.section, endpoint=location.endpoint)
     elif sequencer.history.unanswered:
-        yield catalogue.REPLAY_SILENT(at=place.section, endpoint=place.replay_endpoint)
+        yield catalogue.REPLAY_SILENT(at=location.section, endpoint=location.replay_endpoint)
     if source.further_rank is not None:
         yield source.further_rank
     if source.clock_off:
         which = "behind" if source.clock_off > 0 else "ahead"
-        yield catalogue.CLOCK_OFF(at=place.section, endpoint=place.endpoint, seconds=abs(source.clock_off), which=which)
+        yield catalogue.CLOCK_OFF(
+            at=location.section, endpoint=location.endpoint, seconds=abs(source.clock_off), which=which
+        )
 
 
 def _of_live(source: Source) -> Iterator[Finding]:
     """Yield the findings which explain why kvbus does not process some or all live batches."""
-    topics, section = source.topics, source.place.section
+    topics, section = source.topics, source.location.section
     if topics.elsewhere is not None and not topics.heard and not topics.shared:
         yield catalogue.TOPIC(at=section, prefix=shown(topics.prefix), elsewhere=shown(topics.elsewhere))
     elif source.replay_alone:
@@ -140,7 +142,7 @@ def shown(topic: bytes) -> str:
 
 def _of_events(source: Source) -> Iterator[Finding]:
     rejected, filtered = source.recent(), source.stats.filtered
-    size, normalizer, place = source.spec.block_size, source.normalizer, source.place
+    size, normalizer, location = source.spec.block_size, source.normalizer, source.location
     wrong = rejected.get(Reason.BLOCK_SIZE)
     if size is not None and wrong:
         own = f" of {normalizer.engine_block_size} tokens" if normalizer.engine_block_size else ""
@@ -149,12 +151,12 @@ def _of_events(source: Source) -> Iterator[Finding]:
         yield catalogue.BLOCK_SIZE_TOO_LARGE(size=size)
     for reason, kind in _OWN_ROW.items():
         if reason in rejected:
-            yield kind(endpoint=place.endpoint)
+            yield kind(endpoint=location.endpoint)
     refused = {reason: count for reason, count in rejected.items() if reason not in _SAID_ELSEWHERE}
-    for kind, whole in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
-        counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is whole}
+    for kind, of_batches in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
+        counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is of_batches}
         if counts:
-            yield kind(at=place.section, count=sum(counts.values()), why=_named(map(Reason, counts)))
+            yield kind(at=location.section, count=sum(counts.values()), why=_named(map(Reason, counts)))
 
 
 def _named(reasons: Iterable[Reason]) -> str:
@@ -188,7 +190,7 @@ def _missing(source: Source) -> Finding:
 
     Its remedy says which event makes the source complete again.
     """
-    history, at = source.sequencer.history, source.place.section
+    history, at = source.sequencer.history, source.location.section
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not source.sequencer.partial:
         return _left_out(source, ends)
@@ -209,7 +211,7 @@ def _missing(source: Source) -> Finding:
 
 def _left_out(source: Source, ends: str) -> Finding:
     """Return the finding that explains why a source lacks blocks although kvbus has received all its batches."""
-    refused, spec, at = source.normalizer.refused, source.spec, source.place.section
+    refused, spec, at = source.normalizer.refused, source.spec, source.location.section
     if source.normalizer.full:
         return catalogue.INDEX_FULL(
             blocks=spec.max_blocks, size=spec.max_index_bytes, groups=spec.max_groups, ends=ends

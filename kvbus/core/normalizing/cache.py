@@ -111,12 +111,12 @@ class EngineCache:
         self.stats.filtered[reason] += 1
         self.refused.add((medium, reason))
 
-    def has_room(self, blocks: int, held: int) -> bool:
-        """Return whether the limits of the index allow to add ``blocks`` blocks, of ``held`` bytes in total.
+    def has_room(self, blocks: int, size: int) -> bool:
+        """Return whether the limits of the index allow to add ``blocks`` blocks, of ``size`` bytes in total.
 
         If not, count the refusal.
         """
-        if self.entries + blocks <= self.spec.max_blocks and self.bytes + held <= self.spec.max_index_bytes:
+        if self.entries + blocks <= self.spec.max_blocks and self.bytes + size <= self.spec.max_index_bytes:
             return True
         self.stats.rejected[Reason.INDEX_FULL] += 1
         return False

@@ -84,11 +84,11 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
     Return None unless the removal has a valid count for every block.
     """
-    said: Any = event.remaining_copy_counts  # the type is Any: msgspec leaves a missing raw field UNSET
-    if said is msgspec.UNSET:
+    raw_counts: Any = event.remaining_copy_counts  # the type is Any: msgspec leaves a missing raw field UNSET
+    if raw_counts is msgspec.UNSET:
         return None
     try:
-        counts = _decode_counts(said)
+        counts = _decode_counts(raw_counts)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
     return counts if counts is not None and len(counts) == len(event.block_hashes) else None

@@ -59,8 +59,8 @@ class SuppressedBlocks:
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
         """Return the number of a chunk's blocks that are not yet remembered as coarse blocks or tail blocks."""
         tails = self.tails.tables.get(key)
-        held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
-        return sum(block not in held for block in chunk.hashes)
+        known = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
+        return sum(block not in known for block in chunk.hashes)
 
     def store(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
         """Remember the blocks of a store that is not announced, as coarse blocks or as a tail block."""

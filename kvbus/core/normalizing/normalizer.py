@@ -91,9 +91,11 @@ class Normalizer:
         this call, which is the argument of the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
-            whole = clears_all(event)
-            self.emptied = self.clears.apply(None if whole else medium_key(event.medium), second=whole and clears > 0)
-            clears += whole
+            everything = clears_all(event)
+            self.emptied = self.clears.apply(
+                None if everything else medium_key(event.medium), second=everything and clears > 0
+            )
+            clears += everything
         return clears
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:

@@ -57,8 +57,8 @@ class Removals:
         """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
         key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
         counts = counts_left(event)
-        said: Any = event  # the type is Any: msgspec leaves a missing raw field UNSET
-        unchanged = said.locality is said.ownership is said.remaining_copy_counts is UNSET
+        removal: Any = event  # the type is Any: msgspec leaves a missing raw field UNSET
+        unchanged = removal.locality is removal.ownership is removal.remaining_copy_counts is UNSET
         if key in self._cache.index.tables:
             self._gone.setdefault(key, {})
         for at, block in enumerate(event.block_hashes):

@@ -38,7 +38,7 @@ class StoreApplier:
         """Apply consecutive stores of a batch, in an order in which parents come before their children."""
         for step in _parents_first(steps, self._cache.index):
             if step.chunk is not None:
-                self._place(step.key, step.chunk)
+                self._apply_chunk(step.key, step.chunk)
             else:
                 self._apply_without_tokens(step)
 
@@ -52,16 +52,16 @@ class StoreApplier:
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
         if not runs and event.block_size:
             cache.note(Filtered.HASH_ONLY, medium)
-            self._place(step.key, cache.index.chunk_of(event, extras))
+            self._apply_chunk(step.key, cache.index.chunk_of(event, extras))
         elif not runs:
             cache.note(Filtered.TOKENLESS, medium)
         hashes = event.block_hashes
         for run in runs:
             first = hashes.index(run.block_hashes[0])
             own = extras and extras_of(extras, len(hashes), first, first + len(run.block_hashes))
-            self._place(step.key, cache.index.chunk_of(run, own))
+            self._apply_chunk(step.key, cache.index.chunk_of(run, own))
 
-    def _place(self, key: TableKey, chunk: Chunk) -> None:
+    def _apply_chunk(self, key: TableKey, chunk: Chunk) -> None:
         """Apply a store: add its new blocks to the index, or leave it out because of its block size or its parent."""
         cache, (group, medium) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)

@@ -10,7 +10,7 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
-from kvbus.core.outputs.view import View
+from kvbus.core.outputs.view import TenantIndex
 from kvbus.core.source import Source
 from kvbus.core.stats import NumberingStats
 
@@ -23,7 +23,7 @@ class Output:
         self.merged = spec.merged
         self.stats = NumberingStats()
         rights = spec.rights
-        self.view = View(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
+        self.view = TenantIndex(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
         """The blocks that this output's routers may read; None if they may read all blocks."""
         self.hidden = set(spec.hidden or ())
         """Slots of the sources that this output's routers may not see."""

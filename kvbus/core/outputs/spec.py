@@ -38,7 +38,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     * ``view_of``: for a view, the number of the output whose endpoints the view uses. None means that it is not a view.
       A view is a separate stream for routers whose keys have the same limited rights.
     * ``closed``: whether routers cannot read the output.
-    * ``numbered``: whether the seqs of the streams are the numbers of a log's records, see :mod:`kvbus.core.numbered`.
+    * ``numbered``: whether the seqs of the streams are the numbers of a log's records, see :mod:`kvbus.core.log_relay`.
     * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None means as many as routers accept.
     """
 

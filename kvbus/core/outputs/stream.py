@@ -106,7 +106,7 @@ class OutputStream:
         self.numbered = numbered
         """Whether the stream repeats the records of a log under the log's numbers.
 
-        kvbus then sends no batches of its own on the stream. See :mod:`kvbus.core.numbered`.
+        kvbus then sends no batches of its own on the stream. See :mod:`kvbus.core.log_relay`.
         """
         self.outgrown = 0
         """How often the state of a log and the batches after it were too large for the journal.
@@ -152,19 +152,19 @@ class OutputStream:
             self._state = None
         elif begins:
             self._state = self._new_journal()
-        whole = self.whole
+        held_state = self.holds_state
         live = empty if known else payload
         self._keep(live, now, empty=live is empty)
         if self._state is not None:
             self._state.append(seq, payload)
             if ends:
                 self.journal, self._state = self._state, None
-        if whole and not self.whole:
+        if held_state and not self.holds_state:
             self.outgrown += 1
         return live
 
     @property
-    def whole(self) -> bool:
+    def holds_state(self) -> bool:
         """Whether the journal of a stream that is read from a log contains a complete state.
 
         It is False once the journal has dropped an entry because of a limit.

@@ -28,7 +28,7 @@ from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 _FIELDS: Final = frozenset(BlockStored.__struct_fields__)
 
 
-class View:
+class TenantIndex:
     """The blocks that the routers of one output may read, if their rights are limited.
 
     Args:
@@ -123,8 +123,8 @@ class View:
                 return False
         if self._salts is None:
             return True
-        said = value(event, "cache_salt")
-        salt = None if said is None else decode_value(said)
+        raw_salt = value(event, "cache_salt")
+        salt = None if raw_salt is None else decode_value(raw_salt)
         if salt is not None:
             return isinstance(salt, str) and salt in self._salts
         parent = value(event, "parent_block_hash")

@@ -21,7 +21,7 @@ import msgspec
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, LostReason, RestartReason, Stop
 from kvbus.core.sequencing.epoch import NOTHING, Epoch
 from kvbus.core.sequencing.gap_tracker import GapTracker
-from kvbus.core.sequencing.phases import ASKS, PHASES, Input, Phase, Purpose
+from kvbus.core.sequencing.phases import PHASES, REQUESTS, Input, Phase, Purpose
 from kvbus.core.source_spec import SNAPSHOT_TIMEOUTS, SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
@@ -206,7 +206,7 @@ class Requests:
         """
         self.stop()
         self._last_id += 1
-        purpose, tracker = ASKS[phase], epoch.tracker
+        purpose, tracker = REQUESTS[phase], epoch.tracker
         start, last_delivered = start_of(purpose, tracker, compacted=self._spec.compacted)
         self.open = OpenRequest(
             id=self._last_id,
@@ -284,24 +284,26 @@ class Requests:
 
     # -- batches of an answer ------------------------------------------------------------------------------------------
 
-    def batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, *, whole: bool) -> Finding:
+    def batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, *, may_be_state: bool) -> Finding:
         """Handle one batch of an answer, and return the next input for the sequencer (None: nothing changes).
 
-        ``whole`` says that the batch may be the first of a complete state.
+        ``may_be_state`` says that the batch may be the first of a complete state.
         """
-        finding: Finding = getattr(self, PHASES[asked.phase].batch)(asked, seq, payload, now, whole)
+        finding: Finding = getattr(self, PHASES[asked.phase].batch)(asked, seq, payload, now, may_be_state)
         return finding
 
-    def _take_first_of_history(self, asked: OpenRequest, seq: int, payload: bytes, _now: float, whole: bool) -> Finding:
+    def _take_first_of_history(
+        self, asked: OpenRequest, seq: int, payload: bytes, _now: float, may_be_state: bool
+    ) -> Finding:
         """Handle the first batch of a history answer. It shows how far back the publisher's replay buffer reaches."""
         tracker, history = asked.epoch.tracker, asked.epoch.history
-        more = history.answered(seq) or (whole and not tracker.fingerprints.matches(seq, payload, tracker.next))
+        more = history.answered(seq) or (may_be_state and not tracker.fingerprints.matches(seq, payload, tracker.next))
         return REBUILT if more else Input.ANSWERED
 
-    def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
+    def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, may_be_state: bool) -> Finding:
         """Check whether a batch of an answer belongs to the known epoch. If it does, deliver it or hold it."""
         if not asked.is_state:
-            finding = self._check_epoch(asked, seq, payload, now, whole)
+            finding = self._check_epoch(asked, seq, payload, now, may_be_state)
             if finding is not None:
                 return finding
         asked.take(seq, now + self._spec.replay_timeout)
@@ -327,9 +329,9 @@ class Requests:
         if self._spec.compacted:
             return self._take_compacted(asked, seq, payload)
         if asked.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
-            epoch.baseline(min(seq, tracker.held.first) if tracker.held else seq)
-        if seq in tracker.held:
-            tracker.held.replace(seq, payload)  # the answer's batch replaces a live batch with the same seq
+            epoch.baseline(min(seq, tracker.buffer.first) if tracker.buffer else seq)
+        if seq in tracker.buffer:
+            tracker.buffer.replace(seq, payload)  # the answer's batch replaces a live batch with the same seq
             tracker.drain()
         else:
             tracker.replayed(seq, payload)
@@ -347,7 +349,7 @@ class Requests:
         epoch.tracker.compacted(seq, payload)
         return None
 
-    def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
+    def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, may_be_state: bool) -> Finding:
         """Return the sequencer's next input after a batch of an answer. None: kvbus may deliver or hold the batch.
 
         If the batch shows that the answer is a state, mark the answer. A state has the seqs of delivered batches, with
@@ -366,7 +368,7 @@ class Requests:
         # After a snapshot, kvbus has no fingerprint of the last batch. So it cannot see whether the answer begins with
         # that batch or with a state under the same seq.
         unknown = asked.phase is Phase.PROBE and not asked.items and asked.last_delivered < 0
-        if whole and seq > 0 and (contradicts or unknown) and asked.phase is not Phase.RECHECK:
+        if may_be_state and seq > 0 and (contradicts or unknown) and asked.phase is not Phase.RECHECK:
             asked.is_state = asked.phase is Phase.PROBE and not asked.items
             return None if asked.is_state else REBUILT
         if contradicts:
@@ -401,7 +403,7 @@ class Requests:
 
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
-    def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
+    def ended(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
         """Handle the end of a publisher's answer, and return the sequencer's next input (None: nothing changes).
 
         ``answered`` is False if the answer is incomplete or missing.
@@ -417,7 +419,7 @@ class Requests:
             return self._state_over(asked, now)
         if answered and asked.shows_other_epoch():
             return Restart()
-        finding: Finding = getattr(self, PHASES[asked.phase].over)(asked, now, answered)
+        finding: Finding = getattr(self, PHASES[asked.phase].at_end)(asked, now, answered)
         return finding
 
     def aborted(self, asked: OpenRequest, now: float) -> Finding:
@@ -432,7 +434,7 @@ class Requests:
         same_batch = asked.items == 0 and epoch.aborted_at == asked.start
         in_order = max(asked.start, asked.last + 1) == tracker.next
         if asked.is_state or same_batch or not in_order or asked.purpose is Purpose.SNAPSHOT:
-            return self.over(asked, now, answered=False)
+            return self.ended(asked, now, answered=False)
         epoch.skip_lost()
         if asked.phase in (Phase.CATCH_UP, Phase.RECHECK) and tracker.synced:
             epoch.unverified.forget()
@@ -485,8 +487,8 @@ class Requests:
         if not answered and not asked.items and asked.once_more:
             return Input.SILENT
         if asked.items == 0 and tracker.next == 0:
-            if tracker.held and not (answered and self._spec.compacted):
-                epoch.baseline(tracker.held.first)
+            if tracker.buffer and not (answered and self._spec.compacted):
+                epoch.baseline(tracker.buffer.first)
                 # ask again for the older batches: the publisher may have had none yet when it answered
                 epoch.history.pending = epoch.history.partial
             elif answered:
@@ -565,10 +567,10 @@ class Requests:
             if not tracker.complete:
                 epoch.give_up()
         elif not replay:
-            if tracker.synced and tracker.held and tracker.next not in tracker.held:
+            if tracker.synced and tracker.buffer and tracker.next not in tracker.buffer:
                 epoch.give_up()  # the batches between the last delivered one and the first held one are lost
-            elif tracker.held:
-                epoch.baseline(tracker.held.first)
+            elif tracker.buffer:
+                epoch.baseline(tracker.buffer.first)
             else:
                 epoch.history.missing_before(NOTHING, pending=True)
             tracker.drain()

@@ -17,7 +17,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
-FAR: Final = 2**32
+MAX_GAP_BATCHES: Final = 2**32
 """Minimum number of missing batches that kvbus does not treat as a gap, because no publisher loses that many batches.
 
 The cause may be a damaged seq or another epoch.
@@ -363,7 +363,7 @@ class Epoch:
 
         It is set only if kvbus cannot request the batches from the publisher.
         """
-        self.lost_because = LostReason.HOLE if spec.asks else LostReason.NO_REPLAY
+        self.lost_because = LostReason.HOLE if spec.requests_replay else LostReason.NO_REPLAY
         """The reason that kvbus reports if it gives up the missing batches of the gap now."""
         self.interrupted = False
         """Whether kvbus may have delivered only a part of a state, because the answer with the state ended early.
@@ -378,8 +378,8 @@ class Epoch:
 
         Call it if no batch was delivered: then nothing shows whether the held batches are of the current epoch.
         """
-        held = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
-        self.tracker = GapTracker(held, self._stats, self._actions)
+        buffer = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
+        self.tracker = GapTracker(buffer, self._stats, self._actions)
 
     def forget_history(self) -> None:
         """Begin a new record of the history, in which no batch is missing."""
@@ -392,7 +392,7 @@ class Epoch:
         Too many batches then lie between the highest known batch and batch ``seq``.
         """
         tracker = self.tracker
-        return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
+        return seq - tracker.log_end >= MAX_GAP_BATCHES and (tracker.synced or tracker.next > 0)
 
     # -- history -----------------------------------------------------------------------------------------------------
 
@@ -406,7 +406,7 @@ class Epoch:
 
         From now on, each absent batch counts as missing.
         """
-        if far := self.tracker.drop_far(FAR):
+        if far := self.tracker.drop_far(MAX_GAP_BATCHES):
             self._stats.rejected[Reason.SEQ_RANGE] += far
         self.tracker.open()
 
@@ -440,7 +440,7 @@ class Epoch:
     def give_up(self) -> None:
         """Give up the missing batches before the first held batch: they count as lost."""
         tracker = self.tracker
-        self.history.missing_before(tracker.held.first if tracker.held else tracker.log_end)
+        self.history.missing_before(tracker.buffer.first if tracker.buffer else tracker.log_end)
         tracker.give_up(self.lost_because)
 
     def trimmed_before(self, seq: int) -> None:
@@ -537,7 +537,7 @@ class Conflict:
         self._begun.append(now)
         return False
 
-    def over(self, now: float) -> bool:
+    def ended(self, now: float) -> bool:
         """Return whether the pause ends now, in which kvbus ignores all batches of the source. If so, end it."""
         if now < self.until:
             return False

@@ -140,14 +140,24 @@ class GapTracker:
     It puts the batches of the epoch in order, and appends a :class:`Deliver` to the actions for each next batch.
 
     Args:
-        held: an empty buffer for batches that wait for an earlier one.
+        buffer: an empty buffer for batches that wait for an earlier one.
         stats: the counters of the source, which span all its epochs.
         actions: the queue that receives the sequencer's decisions.
     """
 
-    __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
+    __slots__ = (
+        "_actions",
+        "_stats",
+        "answered_end",
+        "buffer",
+        "fingerprints",
+        "live_end",
+        "log_end",
+        "next",
+        "synced",
+    )
 
-    def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
+    def __init__(self, buffer: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
         # Three seqs that divide the epoch's batches. The module's docstring explains them.
         self.next = 0
         self.log_end = 0
@@ -164,7 +174,7 @@ class GapTracker:
         """
 
         # The batches that wait for a missing one, and the fingerprints of delivered batches.
-        self.held = held
+        self.buffer = buffer
         self.fingerprints = Fingerprints()
 
         self._stats = stats
@@ -173,17 +183,17 @@ class GapTracker:
     @property
     def complete(self) -> bool:
         """Whether every batch that is known to exist is either delivered or given up."""
-        return not self.held and self.next >= self.log_end
+        return not self.buffer and self.next >= self.log_end
 
     @property
     def caught_up(self) -> bool:
         """Whether the live stream has brought at least one batch, and all its batches are delivered."""
-        return 0 < self.live_end <= self.next and not self.held
+        return 0 < self.live_end <= self.next and not self.buffer
 
     @property
     def pending(self) -> int:
         """Number of missing batches that may still arrive."""
-        return self.log_end - self.next - len(self.held) if self.synced else 0
+        return self.log_end - self.next - len(self.buffer) if self.synced else 0
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
         """Deliver a live batch that is the next one in order. No batch may be held."""
@@ -202,7 +212,7 @@ class GapTracker:
 
     def replayed(self, seq: int, payload: bytes) -> None:
         """Deliver or hold a batch of a replay answer. It was neither delivered nor held before."""
-        if seq == self.next and not self.held:
+        if seq == self.next and not self.buffer:
             self._found_next(seq, payload)
         else:
             self._keep(seq, payload, found=True)
@@ -213,12 +223,12 @@ class GapTracker:
 
         Held live batches stay held until the answer ends, because a state is valid only when it is complete.
         """
-        held = self.held
+        buffer = self.buffer
         self.answered_end = max(self.answered_end, seq + 1)
-        if seq in held:
-            held.replace(seq, payload)
+        if seq in buffer:
+            buffer.replace(seq, payload)
             if seq == self.next:
-                held.take(seq)
+                buffer.take(seq)
                 self._deliver(seq, payload)
         elif seq == self.next:
             self._found_next(seq, payload)
@@ -234,8 +244,8 @@ class GapTracker:
 
     def drain(self) -> None:
         """Deliver the held batches that follow the last delivered batch without a gap."""
-        held = self.held
-        while held and (payload := held.take(self.next)) is not None:
+        buffer = self.buffer
+        while buffer and (payload := buffer.take(self.next)) is not None:
             self._deliver(self.next, payload)
 
     def _deliver(self, seq: int, payload: bytes) -> None:
@@ -249,7 +259,7 @@ class GapTracker:
         If the buffer is full, drop the held batches with the highest seqs. They are missing again, and kvbus requests
         them.
         """
-        stats, held = self._stats, self.held
+        stats, buffer = self._stats, self.buffer
         if self.synced:
             if found:
                 self._count_found(seq)
@@ -258,13 +268,13 @@ class GapTracker:
             else:
                 stats.recovered += 1
         self.log_end = max(self.log_end, seq + 1)
-        while seq != self.next and not held.fits(payload):
+        while seq != self.next and not buffer.fits(payload):
             stats.held_overflow += 1
             stats.missing += self.synced  # the batch that is dropped below becomes missing again
-            if held.last <= seq:
+            if buffer.last <= seq:
                 return
-            held.drop_last()
-        held.add(seq, payload)
+            buffer.drop_last()
+        buffer.add(seq, payload)
 
     def _count_found(self, seq: int) -> None:
         """Count a replayed batch as recovered.
@@ -280,9 +290,9 @@ class GapTracker:
 
         If they differ, drop the held batch and all held batches after it, so that kvbus requests them by replay.
         """
-        if self.held.get(seq) == payload:
+        if self.buffer.get(seq) == payload:
             return False
-        count = self.held.drop_from(seq)
+        count = self.buffer.drop_from(seq)
         if self.synced:
             self._stats.missing += count
         return True
@@ -293,9 +303,9 @@ class GapTracker:
         Such a hole cannot be a gap, so its batches do not count as missing.
         """
         before = self.next
-        for seq in self.held:
+        for seq in self.buffer:
             if seq - before >= reach:
-                count = self.held.drop_from(seq)
+                count = self.buffer.drop_from(seq)
                 self.live_end = self.log_end = before
                 return count
             before = seq + 1
@@ -312,12 +322,12 @@ class GapTracker:
         This includes the absent batches that the replay of the history should have brought.
         """
         self.synced = True
-        self.log_end = (self.held.last if self.held else self.next - 1) + 1
-        self._stats.missing += self.log_end - self.next - len(self.held)
+        self.log_end = (self.buffer.last if self.buffer else self.next - 1) + 1
+        self._stats.missing += self.log_end - self.next - len(self.buffer)
 
     def give_up(self, reason: LostReason) -> None:
         """Give up the missing batches before the first held batch. If no batch is held, give up all missing batches."""
-        first = self.held.first if self.held else self.log_end
+        first = self.buffer.first if self.buffer else self.log_end
         count = first - self.next
         self._stats.lost += count
         self.fingerprints.skip(self.next, first)
@@ -348,14 +358,14 @@ class GapTracker:
         The attributes ``next``, ``log_end`` and ``live_end`` stay unchanged.
         """
         self._stats.lost += self.pending
-        self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
+        self._stats.filtered[Filtered.OLD_EPOCH] += len(self.buffer)
 
     def forget_ahead(self) -> None:
         """Drop the held batches, and forget that batches after the last delivered one exist.
 
         Call :meth:`write_off` before.
         """
-        self.held.clear()
+        self.buffer.clear()
         self.live_end = self.log_end = self.next
 
     def jump(self, seq: int) -> None:
@@ -363,7 +373,7 @@ class GapTracker:
 
         Count the missing batches before ``seq`` as lost.
         """
-        known = self.held.drop_before(seq)
+        known = self.buffer.drop_before(seq)
         self._stats.duplicates += known  # the snapshot includes the dropped batches
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)

@@ -105,101 +105,103 @@ class RefusedError(AssertionError):
     """
 
 
-class About(NamedTuple):
+class PhaseInfo(NamedTuple):
     """The description of a phase of the sequencer.
 
     Attributes:
         shown: the state in which the source is shown to the operator.
         meaning: what the sequencer waits for in this phase, as a text for people.
-        asks: the purpose of the request that kvbus sends when the phase begins; None if it sends no request.
+        purpose: the purpose of the request that kvbus sends when the phase begins; None if it sends no request.
         batch: the name of the :class:`~kvbus.core.sequencing.answers.Requests` method that handles a batch of the
             answer.
-        over: the name of the method of the same class that handles the end of the answer, or the lack of an answer.
+        at_end: the name of the method of the same class that handles the end of the answer, or the lack of an answer.
     """
 
     shown: State
     meaning: str
-    asks: Purpose | None = None
+    purpose: Purpose | None = None
     batch: str = ""
-    over: str = ""
+    at_end: str = ""
 
 
-PHASES: Final[dict[Phase, About]] = {
-    Phase.AWAY: About(State.CONNECTING, "there is no connection to the publisher"),
-    Phase.LOST: About(State.LOST, "there has been no connection to the publisher for `source_timeout`"),
-    Phase.FRESH: About(State.SYNCING, "a new epoch begins; the sequencer enters another phase immediately"),
-    Phase.WAITING: About(State.LIVE, "there is no replay endpoint, so the epoch begins with the next live batch"),
-    Phase.SYNC: About(
+PHASES: Final[dict[Phase, PhaseInfo]] = {
+    Phase.AWAY: PhaseInfo(State.CONNECTING, "there is no connection to the publisher"),
+    Phase.LOST: PhaseInfo(State.LOST, "there has been no connection to the publisher for `source_timeout`"),
+    Phase.FRESH: PhaseInfo(State.SYNCING, "a new epoch begins; the sequencer enters another phase immediately"),
+    Phase.WAITING: PhaseInfo(State.LIVE, "there is no replay endpoint, so the epoch begins with the next live batch"),
+    Phase.SYNC: PhaseInfo(
         State.SYNCING,
         "kvbus reads a replay of the epoch's history; live batches wait",
         Purpose.SYNC,
         "_take_batch",
         "_sync_over",
     ),
-    Phase.SNAPSHOT: About(
+    Phase.SNAPSHOT: PhaseInfo(
         State.SYNCING,
         "kvbus reads a snapshot of the live blocks, with which the epoch begins; live batches wait",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",
     ),
-    Phase.VERIFY: About(
+    Phase.VERIFY: PhaseInfo(
         State.SYNCING,
         "after a reconnection, kvbus asks whether the epoch is the same; until it knows, it delivers no batch",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
-    Phase.CATCH_UP: About(
+    Phase.CATCH_UP: PhaseInfo(
         State.SYNCING,
         "the answer has shown that the epoch is the same; kvbus reads the missed batches in the rest of the answer",
         None,
         "_take_batch",
         "_verify_over",
     ),
-    Phase.LIVE: About(State.LIVE, "every known batch is delivered"),
-    Phase.PROBE: About(
+    Phase.LIVE: PhaseInfo(State.LIVE, "every known batch is delivered"),
+    Phase.PROBE: PhaseInfo(
         State.LIVE,
         "the stream is silent: kvbus asks whether its last batches were lost",
         Purpose.PROBE,
         "_take_batch",
         "_stream_over",
     ),
-    Phase.BACKFILL: About(
+    Phase.BACKFILL: PhaseInfo(
         State.LIVE,
         "kvbus requests older batches again, because its first request got no answer",
         Purpose.HISTORY,
         "_take_first_of_history",
         "_history_over",
     ),
-    Phase.RECHECK: About(
+    Phase.RECHECK: PhaseInfo(
         State.LIVE,
         "live batches with very old seqs have come: kvbus asks whether the epoch is the same",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
-    Phase.GAP: About(
+    Phase.GAP: PhaseInfo(
         State.GAP,
         "a batch is missing, and kvbus asks for it; later batches wait",
         Purpose.GAP,
         "_take_batch",
         "_stream_over",
     ),
-    Phase.GAP_SNAPSHOT: About(
+    Phase.GAP_SNAPSHOT: PhaseInfo(
         State.GAP,
         "the replay lacks the missing batch: kvbus requests a snapshot that includes its effect",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",
     ),
-    Phase.GRACE: About(
+    Phase.GRACE: PhaseInfo(
         State.GAP, "a batch is missing, and there is no replay endpoint: kvbus waits, because the batch may be late"
     ),
-    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: kvbus temporarily applies no batch"),
+    Phase.CONFLICT: PhaseInfo(
+        State.CONFLICT, "several publishers are on one endpoint: kvbus temporarily applies no batch"
+    ),
 }
 
-ASKS: Final = {phase: about.asks for phase, about in PHASES.items() if about.asks is not None}
+REQUESTS: Final = {phase: about.purpose for phase, about in PHASES.items() if about.purpose is not None}
 
 SEPARATED: Final = (Phase.AWAY, Phase.LOST)
 """The phases in which kvbus has no connection to the publisher."""

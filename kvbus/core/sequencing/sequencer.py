@@ -24,7 +24,7 @@ from kvbus.core.sequencing.actions import Action, Lost, LostReason, NewEpoch, Re
 from kvbus.core.sequencing.answers import REBUILT, Finding, Requests, Restart
 from kvbus.core.sequencing.epoch import NOTHING, Conflict, Epoch, History
 from kvbus.core.sequencing.gap_tracker import GapTracker, ReorderBuffer
-from kvbus.core.sequencing.phases import ASKS, PHASES, SEPARATED, UNHURRIED, Guard, Input, Phase, Purpose, State
+from kvbus.core.sequencing.phases import PHASES, REQUESTS, SEPARATED, UNHURRIED, Guard, Input, Phase, Purpose, State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
@@ -95,9 +95,9 @@ class Sequencer:
         return self._epoch_state.tracker.next
 
     @property
-    def held(self) -> ReorderBuffer:
+    def reorder_buffer(self) -> ReorderBuffer:
         """The received batches that wait for an earlier batch, which is missing."""
-        return self._epoch_state.tracker.held
+        return self._epoch_state.tracker.buffer
 
     @property
     def pending(self) -> int:
@@ -140,7 +140,7 @@ class Sequencer:
         elif cause is Input.SILENT:
             self._retries += 1
         asked = self._requests.open
-        if self.phase in ASKS:
+        if self.phase in REQUESTS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
         elif self.phase is Phase.CATCH_UP and asked is not None:  # keep the request: its answer has the missed batches
             asked.phase = Phase.CATCH_UP
@@ -157,7 +157,7 @@ class Sequencer:
         spec, tracker = self.spec, self.tracker
         match guard:
             case Guard.TRUSTED:
-                return not spec.asks and tracker.synced and spec.on_lost == "keep"
+                return not spec.requests_replay and tracker.synced and spec.on_lost == "keep"
             case Guard.UNKNOWN:
                 unknown = not spec.replay or (spec.compacted and tracker.fingerprints.newest(tracker.next) < 0)
                 return spec.snapshot and tracker.synced and tracker.next > 0 and unknown
@@ -215,10 +215,10 @@ class Sequencer:
         """Deliver the held batches that are next in order, and request missing batches."""
         epoch, tracker = self._epoch_state, self.tracker
         if not tracker.synced:
-            if tracker.held and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.held)):
+            if tracker.buffer and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.buffer)):
                 # Begin without an answer: either the publisher offers no history, or the live stream itself begins with
                 # batch 0.
-                epoch.baseline(tracker.held.first)
+                epoch.baseline(tracker.buffer.first)
                 self._take(Input.FIRST, now)
             return
         if self._live_waits:
@@ -233,7 +233,7 @@ class Sequencer:
 
     def _ask_for_gap(self, now: float) -> None:
         epoch, spec = self._epoch_state, self.spec
-        if not spec.asks:
+        if not spec.requests_replay:
             if epoch.grace_ends == inf:
                 self.stats.gaps += 1
                 epoch.grace_ends = now + spec.reorder_grace
@@ -282,7 +282,7 @@ class Sequencer:
         """Handle a new connection to the publisher."""
         if self.connected:
             return
-        if self.tracker.synced and not self.spec.asks and self.spec.on_lost == "clear":
+        if self.tracker.synced and not self.spec.requests_replay and self.spec.on_lost == "clear":
             # kvbus cannot ask this publisher whether its epoch is the same, so a new epoch begins with the next batch
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
@@ -331,9 +331,9 @@ class Sequencer:
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
         """Return whether kvbus has delivered or holds a different batch with this seq."""
-        held = self.held
-        if seq in held:
-            return held.get(seq) != payload
+        buffer = self.reorder_buffer
+        if seq in buffer:
+            return buffer.get(seq) != payload
         return self.tracker.fingerprints.matches(seq, payload, self.next) is False
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
@@ -350,7 +350,7 @@ class Sequencer:
             and seq == asked.following == tracker.next
         ):
             self._take(Input.CAUGHT_UP, now)  # the stream is not silent any more, and no batch was lost
-        if seq == tracker.next and tracker.synced and not tracker.held and not self._live_waits:
+        if seq == tracker.next and tracker.synced and not tracker.buffer and not self._live_waits:
             tracker.live_in_order(seq, payload)
             self._follow(self._requests.caught_up, now)
         elif self.phase is Phase.CONFLICT:
@@ -359,7 +359,7 @@ class Sequencer:
             self._below_next(seq, payload, now)
         elif self._epoch_state.is_far(seq):
             self._far_ahead(seq, payload, now)
-        elif seq in tracker.held:
+        elif seq in tracker.buffer:
             self.stats.duplicates += 1
             if self.spec.replay and tracker.contest(seq, payload):
                 self._advance(now)
@@ -431,14 +431,14 @@ class Sequencer:
         """
         self._epoch_state.buffer.stood_still(seconds, now)
 
-    def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
+    def replayed(self, request: int, seq: int, payload: bytes, now: float, *, may_be_state: bool = False) -> None:
         """Handle one batch of a replay answer.
 
-        ``whole`` says that the batch may be the first of a complete state (:meth:`state_may_begin`).
+        ``may_be_state`` says that the batch may be the first of a complete state (:meth:`state_may_begin`).
         """
         asked = self._requests.match(request)
         if asked is not None:
-            self._follow(self._requests.batch(asked, seq, payload, now, whole=whole), now)
+            self._follow(self._requests.batch(asked, seq, payload, now, may_be_state=may_be_state), now)
 
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
         """Return whether this batch of a replay answer may be the first batch of a state.
@@ -457,7 +457,7 @@ class Sequencer:
         asked = self._requests.match(request)
         if asked is not None:
             self._requests.stop()  # close the request's connection, because the answer is complete
-            self._follow(self._requests.over(asked, now, answered=True), now)
+            self._follow(self._requests.ended(asked, now, answered=True), now)
 
     def replay_aborted(self, request: int, now: float) -> None:
         """Handle a replay answer that ended early because one of its batches was larger than kvbus accepts.
@@ -503,17 +503,17 @@ class Sequencer:
         """
         asked = self._requests.timed_out(now)
         if asked is not None:
-            self._follow(self._requests.over(asked, now, answered=False), now)
+            self._follow(self._requests.ended(asked, now, answered=False), now)
         epoch = self._epoch_state
         if now >= epoch.grace_ends:
             epoch.grace_ends = inf
             while not epoch.tracker.complete:
                 epoch.give_up()
             self._take(Input.GRACE_OVER, now)
-        if self._conflict.over(now):
+        if self._conflict.ended(now):
             self.history.nothing_sent()
             self._take(Input.PAUSE_OVER, now)
-        if self.phase is Phase.LIVE and self.spec.asks:
+        if self.phase is Phase.LIVE and self.spec.requests_replay:
             self._probe(now)
 
     @property
@@ -529,7 +529,7 @@ class Sequencer:
         asked = self._requests.open
         if asked is not None:
             times += [asked.deadline, asked.hard_deadline]
-        if self.phase is Phase.LIVE and self.spec.asks:
+        if self.phase is Phase.LIVE and self.spec.requests_replay:
             times += [self.history.next_due, self._probe_at]
         return min(times)
 

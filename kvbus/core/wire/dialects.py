@@ -183,8 +183,8 @@ def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
 
     Fields that RFC 1527 does not define are kept.
     """
-    said = _decode(fields["event_type"])
-    tag = _TYPES.get(said, said) if isinstance(said, str) else said
+    event_type = _decode(fields["event_type"])
+    tag = _TYPES.get(event_type, event_type) if isinstance(event_type, str) else event_type
     found = {name: raw for name, raw in fields.items() if name not in _NAMES and name not in _ENVELOPE}
     for theirs, ours in _NAMES.items():
         raw = fields.get(theirs)

@@ -9,7 +9,7 @@ from kvbus.config import KafkaServers
 from kvbus.parts.discovery.contract import Services
 from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
 from kvbus.parts.log.kafka import KafkaLog
-from kvbus.parts.log.place import Place, place_at
+from kvbus.parts.log.location import KafkaLocation, location_at
 
 
 class KafkaStreamsSettings(StreamPatterns, KafkaServers):
@@ -23,5 +23,5 @@ class KafkaStreams(LogStreams):
 
     def __init__(self, settings: KafkaStreamsSettings, services: Services) -> None:
         del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
-        place: Place = place_at(settings.endpoint, settings)
-        super().__init__(lambda: KafkaLog(place), settings, f"kafka://{place.servers}/{place.topic}")
+        location: KafkaLocation = location_at(settings.endpoint, settings)
+        super().__init__(lambda: KafkaLog(location), settings, f"kafka://{location.servers}/{location.topic}")

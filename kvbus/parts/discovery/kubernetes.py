@@ -234,14 +234,14 @@ class Watch:
         if response.status == 200:
             return response
         try:
-            said = await response.content.read(2000)
+            body = await response.content.read(2000)
         except (aiohttp.ClientError, TimeoutError):
-            said = b""
+            body = b""
         finally:
             response.close()
         if response.status == GONE and query:
             raise GoneError
-        raise DiscoveryError(f"{self._what}: {response.status} {_message(said) or response.reason}")
+        raise DiscoveryError(f"{self._what}: {response.status} {_message(body) or response.reason}")
 
     def _decoded(self, text: bytes) -> Any:
         try:

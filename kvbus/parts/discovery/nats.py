@@ -8,8 +8,8 @@ from __future__ import annotations
 from kvbus.config import NatsServers
 from kvbus.parts.discovery.contract import Services
 from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
+from kvbus.parts.log.location import NatsLocation, location_at
 from kvbus.parts.log.nats import NatsLog
-from kvbus.parts.log.place import NatsPlace, place_at
 
 
 class NatsStreamsSettings(StreamPatterns, NatsServers):
@@ -23,5 +23,5 @@ class NatsStreams(LogStreams):
 
     def __init__(self, settings: NatsStreamsSettings, services: Services) -> None:
         del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
-        place: NatsPlace = place_at(settings.endpoint, settings)
-        super().__init__(lambda: NatsLog(place), settings, f"nats://{place.servers}/{place.keys.stream}")
+        location: NatsLocation = location_at(settings.endpoint, settings)
+        super().__init__(lambda: NatsLog(location), settings, f"nats://{location.servers}/{location.keys.stream}")

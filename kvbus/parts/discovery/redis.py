@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvbus.config import RedisServer
 from kvbus.parts.discovery.contract import Services
 from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
-from kvbus.parts.log.place import RedisPlace, place_at
+from kvbus.parts.log.location import RedisLocation, location_at
 from kvbus.parts.log.redis import RedisLog
 
 
@@ -23,6 +23,6 @@ class RedisStreams(LogStreams):
 
     def __init__(self, settings: RedisStreamsSettings, services: Services) -> None:
         del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
-        place: RedisPlace = place_at(settings.endpoint, settings)
-        where = f"redis://{place.servers}/{settings.database}/{settings.prefix}"
-        super().__init__(lambda: RedisLog(place), settings, where)
+        location: RedisLocation = location_at(settings.endpoint, settings)
+        where = f"redis://{location.servers}/{settings.database}/{settings.prefix}"
+        super().__init__(lambda: RedisLog(location), settings, where)

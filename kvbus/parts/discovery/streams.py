@@ -31,7 +31,7 @@ from kvbus.config.endpoints import parse_endpoint
 from kvbus.config.logs import LogAccess, half
 from kvbus.config.values import Endpoint, Text, key
 from kvbus.core.events import LogReached, RecordReceived, RelayEvent
-from kvbus.core.numbered import EPOCH_BITS
+from kvbus.core.log_relay import EPOCH_BITS
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
 from kvbus.parts.log.contract import (
     FOREIGN_KEY,
@@ -45,23 +45,23 @@ from kvbus.parts.log.contract import (
     Reader,
     UnavailableError,
 )
-from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, Relayed
+from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, LogStreamReader
 
 logger = logging.getLogger("kvbus.discovery.streams")
 
-LOOK: Final = 2.0
+LIST_SECONDS: Final = 2.0
 """Time in seconds between two reads of all pointers in the log, with which kvbus finds new streams."""
 
 MEASURE: Final = 1.0
 """Time in seconds between two requests for the end of the log, with which kvbus computes how far its reading lags."""
 
-TAKE: Final = 0.1
+READ_SECONDS: Final = 0.1
 """Maximum time in seconds for which one read waits for records.
 
 It is also the minimum time between two checks of which streams are engines.
 """
 
-TURN: Final = 64
+RECORDS_A_SLICE: Final = 64
 """Number of records that are passed to the relay before other asyncio tasks may run."""
 
 
@@ -99,7 +99,7 @@ class StreamPatterns(LogAccess):
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
+    def _complete(self) -> Self:
         if parse_endpoint(self.endpoint).is_ipc:
             raise ValueError("endpoint: kvbus reaches a log only over TCP; for example tcp://kafka-0:9092")
         for name, wrong, _, example in half("", self):
@@ -108,10 +108,10 @@ class StreamPatterns(LogAccess):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _OpenStream:
     """A stream of the log that is a source of the relay, with the functions that pass its records to the relay."""
 
-    relayed: Relayed
+    relayed: LogStreamReader
     feed: Callable[[RelayEvent], None]
     drained: Callable[[], None]
     ends: bool
@@ -146,8 +146,8 @@ class LogStreams:
         self._make = make
         self._patterns = patterns
         self._where = where
-        self._relayed: dict[str, Relayed] = {}
-        self._slots: dict[int, _Place] = {}
+        self._relayed: dict[str, LogStreamReader] = {}
+        self._slots: dict[int, _OpenStream] = {}
         self._listed: set[str] = set()
         """The keys of the streams in the set of engines that was yielded last.
 
@@ -219,12 +219,12 @@ class LogStreams:
         relayed = self._relayed.get(_key_of(endpoint))
         if relayed is None:
             return  # the log erased the stream after its engine was yielded; the next set of engines lacks it
-        place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
+        opened = self._slots[slot] = _OpenStream(relayed, feed, drained, self._stale(relayed))
         relayed.slot = slot
-        if not place.ends:
+        if not opened.ends:
             self._begin_again(relayed)
 
-    def _begin_again(self, relayed: Relayed) -> None:
+    def _begin_again(self, relayed: LogStreamReader) -> None:
         relayed.begin_again()
         self._dirty = True
 
@@ -234,8 +234,8 @@ class LogStreams:
             self._slots.pop(slot).relayed.slot = None
 
     def _reach(self, *, reached: bool) -> None:
-        for slot, place in self._slots.items():
-            place.feed(LogReached(slot, reached))
+        for slot, opened in self._slots.items():
+            opened.feed(LogReached(slot, reached))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,7 @@ class LogStreams:
             looking = asyncio.get_running_loop().create_task(self._look(log))
             self._dirty = True
             shown: tuple[Engine, ...] | None = None
-            looked_at = -TAKE
+            looked_at = -READ_SECONDS
             while True:
                 if self._dirty:
                     self._dirty = False
@@ -268,11 +268,11 @@ class LogStreams:
                     looking.result()
                 if reader is None:
                     self._level_at, self._level_once = self._clock(), True
-                    await asyncio.sleep(TAKE)
+                    await asyncio.sleep(READ_SECONDS)
                 else:
                     await self._take(reader)
                     await self._measure(reader)
-                if self._clock() - looked_at < TAKE:
+                if self._clock() - looked_at < READ_SECONDS:
                     continue  # check the streams rarely, because a check takes as long as reading many records
                 looked_at = self._clock()
                 self._expire()
@@ -311,10 +311,10 @@ class LogStreams:
         If a stream is new in this set, the relay first needs the earlier records of the stream, so the log is read
         again.
         """
-        self._dirty |= any(place.relayed.key in names - self._listed for place in self._slots.values())
+        self._dirty |= any(opened.relayed.key in names - self._listed for opened in self._slots.values())
         self._listed = names
 
-    def _withholds(self, relayed: Relayed) -> bool:
+    def _withholds(self, relayed: LogStreamReader) -> bool:
         """Return whether a record of this stream must not be passed to the relay yet.
 
         This is the case if the stream is a source, but was not in the set of engines that was yielded last. The stream
@@ -322,13 +322,13 @@ class LogStreams:
         """
         if relayed.slot is None or relayed.key in self._listed:
             return False
-        relayed.over = False
+        relayed.ended = False
         relayed.follower.heard = self._clock()
         return True
 
     async def _look(self, log: Log) -> None:
         while True:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(LIST_SECONDS)
             self._learn(await log.pointers(), log)
 
     def _refuse(self, log: Log) -> None:
@@ -369,7 +369,7 @@ class LogStreams:
 
     def _wanted(self, name: str, pointer: Pointer, log: Log) -> bool:
         try:
-            relayed = Relayed(name, pointer)
+            relayed = LogStreamReader(name, pointer)
         except ValueError:
             log.refused.append((FOREIGN_KEY, name))
             return False
@@ -383,18 +383,18 @@ class LogStreams:
             self._relayed[name] = relayed
         return fits
 
-    def _alive(self, relayed: Relayed) -> bool:
+    def _alive(self, relayed: LogStreamReader) -> bool:
         """Return whether a stream is an engine.
 
         A stale stream is not an engine at first: its newest record was already old when reading began. If this reader
         then sees no record of the stream for :data:`LEASE_TTL`, the stream becomes an engine, so that its end can be
         passed to the relay: routers may have its blocks from another aggregator. Afterwards it is not an engine.
         """
-        if relayed.over or relayed.slot is not None:
-            return not relayed.over
+        if relayed.ended or relayed.slot is not None:
+            return not relayed.ended
         return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))
 
-    def _stale(self, relayed: Relayed) -> bool:
+    def _stale(self, relayed: LogStreamReader) -> bool:
         """Return whether the newest record of a stream is much older than the newest record of all streams.
 
         If so, the stream's writer is treated as gone. The result is False if the stream is a source of the relay, or if
@@ -403,7 +403,7 @@ class LogStreams:
         unknown = relayed.slot is None and not relayed.alive
         return unknown and self._newest - relayed.written >= self.stale
 
-    def _silent(self, relayed: Relayed) -> bool:
+    def _silent(self, relayed: LogStreamReader) -> bool:
         """Return whether this reader has seen no record of a stream for :data:`LEASE_TTL`, by its own clock.
 
         The writer is then gone, and the stream's blocks are void.
@@ -416,7 +416,7 @@ class LogStreams:
         If several streams have the same engine name, only the one with the newest epoch may become an engine, even
         after it has ended. A stream with an older epoch has lower seqs, so the seqs that routers get would decrease.
         """
-        newest: dict[str, Relayed] = {}
+        newest: dict[str, LogStreamReader] = {}
         found: dict[str, tuple[str, Engine]] = {}
         for name, relayed in sorted(self._relayed.items(), key=lambda each: (-each[1].turn, each[0])):
             engine = self._engine(relayed)
@@ -431,13 +431,13 @@ class LogStreams:
                 log.refused.append((SAME_NAME, name))
         return tuple(engine for _, engine in sorted(found.values(), key=lambda each: each[0]))
 
-    def _engine(self, relayed: Relayed) -> Engine:
+    def _engine(self, relayed: LogStreamReader) -> Engine:
         stream = relayed.stream
         name = fitting_name(f"{stream.worker.replace('/', '.')}.{stream.rank}")
         return Engine(name, (Publisher(stream.rank, f"{self._where}#{relayed.key}"),), self._where)
 
     async def _take(self, reader: Reader) -> None:
-        entries = await reader.take(TAKE)
+        entries = await reader.take(READ_SECONDS)
         if self._dirty:
             return  # a stream is to be read again, and the next reader will deliver these records again
         for at, entry in enumerate(entries, 1):
@@ -448,14 +448,14 @@ class LogStreams:
                     return
                 if not self._withholds(relayed):
                     self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
-            if at % TURN == 0:
+            if at % RECORDS_A_SLICE == 0:
                 self._drain()
                 await asyncio.sleep(0)
                 if self._dirty:
                     return
         self._drain()
 
-    def _note(self, relayed: Relayed, written: float) -> None:
+    def _note(self, relayed: LogStreamReader, written: float) -> None:
         """Note the time at which the log got a record of a stream.
 
         If the record came after this reader had caught up with the log, the stream's writer is running. If this reader
@@ -470,24 +470,24 @@ class LogStreams:
             if relayed.slot is not None and self._slots[relayed.slot].ends:
                 self._begin_again(relayed)
 
-    def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
+    def _feed(self, relayed: LogStreamReader, event: RecordReceived | None) -> None:
         if event is None or event.seq >> EPOCH_BITS < relayed.floor:
             return
         if relayed.slot is not None and relayed.key in self._listed:
             self._slots[relayed.slot].feed(event)
 
     def _drain(self) -> None:
-        for place in list(self._slots.values())[:1]:
-            place.drained()
+        for opened in list(self._slots.values())[:1]:
+            opened.drained()
 
     def _waited(self) -> bool:
         """Return whether new engines may be yielded although this reader has not caught up with the log.
 
         After each new source, the records since its newest state have to be read again. So during a long read, new
-        engines are collected and yielded together. The set of engines is yielded at most every :data:`LOOK` seconds,
-        and the time between two sets is at least half of the present lag.
+        engines are collected and yielded together. The set of engines is yielded at most every :data:`LIST_SECONDS`
+        seconds, and the time between two sets is at least half of the present lag.
         """
-        return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
+        return self._clock() - self._shown_at >= max(LIST_SECONDS, self.lag / 2)
 
     async def _measure(self, reader: Reader) -> None:
         """Find out up to which time this reader has read the log.

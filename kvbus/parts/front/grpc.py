@@ -39,7 +39,7 @@ from kvbus.parts.discovery.engine_grpc import (
     text_field,
 )
 from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglang, offer_of
-from kvbus.parts.front.server import Observed, offers
+from kvbus.parts.front.server import BusState, offers
 
 _SOURCES: Final = 1
 """Number of the protobuf field that holds one event source in the answer of GetKvEventSources.
@@ -149,12 +149,12 @@ A request that ends within this time is forwarded as a single message.
 """
 GRACE: Final = 1.0
 """Time in seconds for which calls in progress may continue when kvbus shuts down."""
-LOOK: Final = 0.01
+CHECK_SECONDS: Final = 0.01
 """Time in seconds between two checks of whether the connection to the engine was lost.
 
 Several checks are needed, because gRPC reports a lost connection only after it has ended the calls of that connection.
 """
-LOOKS: Final = 10
+CHECKS: Final = 10
 
 _SERVER: Final = (
     *METADATA_LIMITS,
@@ -198,7 +198,7 @@ class GrpcFront:
         front: the configuration section ``front_grpc``.
     """
 
-    def __init__(self, observed: Observed, front: FrontGrpc) -> None:
+    def __init__(self, observed: BusState, front: FrontGrpc) -> None:
         self._front = front
         self._observed = observed
         self.stats = CallStats(front.max_calls)
@@ -314,10 +314,10 @@ class GrpcFront:
             begun: whether the engine's answer had begun.
         """
         if await call.code() is grpc.StatusCode.UNAVAILABLE:
-            for _ in range(LOOKS):
+            for _ in range(CHECKS):
                 if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
                     return "engine_broke_off" if begun else "engine_down"
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(CHECK_SECONDS)
         return "passed"
 
     async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:

@@ -29,7 +29,7 @@ from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_kvbus, of_sglang, of_vllm
 
 
-class Observed(Protocol):
+class BusState(Protocol):
     """The parts of the daemon that a proxy needs: its configuration, and the stream of each current source, by slot.
 
     A slot is the number of a source in the relay.
@@ -39,7 +39,7 @@ class Observed(Protocol):
     streams: dict[int, SourceStream]
 
 
-def offers(observed: Observed, front: Fronting, host: str) -> Offers:
+def offers(observed: BusState, front: Fronting, host: str) -> Offers:
     """Return, by rank, the endpoints at which a router gets an engine's events from kvbus.
 
     Args:
@@ -82,7 +82,7 @@ IDLE: Final = 75.0
 It applies to the head of a request, between two parts of its body, and between two requests. It is longer than the time
 for which routers keep unused connections open.
 """
-KEPT: Final = 2.0
+IDLE_SECONDS: Final = 2.0
 """Time in seconds for which kvbus reuses an idle connection to the engine.
 
 It is short because engines close a connection that is idle for five seconds. A request that kvbus sends at that moment
@@ -112,7 +112,7 @@ class Engine:
     def __init__(self, base: str) -> None:
         self.base = base
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
@@ -233,7 +233,7 @@ class FrontServer:
         front: the configuration section ``front``.
     """
 
-    def __init__(self, observed: Observed, front: Front) -> None:
+    def __init__(self, observed: BusState, front: Front) -> None:
         self._front = front
         self._observed = observed
         self.stats = FrontStats(front.max_connections)

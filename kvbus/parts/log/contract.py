@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple, Protocol
 
 import msgspec
 
-from kvbus.core.numbered import LAST
+from kvbus.core.log_relay import LAST
 from kvbus.parts.log.record import RANDOM_BITS, TURN_BITS, Epoch
 
 START: Final = 0

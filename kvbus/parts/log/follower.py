@@ -2,8 +2,8 @@
 
 A follower receives records in the order of the log. Some are duplicates, some are of former writers, and some are
 missing because the log has deleted its oldest records. The follower returns only the records that a reader needs: first
-a state that begins with AllBlocksCleared, and then every batch once. :class:`Relayed` makes events for the relay from
-these records. This module does no I/O.
+a state that begins with AllBlocksCleared, and then every batch once. :class:`LogStreamReader` makes events for
+the relay from these records. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kvbus.core.events import RecordReceived
-from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.core.log_relay import EPOCH_BITS, LAST
 from kvbus.parts.log.contract import START, Pointer
 from kvbus.parts.log.record import RANDOM_BITS, DamagedError, Kind, Record, SchemaError, Stream, read
 
@@ -226,7 +226,7 @@ class Follower:
         self._given_up = True
 
 
-class Relayed:
+class LogStreamReader:
     """One stream that is read from a log and passed to the relay as a source.
 
     Args:
@@ -253,7 +253,7 @@ class Relayed:
         self.pointer = pointer
         self.position = pointer.position
         self.slot: int | None = None
-        self.over = False
+        self.ended = False
         self.written = 0.0
         self.alive = False
         self.follower = Follower()
@@ -270,7 +270,7 @@ class Relayed:
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self.position, self.over = self.pointer.position, False
+        self.position, self.ended = self.pointer.position, False
         self._sent_at, self._begun = START, self.pointer
 
     @property
@@ -320,10 +320,10 @@ class Relayed:
         record = step.record
         self._sent, self._sent_at = record.epoch, position
         seq = _number(record.epoch, record.seq)
-        self.over = record.kind is Kind.GONE
+        self.ended = record.kind is Kind.GONE
         if self.slot is None:
             return None
-        if self.over:
+        if self.ended:
             return self._empty(seq)
         state = record.kind in (Kind.CLEAR, Kind.STATE)
         return RecordReceived(
@@ -343,7 +343,7 @@ class Relayed:
         """
         self.follower.epoch = self.follower.epoch or self._sent
         self.follower.give_up()
-        self.over = True
+        self.ended = True
         return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:

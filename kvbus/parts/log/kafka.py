@@ -43,11 +43,11 @@ from kvbus.parts.log.kafka_client import (
     leaders,
     partition_of,
     partitions_of,
-    said,
+    shield_bootstrap,
     stop,
-    whole,
+    translated_errors,
 )
-from kvbus.parts.log.place import REQUEST, Place
+from kvbus.parts.log.location import REQUEST, KafkaLocation
 
 FETCH: Final = 0.2
 """Maximum time in seconds for which one request waits for records while a topic is read to its end.
@@ -68,31 +68,33 @@ EARLIEST: Final = -2
 CONFIRM: Final = 5.0
 """Time in seconds between two checks that a reader reads from the brokers that are the leaders of the partitions."""
 
-MOST: Final = 500
+MAX_RECORDS: Final = 500
 """Maximum number of records that one call of :meth:`KafkaReader.take` returns."""
 
 
 class KafkaWriter:
     """A writer of one stream in Kafka; see :class:`~kvbus.parts.log.contract.Writer`."""
 
-    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: Producer, epoch: int) -> None:
+    def __init__(
+        self, location: KafkaLocation, options: dict[str, Any], key: str, producer: Producer, epoch: int
+    ) -> None:
         self.epoch = epoch
-        self._place = place
+        self._location = location
         self._options = options
         self._key = key.encode()
         self._producer = producer
         self._begun: float | None = None
         """Time at which the open transaction began; None if no transaction is open."""
-        self._over: FencedError | UnavailableError | None = None
+        self._failure: FencedError | UnavailableError | None = None
         """The error after which this writer must not append any more; None if there was none."""
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append records, and wait until all required replicas have them."""
-        return await self._send(self._place.topic, records)
+        return await self._send(self._location.topic, records)
 
     async def point(self, pointer: Pointer) -> None:
         """Append the pointer to the topic of pointers."""
-        await self._send(self._place.pointers, [write_pointer(pointer)])
+        await self._send(self._location.pointers, [write_pointer(pointer)])
 
     async def keeps(self, position: int) -> bool:
         """Return whether Kafka still has the stream's records from ``position`` on.
@@ -100,8 +102,8 @@ class KafkaWriter:
         Kafka deletes the oldest records of a partition first. So it has them if the first offset of the stream's
         partition is not after ``position``. The partition's leader is asked for that offset.
         """
-        client, topic = self._producer.client, self._place.topic
-        async with said(self._place):
+        client, topic = self._producer.client, self._location.topic
+        async with translated_errors(self._location):
             partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
             leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
             answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
@@ -111,13 +113,13 @@ class KafkaWriter:
         return bool(first <= position)
 
     async def _send(self, topic: str, values: Sequence[bytes]) -> int:
-        if self._over is not None:
-            raise self._over
+        if self._failure is not None:
+            raise self._failure
         try:
-            async with said(self._place):
-                return await insisted(self._place, self._options, self._sent(topic, values))
+            async with translated_errors(self._location):
+                return await insisted(self._location, self._options, self._sent(topic, values))
         except (FencedError, UnavailableError) as error:
-            self._over = error
+            self._failure = error
             raise
 
     async def _sent(self, topic: str, values: Sequence[bytes]) -> int:
@@ -135,9 +137,9 @@ class KafkaWriter:
 
     async def close(self) -> None:
         """Commit the open transaction, and close the connections."""
-        if self._begun is not None and self._over is None:
+        if self._begun is not None and self._failure is None:
             with contextlib.suppress(TimeoutError, FencedError, UnavailableError):
-                async with asyncio.timeout(STOP), said(self._place):
+                async with asyncio.timeout(STOP), translated_errors(self._location):
                     await self._producer.commit_transaction()
         await stop(self._producer)
 
@@ -147,12 +149,12 @@ class KafkaReader:
 
     def __init__(
         self,
-        place: Place,
+        location: KafkaLocation,
         consumer: AIOKafkaConsumer,
         starts: Mapping[str, int],
         parts: Mapping[str, TopicPartition],
     ) -> None:
-        self._place = place
+        self._location = location
         self._consumer = consumer
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
@@ -168,8 +170,8 @@ class KafkaReader:
         Leave out the records of other streams in the same partitions.
         """
         found = []
-        async with said(self._place):
-            taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
+        async with translated_errors(self._location):
+            taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MAX_RECORDS)
         for part, records in taken.items():
             # An offset that is lower than the expected one shows that Kafka has lost records, and that the offsets
             # begin again. So read all streams of the partition from its beginning.
@@ -191,17 +193,17 @@ class KafkaReader:
         """
         parts = set(self._parts.values())
         known = _led(self._consumer, parts)
-        async with said(self._place):
+        async with translated_errors(self._location):
             ends = await self._consumer.end_offsets(parts)
         now = asyncio.get_running_loop().time()
         if known != self._known or now - self._confirmed_at >= CONFIRM:
-            await _confirm(self._place, self._consumer, known)
+            await _confirm(self._location, self._consumer, known)
             self._known, self._confirmed_at = known, now
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
         """Return the offset of the next record that the consumer reads in the stream's partition."""
-        async with said(self._place):
+        async with translated_errors(self._location):
             position: int = await self._consumer.position(self._parts[key])
         return position
 
@@ -215,14 +217,16 @@ def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[To
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 
-async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
+async def _confirm(
+    location: KafkaLocation, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]
+) -> None:
     """Check that the consumer has read each partition from the broker that most brokers call the partition's leader.
 
     A broker that is cut off from the other brokers lacks newer records. If kvbus read from it, kvbus could use an epoch
     twice, or abandon an epoch whose writer is running.
 
     Args:
-        place: the settings of the connections.
+        location: the settings of the connections.
         consumer: the consumer that has read the partitions.
         known: the broker from which the consumer has read each partition.
 
@@ -230,8 +234,8 @@ async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPa
         UnavailableError: the consumer has read a partition from another broker, or too few brokers answer.
     """
     client = inner(consumer)
-    async with said(place):
-        found = await leaders(client, place.options(), list({part.topic for part in known}))
+    async with translated_errors(location):
+        found = await leaders(client, location.options(), list({part.topic for part in known}))
     if any(found.get(part) != leader for part, leader in known.items()):
         client.force_metadata_update()
         raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has read from another broker")
@@ -241,11 +245,11 @@ class KafkaLog:
     """A log in Kafka; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers, and the name of the topic of records. This topic and the topic of pointers have to exist.
+        location: the servers, and the name of the topic of records. This topic and the topic of pointers have to exist.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, location: KafkaLocation) -> None:
+        self._location = location
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
 
     async def claim(self, key: str) -> KafkaWriter:
@@ -254,20 +258,20 @@ class KafkaLog:
         Start a producer whose transactional id is the stream's key, which fences the former writer's producer. Then
         append a pointer with the next epoch to the topic of pointers.
         """
-        async with said(self._place):
-            options = self._place.options()
+        async with translated_errors(self._location):
+            options = self._location.options()
             producer = Producer(
-                **client_options(self._place, options),
+                **client_options(self._location, options),
                 transactional_id=key,
                 transaction_timeout_ms=int(1000 * TRANSACTION),
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
-        whole(producer)
+        shield_bootstrap(producer)
         try:
-            async with said(self._place):
-                await insisted(self._place, options, producer.start())
-            writer = KafkaWriter(self._place, options, key, producer, 0)
+            async with translated_errors(self._location):
+                await insisted(self._location, options, producer.start())
+            writer = KafkaWriter(self._location, options, key, producer, 0)
             # Read the newest pointer only now. The former writer is fenced, so it cannot append another pointer.
             pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
@@ -284,7 +288,7 @@ class KafkaLog:
         is compacted, so it usually has one record for each stream.
         """
         found: dict[str, Pointer] = {}
-        async with contextlib.aclosing(self._everything(self._place.pointers, key)) as records:
+        async with contextlib.aclosing(self._everything(self._location.pointers, key)) as records:
             async for record in records:
                 take_pointer(found, self.refused, record.key or b"", record.value or b"")
         return found if key is None else {name: found[name] for name in found if name == key}
@@ -301,14 +305,14 @@ class KafkaLog:
         async with self._consumer(topic) as (consumer, parts):
             wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
             known = _led(consumer, wanted)
-            async with said(self._place):
+            async with translated_errors(self._location):
                 ends = await consumer.end_offsets(wanted)
                 consumer.assign(wanted)
                 await consumer.seek_to_beginning(*wanted)
             for part in wanted:
                 position, moved = -1, time()
                 while position < ends[part]:
-                    async with said(self._place):
+                    async with translated_errors(self._location):
                         records = (await consumer.getmany(part, timeout_ms=int(1000 * FETCH))).get(part, [])
                         before, position = position, await consumer.position(part)
                     if records or position > before:
@@ -317,23 +321,23 @@ class KafkaLog:
                         raise UnavailableError(f"{topic} cannot be read to its end")
                     for record in records:
                         yield record
-            await _confirm(self._place, consumer, known)
+            await _confirm(self._location, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Return a reader of the partitions of these streams.
 
         It begins in each partition at the lowest position from which one of the partition's streams is to be read.
         """
-        async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
+        async with self._consumer(self._location.topic, keep=True) as (consumer, parts):
             of = {key: parts[partition_of(key, len(parts))] for key in starts}
             first: dict[TopicPartition, int] = {}
             for key, start in starts.items():
                 first[of[key]] = min(start, first.get(of[key], start))
-            async with said(self._place):
+            async with translated_errors(self._location):
                 consumer.assign(list(first))
                 for part, start in first.items():
                     consumer.seek(part, start)
-        return KafkaReader(self._place, consumer, starts, of)
+        return KafkaReader(self._location, consumer, starts, of)
 
     @contextlib.asynccontextmanager
     async def _consumer(
@@ -345,18 +349,18 @@ class KafkaLog:
         has failed.
         """
         # Subscribe to the topic at first, because the consumer then learns the topic's partitions.
-        async with said(self._place):
-            options = self._place.options()
+        async with translated_errors(self._location):
+            options = self._location.options()
             consumer = AIOKafkaConsumer(
                 topic,
-                **client_options(self._place, options),
+                **client_options(self._location, options),
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
                 key_deserializer=Keys(self.refused),
             )
-        whole(consumer)
+        shield_bootstrap(consumer)
         try:
-            async with said(self._place):
+            async with translated_errors(self._location):
                 await consumer.start()
                 parts = partitions_of(inner(consumer), topic)
                 consumer.unsubscribe()

@@ -21,13 +21,13 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from kvbus.common.tasks import close_within, end_tasks
 from kvbus.parts.log.contract import UNREACHABLE, UNREADABLE_BATCH, FencedError, Refused, UnavailableError
-from kvbus.parts.log.place import REQUEST, Place, reason_of
+from kvbus.parts.log.location import REQUEST, KafkaLocation, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 PROBE: Final = 5.0
 """Timeout in seconds of a request that asks a broker why it refuses kvbus."""
 
-ASK: Final = 5.0
+ASK_SECONDS: Final = 5.0
 """Number of seconds after which an unfinished request makes kvbus ask a broker whether it refuses kvbus."""
 
 CLOSE: Final = 1.0
@@ -51,7 +51,7 @@ SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanis
 
 
 @contextlib.asynccontextmanager
-async def said(place: Place) -> AsyncIterator[None]:
+async def translated_errors(location: KafkaLocation) -> AsyncIterator[None]:
     """Run the body of an ``async with`` statement, and convert errors of aiokafka to the errors of all kinds of logs.
 
     If an error does not say why the request failed, ask a broker for the reason.
@@ -73,16 +73,16 @@ async def said(place: Place) -> AsyncIterator[None]:
         TimeoutError,
         AssertionError,
     ) as error:
-        raise _named(error) or await cause(place) or UnavailableError(_text(error)) from error
+        raise _named(error) or await cause(location) or UnavailableError(_text(error)) from error
 
 
-async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
+async def insisted(location: KafkaLocation, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
     """Wait up to :data:`REQUEST` seconds for a coroutine of aiokafka, which by itself would try again forever.
 
     Stop waiting as soon as a broker refuses kvbus.
 
     Args:
-        place: the servers of the log.
+        location: the servers of the log.
         options: the client's options for TLS and authentication. The files from which they were read may have changed
             since.
         work: the coroutine.
@@ -94,10 +94,10 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
     task = asyncio.ensure_future(work)
     until, found = time() + REQUEST, None
     try:
-        while not (await asyncio.wait([task], timeout=min(ASK, until - time())))[0]:
+        while not (await asyncio.wait([task], timeout=min(ASK_SECONDS, until - time())))[0]:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(PROBE, until - time())):
-                    found = await cause(place, options)
+                    found = await cause(location, options)
             if found is not None and found.reason != UNREACHABLE:
                 raise found
             if time() >= until:
@@ -109,7 +109,7 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
             await end_tasks([task])
 
 
-async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
+async def cause(location: KafkaLocation, options: dict[str, Any] | None = None) -> UnavailableError | None:
     """Find out why the brokers refuse kvbus: request the metadata of the log's topics from one broker after the other.
 
     Return the error that explains it; None if a broker returns the topics.
@@ -117,10 +117,10 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
     ``options`` are the client's options for TLS and authentication. If they are None, they are read from the files.
     """
     found: UnavailableError | None = None
-    for host, port in place.addresses:
+    for host, port in location.addresses:
         try:
-            known = place.options() if options is None else options
-            answer = await shown(host, port, known, [place.topic, place.pointers])
+            known = location.options() if options is None else options
+            answer = await shown(host, port, known, [location.topic, location.pointers])
             for code, topic, *_ in answer.topics:
                 if code:
                     raise errors.for_code(code)(topic)
@@ -248,7 +248,7 @@ def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
     return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
 
 
-def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+def shield_bootstrap(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Change a client so that it finishes its first requests to a broker even if its start is cancelled.
 
     Otherwise aiokafka would not close the connection of these requests.
@@ -316,12 +316,12 @@ class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
         super().__setitem__(key, connection)
 
 
-def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
+def client_options(location: KafkaLocation, options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with which every client of aiokafka is created.
 
     ``options`` are those of TLS and authentication.
     """
-    return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
+    return {"bootstrap_servers": location.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
 
 
 def partition_of(key: str, partitions: int) -> int:

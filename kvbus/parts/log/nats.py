@@ -34,9 +34,9 @@ from kvbus.parts.log.contract import (
     take_pointer,
     write_pointer,
 )
+from kvbus.parts.log.location import REQUEST, NatsLocation, insisted
 from kvbus.parts.log.nats_client import ATTEMPT, NO_MESSAGE, WRONG_SEQUENCE, Link, refused
 from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader
-from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 MOST_BYTES: Final = 768 * 1024
 """Maximum size in bytes of a message with several records. NATS servers usually accept up to 1 MiB."""
@@ -52,19 +52,19 @@ class _MovedError(Exception):
 class NatsWriter:
     """A writer of one stream in NATS; see :class:`~kvbus.parts.log.contract.Writer`."""
 
-    def __init__(self, place: NatsPlace, key: str, former: dict[str, int]) -> None:
+    def __init__(self, location: NatsLocation, key: str, former: dict[str, int]) -> None:
         self.epoch = 0
-        self._place = place
+        self._location = location
         self._key = key
         self._former = former
-        self._link = Link(place)
+        self._link = Link(location)
         self._token = uuid4().hex
         self._sent = 0
         self._newest = 0
         """JetStream's sequence of the newest message with records of this stream."""
         self._pointer = 0
         """JetStream's sequence of the message with this stream's pointer."""
-        self._over: FencedError | UnavailableError | None = None
+        self._failure: FencedError | UnavailableError | None = None
         """The error after which this writer must not append any more; None if there was none."""
 
     async def claim(self) -> None:
@@ -74,16 +74,16 @@ class NatsWriter:
         newest record before it looks up the pointer. So the writer with the newer pointer also has the newer message.
         """
         while True:
-            newest, _ = await newest_of(self._link, self._place.keys.stream, self._key)
-            at, data = await newest_of(self._link, self._place.pointers, self._key)
+            newest, _ = await newest_of(self._link, self._location.keys.stream, self._key)
+            at, data = await newest_of(self._link, self._location.pointers, self._key)
             try:
                 if not self._pointer:
                     turn = next_turn(_pointer(data), self._former.get(self._key, 0))
                     self.epoch = turn.epoch
-                    self._pointer = await self._publish(self._place.pointers, write_pointer(turn), at)
+                    self._pointer = await self._publish(self._location.pointers, write_pointer(turn), at)
                 elif at != self._pointer:
                     raise FencedError("another writer has the stream")
-                self._newest = await self._publish(self._place.keys.stream, b"", newest)
+                self._newest = await self._publish(self._location.keys.stream, b"", newest)
             except _MovedError:
                 continue
             self._former.pop(self._key, None)
@@ -94,13 +94,13 @@ class NatsWriter:
         position = START
         for group in _groups(records):
             data = msgspec.msgpack.encode(group)
-            self._newest = await self._own(self._place.keys.stream, data, self._newest)
+            self._newest = await self._own(self._location.keys.stream, data, self._newest)
             position = (self._newest << SHIFT) + len(group) - 1
         return position
 
     async def point(self, pointer: Pointer) -> None:
         """Store the pointer as the newest message of its subject."""
-        self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
+        self._pointer = await self._own(self._location.pointers, write_pointer(pointer), self._pointer)
 
     async def keeps(self, position: int) -> bool:
         """Return whether JetStream still has the stream's records from ``position`` on.
@@ -108,19 +108,19 @@ class NatsWriter:
         It has them if the first sequence of the JetStream stream is not after the position. JetStream's limits apply to
         all subjects of a JetStream stream together, so the oldest messages are deleted first.
         """
-        info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
+        info = await self._link.api(f"STREAM.INFO.{self._location.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
 
     async def _own(self, stream: str, data: bytes, expected: int) -> int:
-        if self._over is not None:
-            raise self._over
+        if self._failure is not None:
+            raise self._failure
         try:
             try:
                 return await self._publish(stream, data, expected)
             except _MovedError:
                 raise await self._why() from None
         except (FencedError, UnavailableError) as error:
-            self._over = error
+            self._failure = error
             self._former[self._key] = self.epoch
             raise
 
@@ -130,7 +130,7 @@ class NatsWriter:
         JetStream refuses a message if the subject's newest message is not the one that the writer expects. Either
         another writer has claimed the stream, or the server has lost messages.
         """
-        at, data = await newest_of(self._link, self._place.pointers, self._key)
+        at, data = await newest_of(self._link, self._location.pointers, self._key)
         pointer = _pointer(data)
         if at == self._pointer or not at or (pointer is not None and pointer.epoch < self.epoch):
             return UnavailableError("the server has lost records", "data_lost")
@@ -204,12 +204,12 @@ class NatsLog:
     """A log in NATS; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers, and the name of the JetStream stream of records. This JetStream stream and the one of
+        location: the servers, and the name of the JetStream stream of records. This JetStream stream and the one of
             pointers have to exist.
     """
 
-    def __init__(self, place: NatsPlace) -> None:
-        self._place = place
+    def __init__(self, location: NatsLocation) -> None:
+        self._location = location
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
         """By stream key: the epoch of the last writer of this process that has failed.
@@ -219,7 +219,7 @@ class NatsLog:
 
     async def claim(self, key: str) -> NatsWriter:
         """Become the writer of a stream: store the next pointer, and append a message that fences the former writer."""
-        writer = NatsWriter(self._place, key, self._former)
+        writer = NatsWriter(self._location, key, self._former)
         try:
             await writer.claim()
         except BaseException:
@@ -234,12 +234,12 @@ class NatsLog:
         in JSON. So unusual subjects and headers of other clients' messages do no harm.
         """
         found: dict[str, Pointer] = {}
-        link = Link(self._place)
+        link = Link(self._location)
         try:
             keys = [key] if key is not None else await self._subjects(link)
             for begin in range(0, len(keys), MAX_REQUESTS):
                 part = keys[begin : begin + MAX_REQUESTS]
-                newest = await asyncio.gather(*(newest_of(link, self._place.pointers, name) for name in part))
+                newest = await asyncio.gather(*(newest_of(link, self._location.pointers, name) for name in part))
                 for name, (_, data) in zip(part, newest, strict=True):
                     take_pointer(found, self.refused, name, data)
         finally:
@@ -248,10 +248,10 @@ class NatsLog:
 
     async def _subjects(self, link: Link) -> list[str]:
         """Return the keys of all streams that have a pointer."""
-        prefix, found = f"{self._place.pointers}.", dict[str, int]()
+        prefix, found = f"{self._location.pointers}.", dict[str, int]()
         while True:
             request = {"subjects_filter": f"{prefix}>", "offset": len(found)}
-            info = await link.api(f"STREAM.INFO.{self._place.pointers}", REQUEST, **request)
+            info = await link.api(f"STREAM.INFO.{self._location.pointers}", REQUEST, **request)
             subjects = info["state"].get("subjects") or {}
             found |= subjects
             if not subjects or len(found) >= info.get("total", 0):
@@ -262,7 +262,7 @@ class NatsLog:
 
         It reads the complete JetStream stream with one consumer, from the lowest position in ``starts`` on.
         """
-        reader = NatsReader(self._place, starts)
+        reader = NatsReader(self._location, starts)
         try:
             await reader.ends()
         except BaseException:

@@ -16,7 +16,7 @@ from nats.js.errors import APIError
 
 from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
-from kvbus.parts.log.place import NatsPlace, probed, reason_of
+from kvbus.parts.log.location import NatsLocation, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0
@@ -57,11 +57,11 @@ class Link:
     If the connection is lost, the next request opens another one.
 
     Args:
-        place: the servers. The TLS and password files are read for each connection.
+        location: the servers. The TLS and password files are read for each connection.
     """
 
-    def __init__(self, place: NatsPlace) -> None:
-        self._place = place
+    def __init__(self, location: NatsLocation) -> None:
+        self._location = location
         self._client: Client | None = None
         self._violation: Exception | None = None
         """The permission error that the server has reported since the last request began; None without such an error.
@@ -78,8 +78,8 @@ class Link:
         if self._client is not None and self._client.is_connected:
             return self._client
         await self.close()
-        async with self.said(ATTEMPT):
-            servers = self._place.servers.split(",")
+        async with self.translated_errors(ATTEMPT):
+            servers = self._location.servers.split(",")
             for server in random.sample(servers, len(servers)):
                 try:
                     return await self._connected(server)
@@ -88,7 +88,7 @@ class Link:
             raise failed
 
     async def _connected(self, server: str) -> Client:
-        tls, password = self._place.tls(), self._place.password()
+        tls, password = self._location.tls(), self._location.password()
         secured = tls is None
 
         class Handshake(ssl.SSLObject):
@@ -119,7 +119,7 @@ class Link:
                 reconnect_time_wait=0,
                 connect_timeout=int(ATTEMPT),
                 tls=tls,
-                user=self._place.keys.username,
+                user=self._location.keys.username,
                 password=secret if password is not None else None,
             )
         except BaseException:
@@ -135,7 +135,7 @@ class Link:
             self._violation = error
 
     @contextlib.asynccontextmanager
-    async def said(self, seconds: float) -> AsyncIterator[None]:
+    async def translated_errors(self, seconds: float) -> AsyncIterator[None]:
         """Run the body of an ``async with`` statement for up to ``seconds``, and convert errors of nats-py.
 
         Each error becomes the UnavailableError of kvbus's logs.
@@ -153,7 +153,7 @@ class Link:
         except (errors.Error, TlsFileError, OSError, TimeoutError) as error:
             found = refused(self._violation or error)
             if found.reason == UNREACHABLE:
-                found = await probed(self._place, "nats", greets=True) or found
+                found = await probed(self._location, "nats", greets=True) or found
             raise found from error
 
     async def ask(self, subject: str, data: bytes, seconds: float, headers: dict[str, str] | None = None) -> Any:
@@ -165,7 +165,7 @@ class Link:
         """
         client = await self.client()
         try:
-            async with self.said(seconds):
+            async with self.translated_errors(seconds):
                 answer = await client.request(subject, data, timeout=seconds, headers=headers)
         except UnavailableError as error:
             if isinstance(error.__cause__, TimeoutError):
@@ -173,10 +173,10 @@ class Link:
                 # from the servers that can answer.
                 await self.close()
             raise
-        said = json.loads(answer.data)
-        if "error" in said:
-            raise APIError.from_error(said["error"])
-        return said
+        content = json.loads(answer.data)
+        if "error" in content:
+            raise APIError.from_error(content["error"])
+        return content
 
     async def api(self, subject: str, seconds: float = ATTEMPT, **request: Any) -> Any:
         """Send a request to JetStream's API, and return the decoded answer.

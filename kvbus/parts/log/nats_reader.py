@@ -15,8 +15,8 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import APIError
 
 from kvbus.parts.log.contract import START, UNREACHABLE, Entry, UnavailableError
+from kvbus.parts.log.location import REQUEST, NatsLocation, insisted
 from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
-from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 SHIFT: Final = 10
 """Number of low bits in the position of a record.
@@ -24,7 +24,7 @@ SHIFT: Final = 10
 These bits are the record's index in its message. The high bits are the message's sequence in the JetStream stream.
 """
 
-MOST: Final = 64
+MAX_MESSAGES: Final = 64
 """Maximum number of messages that one request asks for."""
 
 IDLE: Final = 60
@@ -77,7 +77,7 @@ kvbus accepts it.
 MAX_DIGITS: Final = 20
 """Number of digits from which on the value of the header :data:`AFTER` is ignored, because it cannot be a sequence."""
 
-SOON: Final = 0.01
+MIN_WAIT_SECONDS: Final = 0.01
 """Minimum time in seconds to wait for the next message, so that a message that has already arrived is not missed."""
 
 
@@ -275,7 +275,7 @@ class Pulled:
         """
         state = await self._state()
         begin = max(self.next, state["first_seq"])
-        end = min(begin + MOST, begin + self._single, state["last_seq"] + 1)
+        end = min(begin + MAX_MESSAGES, begin + self._single, state["last_seq"] + 1)
         answers = await asyncio.gather(*(self._get(at) for at in range(begin, end)))
         found = {message.sequence: message for message in answers if message is not None}
         self._single = self._single - len(answers) if found else 0
@@ -296,16 +296,16 @@ class Pulled:
         client, inbox = await self._begin()
         if not self._asked:
             times = {"expires": IDLE * 10**9 // 2, "idle_heartbeat": HEARTBEAT * 10**9}
-            wanted = msgspec.json.encode({"batch": MOST, **times})
+            wanted = msgspec.json.encode({"batch": MAX_MESSAGES, **times})
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
             await client.publish(subject, wanted, reply=inbox.subject)
-            self._asked, self._heard = MOST, now()
+            self._asked, self._heard = MAX_MESSAGES, now()
         found: list[Message] = []
         until = now() + seconds
-        async with self._link.said(seconds + REQUEST):
+        async with self._link.translated_errors(seconds + REQUEST):
             with contextlib.suppress(TimeoutError):
                 while not found or inbox.pending_msgs:
-                    message = await inbox.next_msg(max(SOON, until - now()))
+                    message = await inbox.next_msg(max(MIN_WAIT_SECONDS, until - now()))
                     self._heard = now()
                     # A message to the inbox itself is a status from the server, not a message of the stream.
                     if message.subject == inbox.subject and message.headers:
@@ -328,9 +328,9 @@ class Pulled:
         later message. No server reports this, and a consumer may be on such a server.
         """
         for number, message in enumerate(found):
-            at, said = message.sequence, message.after
-            if said.isdecimal() and len(said) < MAX_DIGITS:
-                after = int(said)
+            at, previous = message.sequence, message.after
+            if previous.isdecimal() and len(previous) < MAX_DIGITS:
+                after = int(previous)
                 before = self._newest.get(message.subject, min(after, at - 1))
                 if after != before and await self._contradicts(at, after, before):
                     self.next = self.back = min(after, before) + 1
@@ -382,11 +382,11 @@ class Pulled:
     def _count(self, message: Msg) -> Message:
         self._taken += 1
         self._asked -= 1
-        said = message.metadata
-        if said.sequence.consumer != self._taken:
+        metadata = message.metadata
+        if metadata.sequence.consumer != self._taken:
             raise UnavailableError("messages of the consumer were lost")
         after = (message.headers or {}).get(AFTER, "")
-        return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
+        return Message(metadata.sequence.stream, message.subject, message.data, metadata.timestamp.timestamp(), after)
 
     async def bounds(self) -> tuple[int, int]:
         """Return the first sequence of the JetStream stream, and the sequence after its last one.
@@ -401,13 +401,13 @@ class Pulled:
 class NatsReader:
     """A reader of streams in NATS; see :class:`~kvbus.parts.log.contract.Reader`."""
 
-    def __init__(self, place: NatsPlace, starts: Mapping[str, int]) -> None:
-        self._place = place
+    def __init__(self, location: NatsLocation, starts: Mapping[str, int]) -> None:
+        self._location = location
         self._starts = starts
-        self._link = Link(place)
+        self._link = Link(location)
         self._first = START
-        self._prefix = f"{place.keys.stream}."
-        self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
+        self._prefix = f"{location.keys.stream}."
+        self.pulled = Pulled(self._link, location.keys.stream, min(starts.values(), default=START) >> SHIFT)
 
     async def take(self, seconds: float) -> list[Entry]:
         """Return the records of this reader's streams in the next messages.

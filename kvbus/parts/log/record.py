@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-from kvbus.core.numbered import LAST
+from kvbus.core.log_relay import LAST
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value, parts
 
@@ -228,12 +228,12 @@ def read(data: bytes) -> Record:
 def _unpacked(payload: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        whole = unpacking.decompress(payload, MAX_BYTES)
+        unpacked = unpacking.decompress(payload, MAX_BYTES)
     except zlib.error as error:
         raise ValueError(f"not a record: {error}") from None
     if not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"not a record: its payload is incomplete, or has more than {MAX_BYTES} bytes")
-    return whole
+    return unpacked
 
 
 class _Batch(msgspec.Struct, array_like=True):

@@ -37,22 +37,22 @@ from kvbus.parts.log.contract import (
     next_epoch,
     take_pointer,
 )
-from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
-from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, said, seen, stop
+from kvbus.parts.log.location import REQUEST, RedisLocation, insisted
+from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, seen, stop, translated_errors
 
-KEEP: Final = 86_400
+POINTER_SECONDS: Final = 86_400
 """Time in seconds for which the server keeps the pointer of a stream that has no writer."""
 
 REPLICATED: Final = 2.0
 """Timeout in seconds within which a replica has to confirm that it has the epoch of a newly claimed stream."""
 
-MOST: Final = 64
+MAX_RECORDS: Final = 64
 """Maximum number of records that are read from one stream in one request."""
 
 BEHIND: Final = 16
 """Maximum number of lagging streams from which one request reads.
 
-A stream lags if the last request returned :data:`MOST` records of it, so that Redis may have more.
+A stream lags if the last request returned :data:`MAX_RECORDS` records of it, so that Redis may have more.
 """
 
 MAX_DIGITS: Final = 17
@@ -91,14 +91,14 @@ position as a number. It returns the newest position; 0 if there are no records;
 has changed since :data:`READ`.
 """
 
-OWN: Final = """
+CHECK_TOKEN: Final = """
 local token = redis.call('HGET', KEYS[2], 'token')
 if not token then return -2 end
 if token ~= ARGV[1] then return -1 end
 """
 
 APPEND: Final = (
-    OWN
+    CHECK_TOKEN
     + """
 local last = redis.call('HGET', KEYS[2], 'last')
 if last ~= ARGV[2] then
@@ -125,7 +125,7 @@ the records. It returns the last record's position.
 """
 
 POINT: Final = (
-    OWN
+    CHECK_TOKEN
     + """
 local time = redis.call('TIME')
 local old = time[1] * 1000000 + time[2] - ARGV[5] * 1000000
@@ -167,17 +167,17 @@ def _judged(found: int) -> int:
 class RedisWriter:
     """A writer of one stream in Redis; see :class:`~kvbus.parts.log.contract.Writer`."""
 
-    def __init__(self, place: RedisPlace, client: Redis, key: str, former: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, location: RedisLocation, client: Redis, key: str, former: dict[str, tuple[int, int]]) -> None:
         self.epoch = 0
-        self._place = place
-        self._retention = int(place.retention)
+        self._location = location
+        self._retention = int(location.retention)
         self._client = client
         self._key = key
-        self._names = names(place, key)
+        self._names = names(location, key)
         self._former = former
         self._token = uuid4().hex
         self._newest = self._floor = 0
-        self._over: FencedError | UnavailableError | None = None
+        self._failure: FencedError | UnavailableError | None = None
         """The error after which this writer must not append any more; None if there was none."""
 
     async def claim(self) -> None:
@@ -191,7 +191,7 @@ class RedisWriter:
         while moved:
             epoch, last = await self._run(READ)
             self.epoch, position = next_epoch(max(former, _number(epoch))), _number(last)
-            self._newest = await self._run(CLAIM, epoch, last, self.epoch, KEEP, position)
+            self._newest = await self._run(CLAIM, epoch, last, self.epoch, POINTER_SECONDS, position)
             moved = self._newest < START
         self._floor = max(floor, position)
         await insisted(self._replicated)
@@ -205,11 +205,11 @@ class RedisWriter:
         Redis's command WAIT covers only the writes of its own connection, and the claim may have used another
         connection. So this method writes again before it sends WAIT.
         """
-        async with said(self._place, seconds):
+        async with translated_errors(self._location, seconds):
             role: Any = await self._client.role()
             wanted = min(1, len(role[2]))
             asked = self._client.pipeline(transaction=False)
-            asked.expire(self._names[1], KEEP)
+            asked.expire(self._names[1], POINTER_SECONDS)
             asked.wait(wanted, int(1000 * REPLICATED))
             _, count = await asked.execute()
         if count < wanted:
@@ -217,7 +217,9 @@ class RedisWriter:
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append all records in one script, which appends all of them or none."""
-        self._newest = await self._changed(APPEND, self._newest, self._floor, self._retention, KEEP, *records)
+        self._newest = await self._changed(
+            APPEND, self._newest, self._floor, self._retention, POINTER_SECONDS, *records
+        )
         return self._newest
 
     async def point(self, pointer: Pointer) -> None:
@@ -232,12 +234,12 @@ class RedisWriter:
         return bool(await self._run(KEEPS, f"{position}-0"))
 
     async def _changed(self, script: str, *args: Any) -> int:
-        if self._over is not None:
-            raise self._over
+        if self._failure is not None:
+            raise self._failure
         try:
             return _judged(await self._run(script, *args))
         except (FencedError, UnavailableError) as error:
-            self._over = error
+            self._failure = error
             self._former[self._key] = (self.epoch, max(self._newest, self._floor))
             raise
 
@@ -245,7 +247,7 @@ class RedisWriter:
         registered = self._client.register_script(script)
 
         async def attempt(seconds: float) -> Any:
-            async with said(self._place, seconds):
+            async with translated_errors(self._location, seconds):
                 return await registered(self._names, [self._token, *args])
 
         return await insisted(attempt)
@@ -258,11 +260,11 @@ class RedisWriter:
 class RedisReader:
     """A reader of streams in Redis; see :class:`~kvbus.parts.log.contract.Reader`."""
 
-    def __init__(self, place: RedisPlace, starts: Mapping[str, int], refused: Refused) -> None:
-        self._place = place
+    def __init__(self, location: RedisLocation, starts: Mapping[str, int], refused: Refused) -> None:
+        self._location = location
         self._refused = refused
         self._client: Redis | None = None
-        self._keys = {names(place, key)[0].encode(): key for key in starts}
+        self._keys = {names(location, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
         """The keys of lagging streams, in the order in which they are read.
@@ -292,9 +294,9 @@ class RedisReader:
             UnavailableError: the server refuses a request, or has not answered in time.
         """
         try:
-            async with said(self._place, seconds):
+            async with translated_errors(self._location, seconds):
                 if self._client is None:
-                    self._client = await connected(self._place)
+                    self._client = await connected(self._location)
                 yield self._client
         except UnavailableError:
             await self.close()
@@ -318,7 +320,7 @@ class RedisReader:
             block = None if some else max(1, int(1000 * seconds))
             try:
                 async with self.client(seconds + REQUEST) as client:
-                    taken: Any = await client.xread(wanted, MOST, block)
+                    taken: Any = await client.xread(wanted, MAX_RECORDS, block)
             except UnavailableError as error:
                 if error.reason != WRONG_TYPE:
                     raise
@@ -358,7 +360,7 @@ class RedisReader:
             await self._judge([name])
 
     def _of(self, name: bytes, records: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Entry]:
-        if len(records) == MOST:
+        if len(records) == MAX_RECORDS:
             self._behind[name] = None
             self._level[name] = -1
         for at, fields in records:
@@ -383,7 +385,7 @@ class RedisReader:
 
         If the key does not hold a Redis stream, return the number of all calls, because there are no records to read.
         """
-        name = names(self._place, key)[0].encode()
+        name = names(self._location, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]
 
     async def close(self) -> None:
@@ -397,11 +399,11 @@ class RedisLog:
     """A log in Redis; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: the servers, the database and the prefix of the key names.
+        location: the servers, the database and the prefix of the key names.
     """
 
-    def __init__(self, place: RedisPlace) -> None:
-        self._place = place
+    def __init__(self, location: RedisLocation) -> None:
+        self._location = location
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
         """By stream key: the epoch and the newest position of the last writer of this process that has failed.
@@ -411,9 +413,9 @@ class RedisLog:
 
     async def claim(self, key: str) -> RedisWriter:
         """Become the writer of a stream: store a new token and the next epoch in the stream's hash."""
-        async with said(self._place):
-            client = await connected(self._place)
-        writer = RedisWriter(self._place, client, key, self._former)
+        async with translated_errors(self._location):
+            client = await connected(self._location)
+        writer = RedisWriter(self._location, client, key, self._former)
         try:
             await writer.claim()
         except BaseException:
@@ -424,12 +426,12 @@ class RedisLog:
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Return the pointers from the hashes of all streams in the database, or the pointer of one stream."""
         found: dict[str, Pointer] = {}
-        async with said(self._place):
-            client = await connected(self._place)
+        async with translated_errors(self._location):
+            client = await connected(self._location)
         try:
             if key is not None:
                 return await self._pointers(client, [key])
-            async with contextlib.aclosing(seen(self._place, client, self.refused)) as groups:
+            async with contextlib.aclosing(seen(self._location, client, self.refused)) as groups:
                 async for keys in groups:
                     found.update(await self._pointers(client, keys))
         finally:
@@ -437,10 +439,10 @@ class RedisLog:
         return found
 
     async def _pointers(self, client: Redis, keys: Sequence[str]) -> dict[str, Pointer]:
-        async with said(self._place):
+        async with translated_errors(self._location):
             asked = client.pipeline(transaction=False)
             for key in keys:
-                asked.hmget(names(self._place, key)[1], "epoch", "seq", "position")
+                asked.hmget(names(self._location, key)[1], "epoch", "seq", "position")
             found: dict[str, Pointer] = {}
             for key, row in zip(keys, await asked.execute(raise_on_error=False), strict=True):
                 if is_of_wrong_type(row):
@@ -453,7 +455,7 @@ class RedisLog:
 
     async def read(self, starts: Mapping[str, int]) -> RedisReader:
         """Return a reader that reads all these streams over one connection."""
-        reader = RedisReader(self._place, starts, self.refused)
+        reader = RedisReader(self._location, starts, self.refused)
         try:
             async with reader.client() as client:
                 await client.ping()

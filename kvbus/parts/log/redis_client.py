@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 
 from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import FOREIGN_KEY, UNREACHABLE, WRONG_TYPE, Refused, UnavailableError
-from kvbus.parts.log.place import REQUEST, RedisPlace, probed, reason_of
+from kvbus.parts.log.location import REQUEST, RedisLocation, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 SENTINEL: Final = 2.0
@@ -56,7 +56,7 @@ class _Tls(SSLConnection):
         self.ssl_context.context = context
 
 
-async def connected(place: RedisPlace) -> Redis:
+async def connected(location: RedisLocation) -> Redis:
     """Return a client of the primary, with a single connection.
 
     The TLS and password files are read again for it. If Sentinels name the primary, the client stays connected to the
@@ -66,23 +66,23 @@ async def connected(place: RedisPlace) -> Redis:
         TlsFileError: a file cannot be used.
         UnavailableError, RedisError, OSError, TimeoutError: no Sentinel names the primary.
     """
-    if place.keys.sentinel is None:
-        ((host, port),) = place.addresses
+    if location.keys.sentinel is None:
+        ((host, port),) = location.addresses
     else:
-        host, port = await _primary(place, place.keys.sentinel)
-    return _client(place, host, port, place.keys.database)
+        host, port = await _primary(location, location.keys.sentinel)
+    return _client(location, host, port, location.keys.database)
 
 
-def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
-    context = place.tls()
+def _client(location: RedisLocation, host: str, port: int, database: int) -> Redis:
+    context = location.tls()
     options: dict[str, Any] = {} if context is None else {"connection_class": _Tls, "context": context}
     return Redis.from_pool(
         ConnectionPool(
             host=host,
             port=port,
             db=database,
-            username=place.keys.username,
-            password=place.password(),
+            username=location.keys.username,
+            password=location.password(),
             protocol=2,
             retry=Retry(NoBackoff(), 0),
             socket_timeout=None,
@@ -93,15 +93,15 @@ def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
     )
 
 
-async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
+async def _primary(location: RedisLocation, name: str) -> tuple[str, int]:
     """Return the address of the primary, from the first Sentinel that knows it.
 
     ``name`` is the name under which the Sentinels know the primary.
     """
     unknown: Exception | None = None
     wrong: Exception | None = None
-    for host, port in place.addresses:
-        client = _client(place, host, port, 0)
+    for host, port in location.addresses:
+        client = _client(location, host, port, 0)
         try:
             async with asyncio.timeout(SENTINEL):
                 found: Any = await client.sentinel_get_master_addr_by_name(name)
@@ -133,7 +133,7 @@ def _known(error: BaseException) -> tuple[str, str] | None:
 
 
 @contextlib.asynccontextmanager
-async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
+async def translated_errors(location: RedisLocation, seconds: float = REQUEST) -> AsyncIterator[None]:
     """Run the body of an ``async with`` statement for up to ``seconds``, and convert errors of redis-py.
 
     Each error becomes the UnavailableError of kvbus's logs.
@@ -148,7 +148,7 @@ async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[Non
     except (exceptions.RedisError, TlsFileError, OSError, TimeoutError) as error:
         found = _named(error)
         if found.reason == UNREACHABLE:
-            found = await probed(place, "redis") or found
+            found = await probed(location, "redis") or found
         raise found from error
 
 
@@ -157,29 +157,29 @@ def is_of_wrong_type(answer: object) -> bool:
     return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
-def names(place: RedisPlace, key: str) -> list[str]:
+def names(location: RedisLocation, key: str) -> list[str]:
     """Return the names of the two keys of a stream: the Redis stream with its records, and the hash with its pointer.
 
     The braces in the names make a Redis cluster keep the two keys on one server.
     """
-    records = f"{place.keys.prefix}:{{{key}}}"
+    records = f"{location.keys.prefix}:{{{key}}}"
     return [records, f"{records}:pointer"]
 
 
-async def seen(place: RedisPlace, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
+async def seen(location: RedisLocation, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
     """Scan the database, and yield the keys of kvbus's streams that have a pointer, in groups.
 
     The same key may be yielded twice.
 
     Args:
-        place: the prefix of the key names.
+        location: the prefix of the key names.
         client: the connection.
         refused: a list to which the names are added that are not the key of a stream.
     """
-    before, behind = names(place, "*")[1].split("*")
+    before, behind = names(location, "*")[1].split("*")
     cursor: int | None = None
     while cursor != 0:
-        async with said(place):
+        async with translated_errors(location):
             scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, "hash")
         cursor, found = scanned
         keys = [name.decode(errors="backslashreplace").removeprefix(before).removesuffix(behind) for name in found]

@@ -22,7 +22,7 @@ from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
-from kvbus.core.numbered import LAST
+from kvbus.core.log_relay import LAST
 from kvbus.core.outputs.stream import Transfer
 from kvbus.parts.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer
 from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE
@@ -161,7 +161,7 @@ class _State:
     reason: str
 
 
-class _Gone:
+class _StreamEnd:
     """An item in the queue that stands for the end of the stream. All batches of the stream are before it."""
 
 
@@ -169,33 +169,39 @@ class Appender:
     """The writer of one stream to a log, from the stream's first state to its end.
 
     Args:
-        place: the log.
+        target: the log.
         stream: the names of the stream in the log.
         config: the output's configuration.
         services: the daemon's counters, functions and limits for this driver.
-        asks: the event with which the appender requests the stream's state from the relay. The relay answers with a
-            call of :meth:`state`. It does not answer while it cannot give the state.
+        subscription: the event with which the appender requests the stream's state from the relay. The relay answers
+            with a call of :meth:`state`. It does not answer while it cannot give the state.
         state_every: seconds after which the state is appended again.
     """
 
     def __init__(
-        self, place: Log, stream: Stream, config: OutputConfig, services: Services, asks: Subscribed, state_every: float
+        self,
+        target: Log,
+        stream: Stream,
+        config: OutputConfig,
+        services: Services,
+        subscription: Subscribed,
+        state_every: float,
     ) -> None:
-        self._log = place
+        self._log = target
         self._stream = stream
         self._config = config
         self._stats = stats = services.stats
         self._feed = services.feed
-        self._asks = asks
+        self._subscription = subscription
         self._due = StateDue(state_every, asyncio.get_running_loop().time())
         self._others_pause = state_every + OVERDUE + LEASE_TTL
         """Maximum number of seconds after which another writer of this stream, if it is running, replaces the pointer.
 
         A writer replaces the stream's pointer with each state that it appends.
         """
-        self._fresh: deque[Publish | _State | _Gone] = deque()
+        self._fresh: deque[Publish | _State | _StreamEnd] = deque()
         """Batches, states and the end of the stream that were queued since the last :meth:`flush`."""
-        self._queue: deque[Publish | _State | _Gone] = deque()
+        self._queue: deque[Publish | _State | _StreamEnd] = deque()
         self._in_flight: list[Publish] = []
         self._wake = asyncio.Event()
         self._shown = True
@@ -284,7 +290,7 @@ class Appender:
 
     def retire(self) -> None:
         """Append the queued items and the end of the stream, and then stop writing the stream for good."""
-        self._fresh.append(_Gone())
+        self._fresh.append(_StreamEnd())
         self.close(FAREWELL)
 
     def _hide(self) -> None:
@@ -304,14 +310,14 @@ class Appender:
         self._stats.states_overdue += self._overdue - before
 
     def _end(self) -> None:
-        self._let_go(CLOSED)
+        self._drop_all(CLOSED)
         self._task.cancel()
 
     def _drop(self, reason: str, command: Publish) -> None:
         self._stats.dropped_batches[reason] += 1
         self._stats.dropped_events[reason] += command.events
 
-    def _let_go(self, reason: str) -> None:
+    def _drop_all(self, reason: str) -> None:
         """Drop all waiting items. Count their batches as dropped for ``reason``."""
         for item in (*self._in_flight, *self._queue, *self._fresh):
             if isinstance(item, Publish):
@@ -433,7 +439,7 @@ class Appender:
             self._stats.refused[error.reason] += 1
 
     def _lose(self, reason: str) -> None:
-        self._let_go(reason)
+        self._drop_all(reason)
         self._asked = False
         if self._config.on_subscribe == "state":
             self._missing, self._reason = "lost", reason
@@ -455,7 +461,7 @@ class Appender:
                 item = self._queue[0]
                 if isinstance(item, _State):
                     await self._append_state(writer, item)
-                elif isinstance(item, _Gone):
+                elif isinstance(item, _StreamEnd):
                     await self._append(writer, [write(self._record(writer, Kind.GONE))])
                     self._queue.popleft()
                 else:
@@ -494,7 +500,7 @@ class Appender:
         due = self._config.on_subscribe == "state" and self._due.due(now) and not self._coming
         if ((self._missing and not self._queue) or due) and now >= self._ask_at:
             self._asked, self._ask_at = True, now + ASK_AGAIN
-            self._feed(self._asks)
+            self._feed(self._subscription)
 
     async def _append_batches(self, writer: Writer) -> None:
         """Append the batches at the beginning of the queue together, up to the limits of one append."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvbus.config import OutputConfig
 from kvbus.parts.log.kafka import KafkaLog
-from kvbus.parts.log.place import place_of
+from kvbus.parts.log.location import location_of
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.log_output import LogOutput
 
@@ -22,4 +22,4 @@ class KafkaOutput(LogOutput):
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
-        super().__init__(output, config, services, KafkaLog(place_of(config)))
+        super().__init__(output, config, services, KafkaLog(location_of(config)))

@@ -26,18 +26,18 @@ class LogOutput:
         output: the output's index in the configuration.
         config: the output's configuration.
         services: the daemon's counters, functions and limits for this driver.
-        place: the log.
+        target: the log.
     """
 
     queue_max = 0
     behind_seconds = 0.0
 
-    def __init__(self, output: int, config: OutputConfig, services: Services, place: Log) -> None:
+    def __init__(self, output: int, config: OutputConfig, services: Services, target: Log) -> None:
         keys = config.log or LogKeys()
         self._output = output
         self._config = config
         self._services = services
-        self._log = place
+        self._log = target
         self._cluster = keys.cluster
         self._state_every = keys.state_every
         self._open: dict[int, Appender] = {}
@@ -50,8 +50,8 @@ class LogOutput:
         """
         del policy  # not needed, because the broker decides which clients may read
         named = stream_of(self._cluster, topic, stream)
-        asks = Subscribed(self._output, stream, (READER,))
-        self._open[stream] = Appender(self._log, named, self._config, self._services, asks, self._state_every)
+        subscription = Subscribed(self._output, stream, (READER,))
+        self._open[stream] = Appender(self._log, named, self._config, self._services, subscription, self._state_every)
 
     def publish(self, command: Publish) -> None:
         """Queue one batch for the log."""

@@ -6,8 +6,8 @@ The extra ``nats`` is required.
 from __future__ import annotations
 
 from kvbus.config import OutputConfig
+from kvbus.parts.log.location import location_of
 from kvbus.parts.log.nats import NatsLog
-from kvbus.parts.log.place import place_of
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.log_output import LogOutput
 
@@ -22,4 +22,4 @@ class NatsOutput(LogOutput):
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
-        super().__init__(output, config, services, NatsLog(place_of(config)))
+        super().__init__(output, config, services, NatsLog(location_of(config)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvbus.config import OutputConfig
-from kvbus.parts.log.place import place_of
+from kvbus.parts.log.location import location_of
 from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.log_output import LogOutput
@@ -19,4 +19,4 @@ class RedisOutput(LogOutput):
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
-        super().__init__(output, config, services, RedisLog(place_of(config)))
+        super().__init__(output, config, services, RedisLog(location_of(config)))

@@ -375,8 +375,8 @@ class Anonymizer:
         The payload may be a batch or any other bytes.
         """
         out = bytearray()
-        whole, at = self._read(payload, out)
-        self.unreadable += not (whole and at == len(payload))
+        complete, at = self._read(payload, out)
+        self.unreadable += not (complete and at == len(payload))
         out += self._names.octets(payload[at:])
         return bytes(out)
 

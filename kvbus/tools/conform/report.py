@@ -55,8 +55,8 @@ class Clause:
 
 def clause(number: str, title: str) -> Clause:
     """Return the clause with a number such as ``4.3`` and a title."""
-    section, _, place = number.partition(".")
-    return Clause((int(section), int(place)), title)
+    section, _, position = number.partition(".")
+    return Clause((int(section), int(position)), title)
 
 
 @dataclass(frozen=True, slots=True)

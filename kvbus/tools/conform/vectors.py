@@ -68,7 +68,7 @@ class Vector(msgspec.Struct, frozen=True):
         title: description of the messages.
         live: messages as a SUB socket receives them.
         view: the live blocks after the last message of ``live`` and, if there is one, the answer ``replay``.
-        asks: highest seq at which a correct replay request may begin; None if no batch is missing.
+        replay_from: highest seq at which a correct replay request may begin; None if no batch is missing.
         replay: messages that a DEALER socket receives after ``live``, as the answer to a replay request from seq 0.
     """
 
@@ -76,7 +76,7 @@ class Vector(msgspec.Struct, frozen=True):
     title: str
     live: list[Frames]
     view: list[Block]
-    asks: int | None = None
+    replay_from: int | None = None
     replay: list[Frames] = []
 
 
@@ -108,10 +108,10 @@ VECTORS: Final[dict[str, Vector]] = {
     "duplicate-number": Vector(["3.5"], "A batch that was applied is not applied again",
                                [ONE, message(1, removed(1)), ONE], []),
     "gap": Vector(["3.4", "4.1", "4.2"], "A missing batch is requested, and the replay has it",
-                  [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), asks=1,
+                  [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), replay_from=1,
                   replay=answer(ONE, message(1, stored(2, parent=1)), message(2, stored(3, parent=2)))),
     "gap-old-framing": Vector(["4.2"], "A replay answer of vLLM before 0.26 has no topic frame",
-                              [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), asks=1,
+                              [ONE, message(2, stored(3, parent=2))], gpu(1, 2, 3), replay_from=1,
                               replay=[[b"", *ONE[1:]], [b"", *message(1, stored(2, parent=1))[1:]],
                                       [b"", *message(2, stored(3, parent=2))[1:]], [b"", END_SEQ, b""]]),
     "no-rank": Vector(["6.1"], "The rank may be null", [message(0, stored(1), rank=None)], gpu(1)),

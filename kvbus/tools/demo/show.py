@@ -213,11 +213,11 @@ def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs:
         glyphs: the signs (symbols) that the terminal can show.
     """
     rows = [row for row in rows if row.blocks is not None]
-    said = []
+    lines = []
     for row in rows:
         if row.direct or row.wrong:
             who = "Without kvbus, a router" if row.direct else row.name
-            said.append(f"{who} has {row.missing:,} blocks missing and {row.dead:,} dead blocks.")
+            lines.append(f"{who} has {row.missing:,} blocks missing and {row.dead:,} dead blocks.")
     names = [row.name for row in rows if not row.direct]
     have = f"{' and '.join(names)} {'holds' if len(names) == 1 else 'hold'}"
     last, colour = {
@@ -225,7 +225,7 @@ def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs:
         False: ("NOT EXACT: a router behind kvbus differs from the engines' caches.", "red"),
         None: ("No verdict: the demo was ended while kvbus was down, or before an engine had a block.", "yellow"),
     }[exact]
-    body = Group(_routers(rows, glyphs), Text(), *said, Text(last, f"{colour} bold"))
+    body = Group(_routers(rows, glyphs), Text(), *lines, Text(last, f"{colour} bold"))
     return panel(body, "verdict: each router against the engines' own caches", colour)
 
 

@@ -209,11 +209,11 @@ class Router:
         if not self.views:
             return Row(self.name, self.direct)
         have = {(engine.name, *block) for engine in engines for block in engine.blocks}
-        held = {
+        blocks = {
             (name, it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash)
             for name, view in self.views.items() for it in view
         }  # fmt: skip
-        return Row(self.name, self.direct, len(held), len(have - held), len(held - have))
+        return Row(self.name, self.direct, len(blocks), len(have - blocks), len(blocks - have))
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start the router without blocks, and follow all its streams."""

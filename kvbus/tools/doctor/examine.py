@@ -170,8 +170,8 @@ class _Examination:
         )
         await self._outputs(keys, running, looked)
         if bus is not None and bus.runs:
-            said = frozenset(finding.key for finding in report.findings)
-            report.merge(buses.judge(bus, keys=said))
+            found = frozenset(finding.key for finding in report.findings)
+            report.merge(buses.judge(bus, keys=found))
         return report
 
     async def _bus(self) -> tuple[Bus | None, bool | None]:

@@ -98,7 +98,7 @@ def coloured(out: TextIO) -> bool:
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-class Line:
+class StatusLine:
     """A status line on a terminal. Each call of `show` replaces it. Nothing is written to a file or a pipe."""
 
     def __init__(self, out: TextIO) -> None:
@@ -118,7 +118,7 @@ class Line:
             self._out.flush()
 
 
-class Waiting(Line):
+class Waiting(StatusLine):
     """A status line that names an endpoint whose probe has not ended yet, so that the user sees why doctor waits."""
 
     def __init__(self, out: TextIO) -> None:
@@ -126,9 +126,9 @@ class Waiting(Line):
         self._open: dict[str, None] = {}
         self._done = 0
 
-    def __call__(self, what: str, over: bool) -> None:
-        """Record that the probe of the endpoint ``what`` begins or, with ``over``, has ended. Then update the line."""
-        if over:
+    def __call__(self, what: str, done: bool) -> None:
+        """Record that the probe of the endpoint ``what`` begins or, with ``done``, has ended. Then update the line."""
+        if done:
             self._open.pop(what, None)
             self._done += 1
         else:

@@ -13,7 +13,7 @@ from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.finding import Finding
 from kvbus.daemon.files import look
 from kvbus.daemon.keys import Keys
-from kvbus.state.place import unusable
+from kvbus.state.directory import unusable
 from kvbus.transport.sockets import check_library
 
 

@@ -20,7 +20,7 @@ from kvbus.core.findings.finding import Finding
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES, Profile, needs
 from kvbus.parts.log.contract import UNREACHABLE, WRONG_TYPE, UnavailableError
-from kvbus.parts.log.place import place_of
+from kvbus.parts.log.location import location_of
 from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.tools.doctor.machine import holder
 from kvbus.tools.doctor.probes import NEWEST, local
@@ -116,7 +116,7 @@ async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Fi
 
     The check writes nothing, because a write would take the streams from the running writer.
     """
-    where = place_of(output).servers
+    where = location_of(output).servers
     try:
         async with asyncio.timeout(timeout):
             return [], await LOOKS[output.type](output)
@@ -143,27 +143,28 @@ async def _kafka(output: OutputConfig) -> str:
     from kvbus.parts.log.kafka import KafkaLog  # noqa: PLC0415 - an extra
     from kvbus.parts.log.kafka_client import cause  # noqa: PLC0415 - an extra
 
-    place = place_of(output)
-    wrong = await cause(place)
+    location = location_of(output)
+    wrong = await cause(location)
     if wrong is not None:
         raise wrong
-    return f"{place.servers} has both topics, and {len(await KafkaLog(place).pointers())} streams in {place.topic}"
+    streams = len(await KafkaLog(location).pointers())
+    return f"{location.servers} has both topics, and {streams} streams in {location.topic}"
 
 
 async def _nats(output: OutputConfig) -> str:
     from kvbus.parts.log.nats import NatsLog  # noqa: PLC0415 - an extra
 
-    place = place_of(output)
-    log = NatsLog(place)
+    location = location_of(output)
+    log = NatsLog(location)
     await (await log.read({})).close()
-    return f"{place.servers} has both streams, and {len(await log.pointers())} of kvbus's in {place.keys.stream}"
+    return f"{location.servers} has both streams, and {len(await log.pointers())} of kvbus's in {location.keys.stream}"
 
 
 async def _redis(output: OutputConfig) -> str:
     from kvbus.parts.log.redis import RedisLog  # noqa: PLC0415 - an extra
 
-    place = place_of(output)
-    return f"{place.servers} has {len(await RedisLog(place).pointers())} streams under {place.keys.prefix}"
+    location = location_of(output)
+    return f"{location.servers} has {len(await RedisLog(location).pointers())} streams under {location.keys.prefix}"
 
 
 LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
@@ -279,10 +280,10 @@ class OutputProber:
                     # Report no problem. Only routers have keys for this port, so doctor cannot connect.
                     return [], f"{endpoint} {outcome.mechanism}"
                 return [outcome.finding(self._at, name)], ""
-            said = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
-            if kind == "ROUTER" and not said and name == "replay_endpoint":
+            answer = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
+            if kind == "ROUTER" and not answer and name == "replay_endpoint":
                 return [catalogue.OUR_REPLAY_SILENT(**facts)], ""
-            return [], f"{endpoint} {outcome.socket_type}{said}"
+            return [], f"{endpoint} {outcome.socket_type}{answer}"
 
     def _as_client(self) -> Curve | None:
         return None if self._output.bind else self._curve

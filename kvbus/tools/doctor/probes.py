@@ -22,7 +22,7 @@ from kvbus.core.events import BatchReceived, SourcesNamed
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.source import Source
-from kvbus.core.source_spec import Place, SourceSpec
+from kvbus.core.source_spec import SourceLocation, SourceSpec
 from kvbus.core.types import Hash, Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import value
@@ -63,12 +63,12 @@ class Heard:
         spec: the specification of the source, as the daemon would use it. The summary does not use the source's replay
             and snapshot endpoints.
         limits: limits on the frames, bytes and events of a message.
-        place: position of the source in the configuration.
+        location: position of the source in the configuration.
     """
 
-    def __init__(self, spec: SourceSpec, limits: FrameLimits, place: Place) -> None:
+    def __init__(self, spec: SourceSpec, limits: FrameLimits, location: SourceLocation) -> None:
         self._relay = Relay([structs.replace(spec, replay=False, snapshot=False)], [], limits)
-        self._relay.handle(SourcesNamed({0: place}), 0.0)
+        self._relay.handle(SourcesNamed({0: location}), 0.0)
         self._limits = limits
         self.topics: Counter[bytes] = Counter()
         self.batches: dict[int, int] = {}
@@ -267,14 +267,14 @@ class Prober:
 
     async def look(self, stream: SourceStream) -> Looked:
         """Probe the endpoints of one publisher in parallel, and return the results."""
-        place = Place(f"sources[{stream.source_index}]", stream.endpoint)
-        looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames, place))
-        over = asyncio.get_running_loop().time() + self._timeout
+        location = SourceLocation(f"sources[{stream.source_index}]", stream.endpoint)
+        looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames, location))
+        end = asyncio.get_running_loop().time() + self._timeout
         heard = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._live(looked, heard))
             if stream.replay_endpoint is not None:
-                tasks.create_task(self._replay(looked, stream.replay_endpoint, heard, over))
+                tasks.create_task(self._replay(looked, stream.replay_endpoint, heard, end))
             if stream.snapshot_endpoint is not None:
                 tasks.create_task(self._snapshot(looked, stream.snapshot_endpoint))
         return looked
@@ -323,7 +323,7 @@ class Prober:
         except BindError as error:
             looked.taken = error.reason
 
-    async def _replay(self, looked: Looked, endpoint: str, heard: asyncio.Event, over: float) -> None:
+    async def _replay(self, looked: Looked, endpoint: str, heard: asyncio.Event, end: float) -> None:
         async with self._dial(looked, endpoint, Role.DEALER) as dialled:
             looked.replay = dialled.outcome
             if dialled.connection is None or dialled.outcome.socket_type != "ROUTER":
@@ -335,7 +335,7 @@ class Prober:
             start = NEWEST if newest is None else max(newest - REACH, 0)
             looked.answer = answer = Answer(0 if self._history else start)
             with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
-                async with asyncio.timeout_at(over):
+                async with asyncio.timeout_at(end):
                     await dialled.connection.send(*replay_request(answer.start))
                     await self._read(dialled.connection, answer, looked.heard)
 

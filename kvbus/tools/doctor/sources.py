@@ -78,9 +78,9 @@ class SourceJudge:
 
     def _connections(self) -> Iterator[Finding]:
         failed = [looked for looked in self.ranks if looked.live is not None and looked.live.stop is not Stop.OPEN]
-        there = [looked for looked in self.ranks if looked not in failed]
-        if failed and there and all(_stop(looked) is Stop.REFUSED for looked in failed) and not self._source.bind:
-            yield self._missing_ranks(failed, there)
+        connected = [looked for looked in self.ranks if looked not in failed]
+        if failed and connected and all(_stop(looked) is Stop.REFUSED for looked in failed) and not self._source.bind:
+            yield self._missing_ranks(failed, connected)
         else:
             seen: set[Stop] = set()
             for looked in failed:
@@ -90,10 +90,10 @@ class SourceJudge:
         for looked in self.ranks:
             yield from self._bound(looked) if self._source.bind else self._type(looked)
 
-    def _missing_ranks(self, failed: Sequence[Looked], there: Sequence[Looked]) -> Finding:
+    def _missing_ranks(self, failed: Sequence[Looked], connected: Sequence[Looked]) -> Finding:
         names = ", ".join(str(looked.stream.rank) for looked in failed)
         where = f"{failed[0].stream.endpoint}{' and other ports' if len(failed) > 1 else ''}"
-        facts = {"ranks": names, "size": len(self.ranks), "endpoint": where, "there": len(there)}
+        facts = {"ranks": names, "size": len(self.ranks), "endpoint": where, "there": len(connected)}
         return catalogue.RANKS_MISSING(at=self._at, **facts)
 
     def _no_connection(self, looked: Looked, alike: Sequence[Looked]) -> Finding:
@@ -138,7 +138,7 @@ class SourceJudge:
 
     def _rank_count(self) -> Iterator[Finding]:
         size = self._source.data_parallel_size
-        said = {rank for looked in self.ranks for rank in looked.heard.ranks}
+        published = {rank for looked in self.ranks for rank in looked.heard.ranks}
         beyond = self.beyond
         if beyond is not None and beyond.live is not None and beyond.live.socket_type in PUBLISHERS:
             yield catalogue.MORE_RANKS_PERHAPS(at=self._at, endpoint=beyond.stream.endpoint, rank=size)
@@ -149,8 +149,8 @@ class SourceJudge:
                     facts = {"theirs": min(theirs), "ours": ours, "endpoint": looked.stream.endpoint}
                     yield catalogue.RANK_SHIFTED(at=self._at, **facts)
                     return
-            if said and max(said) >= size:
-                yield catalogue.RANK_OUT_OF_RANGE(at=self._at, rank=max(said), size=size)
+            if published and max(published) >= size:
+                yield catalogue.RANK_OUT_OF_RANGE(at=self._at, rank=max(published), size=size)
 
     # -- the replay --------------------------------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ _REASONS: Final = (
 )
 
 
-KEPT: Final = 120
+MAX_MOMENTS: Final = 120
 """Maximum number of moments (states of a bus) that a history keeps."""
 
 RATE_OVER: Final = 5
@@ -173,7 +173,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.moments: deque[Moment] = deque(maxlen=KEPT)
+        self.moments: deque[Moment] = deque(maxlen=MAX_MOMENTS)
 
     def add(self, moment: Moment) -> None:
         """Append the newest moment. If the bus has restarted, delete all older moments first."""

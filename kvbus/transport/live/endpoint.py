@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kvbus.common.errors import BindError
 from kvbus.transport.live.ring import Share
-from kvbus.transport.live.states import StatePlaces
+from kvbus.transport.live.states import StateSlots
 
 log = logging.getLogger("kvbus.outputs")
 
@@ -66,8 +66,8 @@ class Shared(NamedTuple):
 
     Attributes:
         share: the byte limit for the recent batches that all streams together keep for slow routers.
-        places: the scheduler that limits how many states are sent at the same time.
+        state_slots: the scheduler that limits how many states are sent at the same time.
     """
 
     share: Share
-    places: StatePlaces
+    state_slots: StateSlots

@@ -23,8 +23,8 @@ from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.endpoint import Endpoint, Shared, reopening
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.router import RouterState, shown_topics
-from kvbus.transport.live.states import StatePlaces
-from kvbus.transport.live.stream import LEFT, LivePublisher
+from kvbus.transport.live.states import StateSlots
+from kvbus.transport.live.stream import MAX_LEFT_ROUTERS, LivePublisher
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 
 log = logging.getLogger("kvbus.outputs")
@@ -88,8 +88,8 @@ class Hub:
         self._members: dict[int, _Member] = {}
         self._ended: set[int] = set()
         """Ids of peers whose endpoint was closed, but whose connections have not ended yet."""
-        self._left: deque[RouterView] = deque(maxlen=LEFT)
-        self.shared = Shared(Share(send_bytes), StatePlaces())
+        self._left: deque[RouterView] = deque(maxlen=MAX_LEFT_ROUTERS)
+        self.shared = Shared(Share(send_bytes), StateSlots())
         """The byte limit for recent batches and the scheduler of states, which the streams of this hub share."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Hub:
             member.streams.pop(slot, None)
         if not self._streams:
             self._end(linger)
-            self.shared.places.close()
+            self.shared.state_slots.close()
 
     def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
         """Disconnect every router, and open the endpoint again with the new function ``open_endpoint``."""
@@ -198,7 +198,7 @@ class Hub:
         First check whether it can get a state that it waits for. Then serve the streams that it reads, each time
         beginning with another stream.
         """
-        self.shared.places.look_soon()
+        self.shared.state_slots.look_soon()
         member = self._members[peer.id]
         streams = list(member.streams.values())
         member.turn = (member.turn + 1) % max(1, len(streams))

@@ -119,7 +119,7 @@ class Router:
         self.state_sent_at: float | None = None
         self.group = 0
         """Number of the state transfer that the router receives. Routers that share a transfer have the same number."""
-        self.in_slow_place = False
+        self.in_slow_slot = False
         self.has_asked = False
         """Whether a replay was requested from the router's address since the router last began to wait for a state."""
 

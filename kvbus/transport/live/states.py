@@ -1,9 +1,9 @@
 """Schedule the sending of states, so that routers can share a state and slow routers do not delay other routers.
 
 A state is a snapshot of the live blocks of a stream. While kvbus sends a state, it keeps a frozen copy of the index in
-memory. So only a few states are sent at the same time, and each of them occupies a place. A router that needs more than
-:data:`SLOW_AFTER` seconds for its state counts as slow, and slow routers have separate places. The streams of one
-endpoint share the places, and a router gets the state of only one stream at a time.
+memory. So only a few states are sent at the same time, and each of them occupies a slot. A router that needs more than
+:data:`SLOW_AFTER` seconds for its state counts as slow, and slow routers have separate slots. The streams of one
+endpoint share the slots, and a router gets the state of only one stream at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GATHER: Final = 0.05
 In this time other routers can join to share the state, and further subscriptions of the router can arrive.
 """
 
-PLACES: Final = 2
+MAX_STATES: Final = 2
 """Maximum number of states that are sent at the same time to fast routers.
 
 The same number of states can be sent at the same time to slow routers.
@@ -48,10 +48,10 @@ class Stream(Protocol):
         """Stop sending a router its state. The router then waits for a new state."""
 
 
-class StatePlaces:
+class StateSlots:
     """The scheduler of states at one endpoint. It limits how many states are sent at the same time.
 
-    Each state that is being sent occupies one of a limited number of places. Waiting routers get the free places.
+    Each state that is being sent occupies one of a limited number of slots. Waiting routers get the free slots.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,11 @@ class StatePlaces:
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
-        """Record that these routers begin to receive one state. It occupies one of the limited number of places."""
+        """Record that these routers begin to receive one state. It occupies one of the limited number of slots."""
         self._groups += 1
         for router in routers:
             router.group = self._groups
-            router.in_slow_place = router.peer.id in self._slow_peers
+            router.in_slow_slot = router.peer.id in self._slow_peers
         if routers:
             self._schedule()
 
@@ -125,19 +125,19 @@ class StatePlaces:
     def _find_slow(self, now: float) -> None:
         """Let routers that have received a state for more than :data:`SLOW_AFTER` seconds count as slow.
 
-        Their states then occupy places for slow routers. If these places are taken, the routers must wait for a new
+        Their states then occupy slots for slow routers. If these slots are taken, the routers must wait for a new
         state.
         """
         groups = list(self.under_way.values())
-        slow = sum(routers[0].in_slow_place for routers in groups)
+        slow = sum(routers[0].in_slow_slot for routers in groups)
         for routers in groups:
-            if routers[0].in_slow_place or now - (routers[0].state_sent_at or now) <= SLOW_AFTER:
+            if routers[0].in_slow_slot or now - (routers[0].state_sent_at or now) <= SLOW_AFTER:
                 continue
             slow += 1
             for router in routers:
                 self._slow_peers.add(router.peer.id)
-                router.in_slow_place = True
-                if slow > PLACES:
+                router.in_slow_slot = True
+                if slow > MAX_STATES:
                     self.streams[router.stream].restart(router)
 
     def _give_places(self) -> None:
@@ -148,7 +148,7 @@ class StatePlaces:
         groups = self.under_way if waiting else {}
         for slow in (False, True):
             for stream in waiting:
-                if sum(routers[0].in_slow_place == slow for routers in groups.values()) >= PLACES:
+                if sum(routers[0].in_slow_slot == slow for routers in groups.values()) >= MAX_STATES:
                     break
                 receiving = {router.peer.id for routers in groups.values() for router in routers}
                 ready = [

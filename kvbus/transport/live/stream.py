@@ -26,7 +26,7 @@ from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.endpoint import Endpoint, Shared
 from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, Routers, RouterState, host_of, say
-from kvbus.transport.live.states import StatePlaces
+from kvbus.transport.live.states import StateSlots
 from kvbus.transport.sender import QUANTUM, Sender, Session
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
@@ -34,7 +34,7 @@ from kvbus.transport.zmtp.wire import MORE, encode_message, head
 RECENT: Final = 60.0
 """Seconds for which a state that kvbus has sent to a router also answers a replay request of the router."""
 
-LEFT: Final = 100
+MAX_LEFT_ROUTERS: Final = 100
 """Maximum number of disconnected routers that the status for operators shows."""
 
 UNSENT: Final = 256 * 1024
@@ -115,8 +115,8 @@ class LivePublisher:
         self.ring.give_up = lambda: self._pass_by(self.ring.pop())
 
         self.routers = Routers(output, stats)
-        self.left = deque(maxlen=LEFT) if left is None else left
-        self._places = StatePlaces() if shared is None else shared.places
+        self.left = deque(maxlen=MAX_LEFT_ROUTERS) if left is None else left
+        self._places = StateSlots() if shared is None else shared.state_slots
         self._closed = False
         self._endpoint = open_endpoint(self)
         self._places.streams[stream] = self
@@ -251,7 +251,7 @@ class LivePublisher:
     def restart(self, router: Router) -> None:
         """Drop all batches queued for a router, and let it wait for a new state of the stream.
 
-        The router has lost batches, or another router needs its place among the states that are being sent.
+        The router has lost batches, or another router needs its slot among the states that are being sent.
         """
         if router.position is not None and router.position < self.ring.end:
             rest = self.ring.end - router.position
@@ -468,13 +468,15 @@ class LivePublisher:
             requester: the connection of the replay request.
         """
         host = host_of(requester)
-        there = [
+        candidates = [
             router
             for router in self.routers
             if router.state is not RouterState.IDLE and router.peer.key == requester.key and router.host == host
         ]
-        claimed = bool(host) and len(there) == 1 and not there[0].has_asked and self._brings_state(there[0])
-        for router in there:
+        claimed = (
+            bool(host) and len(candidates) == 1 and not candidates[0].has_asked and self._brings_state(candidates[0])
+        )
+        for router in candidates:
             router.has_asked = True
         return claimed
 

@@ -30,7 +30,7 @@ CHECK: Final = 5.0
 ACCEPTS: Final = 16
 """Maximum number of connections that a listener accepts in one iteration of the event loop."""
 
-REST: Final = 0.1
+PAUSE_SECONDS: Final = 0.1
 """Seconds until a listener accepts again after the operating system had no resources for another connection."""
 
 RESERVE: Final = 64
@@ -192,7 +192,7 @@ class Endpoint:
             await self.loop.connect_accepted_socket(lambda: peer, connected)
         except OSError as error:  # the connection has ended in the meantime
             connected.close()
-            if not peer.over.done():
+            if not peer.ended.done():
                 peer.connection_lost(error)
 
     def refuse(self, reason: str, address: str, detail: str = "") -> None:
@@ -313,7 +313,7 @@ class Listener(Endpoint):
                     continue  # the connection ended before it was accepted
                 # the listening socket stays readable, so without a pause the event loop would try again all the time
                 self.loop.remove_reader(self._bound.socket.fileno())
-                self._again = self.loop.call_later(REST, self._listen)
+                self._again = self.loop.call_later(PAUSE_SECONDS, self._listen)
                 self.refuse(Reason.NO_DESCRIPTOR, "")
                 return
             self._take(connected)
@@ -393,7 +393,7 @@ class Dialler(Endpoint):
             connected = await self._dial()
             peer = None if connected is None else self.start(connected, accepting=False)
             if peer is not None:
-                await peer.over
+                await peer.ended
                 if peer.is_open:
                     wait = FIRST
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - so that many do not dial at once

@@ -116,7 +116,7 @@ class Peer(asyncio.BufferedProtocol):
         self.rewrite: Callable[[bytes], bytes] | None = None
         self.reason: str | None = None
         self.detail = ""
-        self.over: asyncio.Future[None] = endpoint.loop.create_future()
+        self.ended: asyncio.Future[None] = endpoint.loop.create_future()
 
         self._endpoint = endpoint
         self._socket = connected
@@ -263,8 +263,8 @@ class Peer(asyncio.BufferedProtocol):
         """Tell the endpoint that the connection has ended."""
         if self.reason is None:
             self.reason = Reason.BROKEN if exc is not None else Reason.LEFT
-        if not self.over.done():  # a cancelled task may have cancelled this future
-            self.over.set_result(None)
+        if not self.ended.done():  # a cancelled task may have cancelled this future
+            self.ended.set_result(None)
         self._endpoint.lost(self, self.reason)
 
     # -- decoding ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import BLOCK_SIZE, Adapter, AdapterError
 from kvbus.tools.conform.router.cases import CASES, as_arrays
 from kvbus.tools.conform.router.play import Player, Settings, judge
-from kvbus.tools.conform.router.views import MASK, Held, Known, View
+from kvbus.tools.conform.router.views import MASK, HeldBlock, Known, View
 from tests.conform.results import store
 from tests.interop import kinds, vllm_router
 from tests.interop.cache import Block
@@ -78,7 +78,7 @@ class OfKind(Adapter):
             held = await self._router.held(asked)
         except (AssertionError, ConnectionError) as error:
             raise AdapterError(f"the router ended: {str(error)[-200:]}", crashed=True) from error
-        return View(frozenset(Held(block & MASK) for block in held), by_prefix=self._by_prefix)
+        return View(frozenset(HeldBlock(block & MASK) for block in held), by_prefix=self._by_prefix)
 
     async def stop(self) -> None:
         if self._router is not None:
@@ -113,7 +113,7 @@ class OfIndexer(Adapter):
         for entry in dump.get(f"{MODEL}:default", {}).get("events", []):
             medium = TIERS.get(entry["storage_tier"])
             for block in entry["event"]["data"]["stored"]["blocks"]:
-                held.add(Held(block["block_hash"] & MASK, medium, None, entry["event"]["dp_rank"]))
+                held.add(HeldBlock(block["block_hash"] & MASK, medium, None, entry["event"]["dp_rank"]))
         return View(frozenset(held), frozenset({"medium", "rank"}))
 
     async def stop(self) -> None:
@@ -147,7 +147,7 @@ def player_of(kind: Kind, directory: Path, settle: float) -> Player:
         return f"tcp://{host}:{live}", f"tcp://{host}:{replay}"
 
     adapter = OfIndexer(directory) if kind.make is kinds.Indexer else OfKind(kind, directory)
-    return Player(adapter, Settings(places=place, topic=kind.topic, settle=settle))
+    return Player(adapter, Settings(new_endpoints=place, topic=kind.topic, settle=settle))
 
 
 def cases_for(kind: Kind, cases: Sequence[Case]) -> list[Case]:

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import AdapterError, Driver, Stream, ViewUrl
-from kvbus.tools.conform.router.views import Held, Source
+from kvbus.tools.conform.router.views import HeldBlock, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def test_a_driver_is_given_streams_and_asked_by_lines():
     for _ in range(2):  # one run for each case
         await driver.start(STREAMS)
         view = await driver.view(KNOWN)
-        assert (view.held, view.by_prefix) == ({Held(1)}, True)
+        assert (view.held, view.by_prefix) == ({HeldBlock(1)}, True)
         await driver.stop()
 
 
@@ -102,7 +102,7 @@ async def test_a_url_answers_with_a_view():
         return web.json_response([{"hash": 1, "rank": 2}])
 
     async with served(answer) as url:
-        assert (await ViewUrl(url).view(KNOWN)).held == {Held(1, rank=2)}
+        assert (await ViewUrl(url).view(KNOWN)).held == {HeldBlock(1, rank=2)}
     with pytest.raises(AdapterError):
         await ViewUrl(url).view(KNOWN)
 

@@ -16,7 +16,7 @@ from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.tools.conform.report import Level
 from kvbus.tools.conform.router.cases import CASES, CLAUSES, Batch, Case, Restart, as_arrays, wide
 from kvbus.tools.conform.router.play import chosen
-from kvbus.tools.conform.router.views import Held, canonical
+from kvbus.tools.conform.router.views import HeldBlock, canonical
 from kvbus.tools.conform.vectors import VECTORS, pack
 from tests.conform.test_clauses import OF_READERS
 from tests.spec.test_spec import CLAUSES as TEXT
@@ -60,7 +60,7 @@ def test_the_cache_is_what_the_batches_leave(case: Case):
         batch = decode_batch(pack([0.0, list(step.events), step.rank]) if isinstance(step, Batch) else frames[-1])
         if not isinstance(batch, Reason):
             view.apply_batch(batch)
-    assert {Held(canonical(block.hash), block.medium, block.group_idx, block.rank) for block in view} == case.cache
+    assert {HeldBlock(canonical(block.hash), block.medium, block.group_idx, block.rank) for block in view} == case.cache
 
 
 def test_the_long_batch_has_as_many_bytes_as_every_reader_must_take():

@@ -15,7 +15,7 @@ from kvbus.tools.conform.report import Outcome, Report
 from kvbus.tools.conform.router.adapters import Adapter, Client, Driver, Stream
 from kvbus.tools.conform.router.cases import CASES
 from kvbus.tools.conform.router.play import Player, Settings, chosen, judge
-from kvbus.tools.conform.router.views import MASK, Held, Known, View
+from kvbus.tools.conform.router.views import MASK, HeldBlock, Known, View
 from tests.doubles.bus import running_bus
 from tests.doubles.socket_routers import ClearsByPod, NeverAsks
 
@@ -54,7 +54,7 @@ class Double(Adapter):
             await asyncio.sleep(0.01)
 
     async def view(self, known: Known) -> View:
-        return View(frozenset(Held(block & MASK) for block in self._reader.read()))
+        return View(frozenset(HeldBlock(block & MASK) for block in self._reader.read()))
 
     async def stop(self) -> None:
         self._reading.cancel()
@@ -117,7 +117,7 @@ class OneByOne(Double):
     time.
     """
 
-    _before: frozenset[Held] = frozenset()
+    _before: frozenset[HeldBlock] = frozenset()
 
     async def view(self, known: Known) -> View:
         before, self._before = self._before, (await super().view(known)).held
@@ -158,7 +158,7 @@ class Fixed(Adapter):
 
     async def view(self, known: Known) -> View:
         self._ever |= self._reader.read()
-        return View(frozenset(Held(block & MASK) for block in self._ever))
+        return View(frozenset(HeldBlock(block & MASK) for block in self._ever))
 
     def close(self) -> None:
         self._reader.close()

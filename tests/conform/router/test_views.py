@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.tools.conform.router.views import Held, Score, Source, View, ViewError, canonical, parse, score
+from kvbus.tools.conform.router.views import HeldBlock, Score, Source, View, ViewError, canonical, parse, score
 
 PATH = {1: Source(None, [1, 2]), 2: Source(1, [3, 4]), 3: Source(2, [5, 6])}
 
@@ -37,12 +37,12 @@ def test_what_is_no_hash(said):
 
 @pytest.mark.parametrize("text", ["1\n0x2\n", "[1, 2]", '{"held": ["1", 2]}', '"1"\n{"hash": 2}\n', "1\n\n2"])
 def test_blocks_in_each_form(text):
-    assert parse(text) == View(frozenset({Held(1), Held(2)}))
+    assert parse(text) == View(frozenset({HeldBlock(1), HeldBlock(2)}))
 
 
 def test_a_view_says_what_it_tells():
     assert parse('{"hash": 1, "medium": "device", "rank": 3}') == View(
-        frozenset({Held(1, "GPU", None, 3)}), frozenset({"medium", "rank"})
+        frozenset({HeldBlock(1, "GPU", None, 3)}), frozenset({"medium", "rank"})
     )
     found = parse('{"held": [], "incomplete": true, "by_prefix": true}')
     assert (found.held, found.incomplete, found.by_prefix) == (frozenset(), True, True)
@@ -58,20 +58,20 @@ def test_what_is_no_view(text):
 @pytest.mark.parametrize(
     ("held", "tells", "found"),
     [
-        ({Held(1), Held(2)}, (), (0, 0)),
-        ({Held(1)}, (), (1, 0)),
-        ({Held(1), Held(2), Held(9)}, (), (0, 1)),
-        ({Held(1, rank=0), Held(2, rank=1)}, ("rank",), (0, 0)),
-        ({Held(1, rank=0), Held(2, rank=0)}, ("rank",), (1, 1)),
-        ({Held(1, "CPU"), Held(2, "GPU")}, ("medium",), (1, 1)),
+        ({HeldBlock(1), HeldBlock(2)}, (), (0, 0)),
+        ({HeldBlock(1)}, (), (1, 0)),
+        ({HeldBlock(1), HeldBlock(2), HeldBlock(9)}, (), (0, 1)),
+        ({HeldBlock(1, rank=0), HeldBlock(2, rank=1)}, ("rank",), (0, 0)),
+        ({HeldBlock(1, rank=0), HeldBlock(2, rank=0)}, ("rank",), (1, 1)),
+        ({HeldBlock(1, "CPU"), HeldBlock(2, "GPU")}, ("medium",), (1, 1)),
     ],
 )
 def test_a_difference_is_counted_by_what_the_router_tells(held, tells, found):
-    cache = {Held(1, "GPU", None, 0), Held(2, "GPU", None, 1)}
+    cache = {HeldBlock(1, "GPU", None, 0), HeldBlock(2, "GPU", None, 1)}
     assert score(cache, View(frozenset(held), frozenset(tells)), PATH) == Score(*found)
 
 
 def test_a_prefix_does_not_lead_past_a_hole():
-    cache = {Held(1), Held(3)}
-    assert score(cache, View(frozenset({Held(1)}), by_prefix=True), PATH) == (0, 0)
-    assert score(cache, View(frozenset({Held(1)})), PATH) == (1, 0)
+    cache = {HeldBlock(1), HeldBlock(3)}
+    assert score(cache, View(frozenset({HeldBlock(1)}), by_prefix=True), PATH) == (0, 0)
+    assert score(cache, View(frozenset({HeldBlock(1)})), PATH) == (1, 0)

@@ -51,9 +51,9 @@ class TestNumbersOfALog:
         made = self.made(max_bytes=5)
         for seq in (9, 10):
             self.taken(made, seq, b"ef")
-        assert (made.whole, made.outgrown) == (False, 1)
+        assert (made.holds_state, made.outgrown) == (False, 1)
         self.taken(made, 11, b"ab", begins=True, ends=True)
-        assert (made.whole, made.outgrown) == (True, 1)
+        assert (made.holds_state, made.outgrown) == (True, 1)
 
     def test_nothing_else_takes_a_number(self):
         assert not self.made().heartbeat_due(10**6)

@@ -13,7 +13,7 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, SourceDown, SourcePlaced, SourceUp, Subscribed, Tick
 from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
-from kvbus.core.outputs.view import View
+from kvbus.core.outputs.view import TenantIndex
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import NumberingStats
@@ -42,7 +42,7 @@ class Taken:
 
     def __init__(self, rights: Rights = A) -> None:
         self.stats = NumberingStats()
-        self.view = View(rights, self.stats)
+        self.view = TenantIndex(rights, self.stats)
         self.known = Index()
 
     def __call__(self, *events: Any) -> list[dict[str, Any]]:

@@ -111,7 +111,7 @@ class SequencerScript(Conversation):
                 else:
                     number = int.from_bytes(seq, "big")
                     whole = sequencer.state_may_begin(number, payload) and payload == self.state_payload
-                    sequencer.replayed(request, number, payload, now, whole=whole)
+                    sequencer.replayed(request, number, payload, now, may_be_state=whole)
             case SnapshotReceived(request=request, frames=[seq, *_]):
                 if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
                     sequencer.snapshot_applied(now)

@@ -33,14 +33,14 @@ def test_each_pause_is_longer_up_to_a_limit():
         assert conflict.until < inf
         pauses.append(conflict.until - now)
         now = conflict.until
-        assert conflict.over(now)
+        assert conflict.ended(now)
     assert pauses == [5.0, 10.0, 20.0, 40.0, MAX_PAUSE, MAX_PAUSE]
 
 
 @pytest.mark.parametrize(("quiet", "pause"), [(MAX_PAUSE, 2 * FIRST_PAUSE), (MAX_PAUSE + 1, FIRST_PAUSE)])
 def test_after_a_long_peace_it_begins_anew(quiet, pause):
     provoked(conflict := Conflict(), 0.0)
-    conflict.over(FIRST_PAUSE)
+    conflict.ended(FIRST_PAUSE)
     now = FIRST_PAUSE + quiet
     provoked(conflict, now)
     assert conflict.until == now + pause
@@ -54,4 +54,4 @@ def test_another_connection_is_another_matter():
     assert provoked(conflict, 0.0) == MAX_EPOCHS + 1
     conflict.reconnected()
     assert conflict.until == inf
-    assert not conflict.over(1e9)
+    assert not conflict.ended(1e9)

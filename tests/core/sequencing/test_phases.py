@@ -13,9 +13,9 @@ from kvbus.core.sequencing.answers import OVERLAP, Requests
 from kvbus.core.sequencing.epoch import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import (
-    ASKS,
     CONNECTED,
     PHASES,
+    REQUESTS,
     TABLE,
     Guard,
     Input,
@@ -253,8 +253,8 @@ def test_the_last_target_of_an_input_has_no_condition() -> None:
 @pytest.mark.parametrize("phase", Phase)
 def test_a_phase_with_an_open_request_has_its_handlers(phase: Phase) -> None:
     about = PHASES[phase]
-    assert bool(about.batch) == bool(about.over) == (phase in ASKS or phase is Phase.CATCH_UP)
-    assert all(hasattr(Requests, name) for name in (about.batch, about.over) if name)
+    assert bool(about.batch) == bool(about.at_end) == (phase in REQUESTS or phase is Phase.CATCH_UP)
+    assert all(hasattr(Requests, name) for name in (about.batch, about.at_end) if name)
 
 
 @pytest.mark.parametrize(("snapshots", "phase"), [(True, Phase.GAP_SNAPSHOT), (False, Phase.BACKFILL)])

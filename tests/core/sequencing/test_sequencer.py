@@ -145,7 +145,7 @@ class TestEpochs:
                 script.after(down() if step[0] == "down" else up())
             stats, sequencer = script.stats, script.sequencer
             dropped = stats.duplicates + stats.held_overflow + sum(stats.rejected.values())
-            waiting = len(sequencer.held) + len(sequencer.unverified)
+            waiting = len(sequencer.reorder_buffer) + len(sequencer.unverified)
             assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
 
     def test_back_in_another_epoch_whose_history_was_trimmed_past_it(self):

@@ -90,7 +90,7 @@ class Socket:
             self.handle(Tick(0.0))
             self.answer()
 
-    def held(self, slot: int = 0) -> set[Any]:
+    def reorder_buffer(self, slot: int = 0) -> set[Any]:
         return set(self.relay.sources[slot].normalizer.index.names())
 
 
@@ -110,7 +110,7 @@ def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late:
     for topic in (A, B):  # only a later batch shows that the last batches were lost
         socket.publish(topic)
     socket.settle()
-    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    assert [socket.reorder_buffer(0), socket.reorder_buffer(1)] == [socket.stored[A], socket.stored[B]]
     for source in socket.relay.sources:
         assert not source.partial
         assert source.sequencer.pending == source.stats.lost == 0
@@ -135,7 +135,7 @@ def test_whatever_is_published_and_lost(data: st.DataObject) -> None:
     for topic in (A, B, A, B):
         socket.publish(topic)
         socket.settle()
-    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    assert [socket.reorder_buffer(0), socket.reorder_buffer(1)] == [socket.stored[A], socket.stored[B]]
     assert not any(source.partial for source in socket.relay.sources)
     assert [source.stats.restarts for source in socket.relay.sources] == [0, 0]
 
@@ -147,7 +147,7 @@ def test_one_numbering_without_a_replay_has_no_gaps() -> None:
     for _ in range(200):
         socket.publish(draw.choice([A, B, C]))
     socket.settle()
-    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    assert [socket.reorder_buffer(0), socket.reorder_buffer(1)] == [socket.stored[A], socket.stored[B]]
     assert [source.stats.lost for source in socket.relay.sources] == [0, 0]
 
 
@@ -161,7 +161,7 @@ def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numberi
         socket.answer()
     socket.settle()
     source = socket.relay.sources[0]
-    assert socket.held() == socket.stored[A]
+    assert socket.reorder_buffer() == socket.stored[A]
     assert source.stats.rejected == {Reason.OTHER_TOPIC: source.stats.rejected[Reason.OTHER_TOPIC]}
     assert source.stats.rejected[Reason.OTHER_TOPIC] >= 10
     assert list(said(source)) == ["other_topic"]
@@ -213,7 +213,7 @@ def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
         assert said(source) == {}
         socket.publish(A, lost=True)
         socket.settle()
-    assert socket.held() == socket.stored[A]
+    assert socket.reorder_buffer() == socket.stored[A]
     assert source.stats.batches == 0
     assert list(said(source)) == ["replay_alone"]
     socket.settle()
@@ -238,7 +238,7 @@ def test_answers_after_live_batches_and_on_several_connections_are_no_fault() ->
         socket.answer()
         socket.settle()
     assert said(socket.relay.sources[0]) == {}
-    assert socket.held() == socket.stored[A]
+    assert socket.reorder_buffer() == socket.stored[A]
 
 
 def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
@@ -250,7 +250,7 @@ def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
     socket.up()
     socket.answer()
     socket.settle()
-    assert socket.held() == socket.stored[b"kv@a@m"]
+    assert socket.reorder_buffer() == socket.stored[b"kv@a@m"]
     assert said(socket.relay.sources[0]) == {}
 
 
@@ -267,7 +267,7 @@ def test_another_connection_may_have_another_topic() -> None:
     for _ in range(3):
         socket.publish(b"new")
     socket.settle()
-    assert socket.held() == socket.stored[b"new"]
+    assert socket.reorder_buffer() == socket.stored[b"new"]
     assert said(socket.relay.sources[0]) == {}
 
 
@@ -277,7 +277,7 @@ def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
     socket.answer()
     for epoch in (b"1", b"1", b"2"):
         socket.publish(b"kv\0sgl-kv-epoch=" + epoch)
-    assert len(socket.held()) == 3
+    assert len(socket.reorder_buffer()) == 3
     assert said(socket.relay.sources[0]) == {}
 
 
@@ -319,6 +319,6 @@ def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
     socket.publish(A)
     socket.settle()
     assert source.stats.restarts == 0
-    assert socket.held() <= socket.stored[A]
+    assert socket.reorder_buffer() <= socket.stored[A]
     socket.publish(B)
     assert source.sequencer.pending == 0

@@ -18,7 +18,7 @@ from kvbus.client.prefix_index import PrefixIndex
 from kvbus.client.view import BlockView
 from kvbus.core.blocks.announce import announce
 from kvbus.core.outputs.spec import Rights
-from kvbus.core.outputs.view import View
+from kvbus.core.outputs.view import TenantIndex
 from kvbus.core.stats import NumberingStats
 from kvbus.core.wire.carried import TYPED, as_text, set_aside
 from kvbus.core.wire.codec import decode
@@ -90,7 +90,7 @@ def test_an_odd_value_is_carried_counted_and_named_and_costs_no_block(name: str,
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: Any) -> None:
     first, second, client = Bench(), Bench(), BlockView()
-    limited = View(Rights(), NumberingStats())
+    limited = TenantIndex(Rights(), NumberingStats())
     feed = Feed("a", PrefixIndex[Worker](), copies=False)
     for batch in ([store([1, 2], **{name: value})], [removed([1])]):
         left = first.normalizer.apply(decoded(*batch))

@@ -122,7 +122,7 @@ class Bench:
 
     @property
     def under_way(self) -> list[Any]:
-        return list(self.hub.shared.places.under_way.values())
+        return list(self.hub.shared.state_slots.under_way.values())
 
     def add(self, *topics: bytes) -> None:
         for topic in topics:
@@ -217,7 +217,7 @@ async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else
         assert reads.states == dict.fromkeys(topics, 1)
         await bench.level(slow)
         await bench.level(reads)
-        assert bench.most <= 2 * states.PLACES
+        assert bench.most <= 2 * states.MAX_STATES
 
 
 @both_loops
@@ -245,7 +245,7 @@ async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(
         reader, other = bench.reader(), bench.reader()
         await bench.level(reader)
         await bench.level(other)
-        assert bench.most <= 2 * states.PLACES
+        assert bench.most <= 2 * states.MAX_STATES
         assert asyncio.get_running_loop().time() < begun + 300 * states.PACE
         assert sum(one.states for one in bench.streams.values()) <= 600
 

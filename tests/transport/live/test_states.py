@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.router import Router, Routers, RouterState
-from kvbus.transport.live.states import GATHER, PACE, PLACES, SLOW_AFTER, StatePlaces
+from kvbus.transport.live.states import GATHER, MAX_STATES, PACE, SLOW_AFTER, StateSlots
 
 
 class Skipping(selectors.DefaultSelector):
@@ -56,12 +56,12 @@ class Bench:
         """Time, stream and routers of each request for a state."""
         self.abandoned: list[int] = []
         self.peers: dict[int, Any] = {}
-        self.places = StatePlaces()
+        self.state_slots = StateSlots()
         for slot in range(streams):
-            self.places.streams[slot] = OneStream(self, slot)
+            self.state_slots.streams[slot] = OneStream(self, slot)
 
     def router(self, name, stream=0):
-        routers = self.places.streams[stream].routers
+        routers = self.state_slots.streams[stream].routers
         if name not in self.peers:
             self.peers[name] = SimpleNamespace(id=name, writable=True, address="")
         if routers.get(name) is None:
@@ -71,22 +71,22 @@ class Bench:
     def want(self, *names, stream=0):
         for name in names:
             router = self.router(name, stream)
-            self.places.streams[stream].routers.move(router, RouterState.WAITING)
-            self.places.want(router)
+            self.state_slots.streams[stream].routers.move(router, RouterState.WAITING)
+            self.state_slots.want(router)
 
     def done(self, *names, stream=0):
         for name in names:
             router = self.router(name, stream)
-            self.places.streams[stream].routers.move(router, RouterState.BEHIND)
-            self.places.has_state(router)
-            self.places.look_soon()
+            self.state_slots.streams[stream].routers.move(router, RouterState.BEHIND)
+            self.state_slots.has_state(router)
+            self.state_slots.look_soon()
 
     def leave(self, *names, stream=0):
         for name in names:
             router = self.router(name, stream)
-            self.places.left(router)
-            self.places.streams[stream].routers.move(router, RouterState.GONE)
-            self.places.look_soon()
+            self.state_slots.left(router)
+            self.state_slots.streams[stream].routers.move(router, RouterState.GONE)
+            self.state_slots.look_soon()
 
     @property
     def asked(self):
@@ -104,12 +104,12 @@ class OneStream:
         for router in routers:
             self.routers.move(router, RouterState.RECEIVING)
             router.state_sent_at = now
-        self.bench.places.begin(routers)
+        self.bench.state_slots.begin(routers)
 
     def restart(self, router):
         self.bench.abandoned.append(router.peer.id)
         self.routers.move(router, RouterState.WAITING)
-        self.bench.places.want(router)
+        self.bench.state_slots.want(router)
 
 
 @contextlib.asynccontextmanager
@@ -118,7 +118,7 @@ async def bench(streams=1):
     try:
         yield made
     finally:
-        made.places.close()
+        made.state_slots.close()
 
 
 @on_its_own_clock
@@ -137,42 +137,42 @@ async def test_those_who_come_together_share_a_state():
 @on_its_own_clock
 async def test_few_states_are_under_way_at_once():
     async with bench() as b:
-        for name in range(PLACES + 1):
+        for name in range(MAX_STATES + 1):
             b.want(name)
             await asyncio.sleep(1.0)
-        b.want(PLACES + 1)
+        b.want(MAX_STATES + 1)
         await asyncio.sleep(1.0)
-        assert b.asked == [(name,) for name in range(PLACES)]
+        assert b.asked == [(name,) for name in range(MAX_STATES)]
         b.done(0)
         await asyncio.sleep(1.0)
-        assert b.asked == [*((name,) for name in range(PLACES)), (PLACES, PLACES + 1)]
-        assert len(b.places.under_way) == PLACES
+        assert b.asked == [*((name,) for name in range(MAX_STATES)), (MAX_STATES, MAX_STATES + 1)]
+        assert len(b.state_slots.under_way) == MAX_STATES
 
 
 @on_its_own_clock
 async def test_the_slow_ones_hold_up_nobody():
     async with bench() as b:
-        for name in range(PLACES):
+        for name in range(MAX_STATES):
             b.want(name)
             await asyncio.sleep(1.0)
         b.want(9)
         await asyncio.sleep(SLOW_AFTER)
         assert b.asked[-1] == (9,)
         assert not b.abandoned
-        assert [b.router(name).in_slow_place for name in (0, 9)] == [True, False]
+        assert [b.router(name).in_slow_slot for name in (0, 9)] == [True, False]
 
 
 @on_its_own_clock
 async def test_there_are_few_places_for_the_slow_ones_too():
     async with bench() as b:
-        for name in range(PLACES + 1):
+        for name in range(MAX_STATES + 1):
             b.want(name)
             await asyncio.sleep(1.0)
         await asyncio.sleep(3 * SLOW_AFTER)
-        last = PLACES
+        last = MAX_STATES
         assert b.abandoned == [last]
-        assert len(b.places.under_way) == PLACES
-        assert b.asked == [(name,) for name in range(PLACES + 1)], "it waits for a place among the slow ones"
+        assert len(b.state_slots.under_way) == MAX_STATES
+        assert b.asked == [(name,) for name in range(MAX_STATES + 1)], "it waits for a place among the slow ones"
         b.want(99)
         await asyncio.sleep(1.0)
         assert b.asked[-1] == (99,), "and nobody else waits for one of these"
@@ -190,9 +190,9 @@ async def test_who_has_left_gets_none_and_holds_no_place():
         assert b.asked == [(2,)]
         b.leave(2)
         await asyncio.sleep(1.0)
-        assert b.places.under_way == {}
+        assert b.state_slots.under_way == {}
         b.want(3)
-        b.places.close()
+        b.state_slots.close()
         await asyncio.sleep(2.0)
         assert b.asked == [(2,)]
 
@@ -213,7 +213,7 @@ async def test_streams_share_the_places_and_a_router_gets_one_state_at_a_time():
         await asyncio.sleep(1.0)
         assert b.asked == [(0, 1), (0,)]
         b.peers[1].writable = True
-        b.places.look_soon()
+        b.state_slots.look_soon()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert b.asked == [(0, 1), (0,), (1,)]
@@ -228,9 +228,9 @@ async def test_a_slow_router_is_slow_on_every_stream():
         b.want(1)
         b.want(1, stream=1)
         await asyncio.sleep(SLOW_AFTER + 1)
-        b.places.streams[0].restart(b.router(1))
+        b.state_slots.streams[0].restart(b.router(1))
         await asyncio.sleep(1.0)
-        assert [b.router(1, stream).in_slow_place for stream in (0, 1)] == [True, True]
+        assert [b.router(1, stream).in_slow_slot for stream in (0, 1)] == [True, True]
         assert b.asked == [(1,), (1,), (1,)]
 
 
@@ -241,6 +241,6 @@ async def test_nothing_is_asked_for_after_the_end():
         b.want(1, stream=1)
         await asyncio.sleep(1.0)
         b.done(1)
-        b.places.close()
+        b.state_slots.close()
         await asyncio.sleep(1.0)
         assert b.asked == [(1,)]

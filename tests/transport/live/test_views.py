@@ -10,7 +10,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.telemetry.readings import read_routers
-from kvbus.transport.live.stream import LEFT
+from kvbus.transport.live.stream import MAX_LEFT_ROUTERS
 from tests.doubles.bus import eventually
 from tests.transport.bare import dialled
 from tests.transport.live.streams import stream_of
@@ -94,12 +94,14 @@ async def test_the_request_of_one_that_says_that_it_asks_is_its_own(context):
 @both_loops
 async def test_only_those_who_left_last_are_shown(context):
     async with stream_of(context) as stream, dialled(stream.port, b"SUB"):
-        for _ in range(LEFT + 5):
+        for _ in range(MAX_LEFT_ROUTERS + 5):
             async with dialled(stream.port, b"SUB"):
                 pass
-        await eventually(lambda: sum(stream.stats.router_disconnects.values()) == LEFT + 5, "the end of all others")
+        await eventually(
+            lambda: sum(stream.stats.router_disconnects.values()) == MAX_LEFT_ROUTERS + 5, "the end of all others"
+        )
         views = [*stream.live.connected, *stream.live.left]
-        assert [view.left is None for view in views] == [True] + [False] * LEFT
+        assert [view.left is None for view in views] == [True] + [False] * MAX_LEFT_ROUTERS
         assert {view.stream for view in views} == {3}
 
 

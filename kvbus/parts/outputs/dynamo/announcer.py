@@ -67,7 +67,7 @@ class Source:
     moved: Callable[[int | None, int, int], None]
     worker: int | None = None
     said_rank: int = 0
-    said: tuple[str, ...] = ()
+    announced: tuple[str, ...] = ()
     number: int = 0
     trouble: str = ""
 
@@ -113,8 +113,8 @@ class Announcer:
         if last and self._task is not None:
             self._task.cancel()
             self._task = None
-        if source is not None and source.said:
-            threading.Thread(target=self._withdraw, args=(source.said, last)).start()
+        if source is not None and source.announced:
+            threading.Thread(target=self._withdraw, args=(source.announced, last)).start()
 
     def _withdraw(self, paths: tuple[str, ...], last: bool) -> None:
         with self._lock, contextlib.suppress(OSError):  # records that were not deleted expire after ten seconds
@@ -147,7 +147,7 @@ class Announcer:
                 continue
             await self._clear_up(source, worker, sources, channels)
             about = registry.records(self._scope, source.number, worker, source.said_rank, source.endpoint)
-            source.said = tuple(about)
+            source.announced = tuple(about)
             await self._call(partial(self._put, source), about)
 
     def _put(self, source: Source, about: Mapping[str, bytes]) -> None:
@@ -156,9 +156,9 @@ class Announcer:
 
     async def _move(self, source: Source, worker: int | None) -> None:
         """Assign a stream to another worker of Dynamo, or to no worker. Delete the records of the former worker."""
-        if source.said:
-            said, source.said = source.said, ()
-            await self._call(self._store.delete, said)
+        if source.announced:
+            announced, source.announced = source.announced, ()
+            await self._call(self._store.delete, announced)
         source.worker, source.said_rank, source.number = worker, source.rank, source.publisher()
         source.moved(worker, source.number, source.rank)
         fields = {"output": self._output, "worker": source.name}

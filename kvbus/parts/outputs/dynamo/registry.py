@@ -74,14 +74,14 @@ def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str)
         endpoint: the ZeroMQ endpoint at which routers get the stream.
     """
     path = f"{scope.events}{publisher:x}"
-    place = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
-    about = {"scope": {"kind": "endpoint", "endpoint": place}, "topic": TOPIC}
+    about_endpoint = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
+    about = {"scope": {"kind": "endpoint", "endpoint": about_endpoint}, "topic": TOPIC}
     source = {
         "type": "EventSource",
         **about,
         "publisher_id": publisher,
         "metadata": {
-            "kv_state_endpoint": place,
+            "kv_state_endpoint": about_endpoint,
             "worker": {"worker_id": worker, "dp_rank": rank},
             "publisher_id": publisher,
         },
@@ -238,7 +238,7 @@ class EtcdStore:
         self._address = (parts.hostname or "", parts.port or 2379)
         self._gone = gone
         self._lease: str | None = None
-        self._held: dict[str, bytes] = {}
+        self._written: dict[str, bytes] = {}
         """Records of this process that were written to etcd under the present lease, by path."""
         self._missing: set[str] = set()
         """Paths of records that this process has written, and that the last :meth:`find` did not find unchanged.
@@ -259,20 +259,20 @@ class EtcdStore:
             if int(kept.get("TTL", 0)) <= 0:
                 self._lease = None
         if self._lease is not None:
-            for path in self._missing & self._held.keys():
-                del self._held[path]
+            for path in self._missing & self._written.keys():
+                del self._written[path]
                 self._gone(path)
         self._missing.clear()
         if self._lease is None:
-            self._held.clear()
+            self._written.clear()
             granted = self._call("lease/grant", {"TTL": LEASE})
             if "ID" not in granted:
                 raise OSError(f"etcd grants no lease: {granted!r:.200}")
             self._lease = str(granted["ID"])
         for path, body in records.items():
-            if self._held.get(path) != body:
+            if self._written.get(path) != body:
                 self._call("kv/put", {"key": _coded(path.encode()), "value": _coded(body), "lease": self._lease})
-                self._held[path] = body
+                self._written[path] = body
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete the records at these paths.
@@ -281,7 +281,7 @@ class EtcdStore:
             OSError: etcd does not answer, or refuses the request.
         """
         for path in paths:
-            self._held.pop(path, None)
+            self._written.pop(path, None)
             self._call("kv/deleterange", {"key": _coded(path.encode())})
 
     def find(self, prefix: str) -> dict[str, bytes]:
@@ -298,10 +298,10 @@ class EtcdStore:
         paths = [base64.b64decode(each["key"]).decode() for each in found]
         leases = {path: str(each.get("lease", "0")) for path, each in zip(paths, found, strict=True)}
         records = {path: base64.b64decode(each.get("value", "")) for path, each in zip(paths, found, strict=True)}
-        for path, body in self._held.items():
+        for path, body in self._written.items():
             if path.startswith(prefix):
-                there = records.get(path) == body and leases[path] == self._lease
-                (self._missing.discard if there else self._missing.add)(path)
+                exists = records.get(path) == body and leases[path] == self._lease
+                (self._missing.discard if exists else self._missing.add)(path)
         return records
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ effect, but is not here, because it has a value for each block.
 """
 
 Hash = int | bytes
-Place = tuple[int | None, str]
+TableKey = tuple[int | None, str]
 """The KV-cache group and the medium of a block.
 
 The medium is ``GPU`` for every name of the device, such as ``DEVICE``.
@@ -63,7 +63,7 @@ class Event:
 
     Attributes:
         kind: the type of the event.
-        place: KV-cache group and medium of the blocks. If the event clears all media, the medium is empty.
+        table: KV-cache group and medium of the blocks. If the event clears all media, the medium is empty.
         hashes: hashes of the blocks; an integer hash as an unsigned number of 64 bits.
         parent: hash of the parent of a store's first block; None if that block is the first one of a prompt.
         tokens: token ids of a store.
@@ -76,7 +76,7 @@ class Event:
     """
 
     kind: str = ""
-    place: Place = (None, "")
+    table: TableKey = (None, "")
     hashes: list[Hash] = field(default_factory=list)
     parent: Hash | None = None
     tokens: list[Any] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Payload:
     @property
     def clears_first(self) -> bool:
         """Whether the first event of the payload clears all media."""
-        return bool(self.events) and self.events[0].kind == "AllBlocksCleared" and not self.events[0].place[1]
+        return bool(self.events) and self.events[0].kind == "AllBlocksCleared" and not self.events[0].table[1]
 
 
 class EventReader:
@@ -206,7 +206,7 @@ class EventReader:
         event.kind = fields["type"]
         if event.kind not in {"BlockStored", "BlockRemoved", "AllBlocksCleared"}:
             return False
-        self._read_place(event, fields)
+        self._read_table(event, fields)
         if event.kind == "AllBlocksCleared":
             return True
         self._check_ranges(event, fields)
@@ -221,7 +221,7 @@ class EventReader:
                 self._check_keys(event, frozenset(map(str, fields)))
         return True
 
-    def _read_place(self, event: Event, fields: dict[Any, Any]) -> None:
+    def _read_table(self, event: Event, fields: dict[Any, Any]) -> None:
         medium, group = fields.get("medium"), fields.get("group_idx")
         name = "" if medium is None and event.kind == "AllBlocksCleared" else "GPU"
         if isinstance(medium, str):
@@ -229,7 +229,7 @@ class EventReader:
             self._judge("9.1", event, "" if name in _MEDIA else f"is on {medium!r:.40}")
         elif medium is not None:
             self._judge("9.1", event, f"has {type(medium).__name__} as its medium")
-        event.place = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
+        event.table = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
         if event.kind != "BlockStored":
             return
         kind = fields.get("kv_cache_spec_kind")
@@ -302,8 +302,8 @@ class EventReader:
             wrong = "stores no block: its block_hashes are empty"
         self._judge("6.4", event, wrong)
         self._check_tokens(event)
-        known = self._sizes.setdefault(event.place[0], event.block_size)
-        group = "" if event.place[0] is None else f"of group {event.place[0]} "
+        known = self._sizes.setdefault(event.table[0], event.block_size)
+        group = "" if event.table[0] is None else f"of group {event.table[0]} "
         wrong = f"{group}has block_size {event.block_size}, after {known}"
         self._judge("8.2", event, "" if known == event.block_size else wrong)
 

@@ -17,11 +17,11 @@ from typing import Final
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.format import Message as Recorded
 from kvbus.tools.conform.engine.clauses import Ledger
-from kvbus.tools.conform.engine.events import EventReader, Hash, Payload, Place
+from kvbus.tools.conform.engine.events import EventReader, Hash, Payload, TableKey
 from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream, parse
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
-LONG: Final = 1_000
+LONG_ANSWER: Final = 1_000
 """Minimum number of messages in a replay answer by which two clauses can be judged.
 
 They are the clauses 4.6 and 4.3. A shorter answer does not show whether the publisher fills answers with empty batches
@@ -82,7 +82,7 @@ def judge_answer(ledger: Ledger, answer: Answer, heartbeats: frozenset[int] = fr
         ledger.broken("4.3", text, *(Evidence("the last message's payload", frames[-1]) for frames in last))
     batches = answer.batches
     _judge_numbers(ledger, answer, batches)
-    if len(batches) >= LONG:
+    if len(batches) >= LONG_ANSWER:
         empty = sum(_is_empty(each) and each.seq not in heartbeats for each in batches)
         filled = f"{empty} of {len(batches)} messages of an answer are empty batches"
         ledger.judge("4.6", filled if empty * 2 > len(batches) else "")
@@ -136,7 +136,7 @@ def _is_end(frames: Sequence[bytes]) -> bool:
 STATE_EVENTS: Final = 4096
 STATE_BYTES: Final = 4 * 1024 * 1024
 
-View = set[tuple[Place, Hash]]
+View = set[tuple[TableKey, Hash]]
 
 
 def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, bytes], live: View | None) -> int:
@@ -301,12 +301,12 @@ class EngineJudge:
         stream = self._known(message)
         if stream is None:
             return
-        there = {each.seq: each for each in answer.batches}
+        batches = {each.seq: each for each in answer.batches}
         for number in range(stream.expected or 0, message.seq):
-            found = there.get(number)
+            found = batches.get(number)
             if found is not None:
                 stream.take(found)
-            elif there and answer.ended and min(there) < number < max(there):
+            elif batches and answer.ended and min(batches) < number < max(batches):
                 text = f"number {number} was never sent, and a replay does not have it"
                 self.ledger.broken("3.1", text, message.evidence)
                 stream.expected = number + 1

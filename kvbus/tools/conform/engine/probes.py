@@ -21,7 +21,7 @@ from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.tools.conform.engine.clauses import Ledger
 from kvbus.tools.conform.engine.events import EventReader
-from kvbus.tools.conform.engine.judge import LONG, Answer, EngineJudge
+from kvbus.tools.conform.engine.judge import LONG_ANSWER, Answer, EngineJudge
 from kvbus.tools.conform.report import Evidence
 from kvbus.transport import engine_api
 from kvbus.transport.client.raw import Asker
@@ -124,11 +124,11 @@ class Asking:
         before = heard()
         beyond = (self._judge.stream.expected or 0) + _BEYOND
         await self.ask(beyond)
-        whole = await self.ask(0)
+        complete = await self.ask(0)
         if during := heard() - before:
             self._judge.ledger.kept("1.4", during)
         await self._without_delimiter(beyond)
-        if whole is not None and len(whole.messages) > LONG:
+        if complete is not None and len(complete.messages) > LONG_ANSWER:
             await self._beside_silent_ones()
 
     async def _without_delimiter(self, start: int) -> None:
@@ -277,19 +277,19 @@ class Api:
         return True
 
     async def _endpoints(self, client: aiohttp.ClientSession) -> None:
-        host, said = urlsplit(self.base).hostname or "", ""
+        host, problems = urlsplit(self.base).hostname or "", ""
         for path, read in (("/kv_event_sources", of_vllm), ("/server_info", of_sglang)):
             async with client.get(self.base + path, allow_redirects=False) as answer:
                 if answer.status != 200:
-                    said += f"{path}: {answer.status} "
+                    problems += f"{path}: {answer.status} "
                     continue
                 try:
                     if read(json.loads(await answer.text()), host)[0]:
                         self.judge.ledger.kept("1.3")
                         return
                 except (DiscoveryError, ValueError) as error:
-                    said += f"{path}: {error} "
-        self.judge.ledger.broken("1.3", f"the API does not name the event endpoints ({' '.join(said.split())})")
+                    problems += f"{path}: {error} "
+        self.judge.ledger.broken("1.3", f"the API does not name the event endpoints ({' '.join(problems.split())})")
 
     async def _prompts(self, client: aiohttp.ClientSession) -> None:
         await self._find_model(client)

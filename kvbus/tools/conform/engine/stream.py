@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvbus.tools.conform.engine.clauses import Ledger
-from kvbus.tools.conform.engine.events import Event, EventReader, Hash, Payload, Place
+from kvbus.tools.conform.engine.events import Event, EventReader, Hash, Payload, TableKey
 from kvbus.tools.conform.report import Evidence, Level
 
 MAX_BLOCKS: Final = 200_000
@@ -48,7 +48,7 @@ class Contents:
 
     def stored(self, event: Event) -> None:
         """Compare the blocks of a BlockStored event with the blocks of earlier events in the same KV-cache group."""
-        group = event.place[0]
+        group = event.table[0]
         parent = _ROOT if event.parent is None else self._prefix.get((group, event.parent))
         for at, block in enumerate(event.hashes):
             content = event.content_of(at)
@@ -60,7 +60,7 @@ class Contents:
 
     def _compare(self, event: Event, block: Hash, alone: bytes, prefix: bytes) -> None:
         ledger = self._ledger
-        key = (event.place[0], block)
+        key = (event.table[0], block)
         before = self._prefix.get(key)
         if before is not None:
             another = f"{event.where} has a hash that named another prefix before"
@@ -115,18 +115,18 @@ class Blocks:
         self.stored_again = 0
         self.clears = 0
         self._ledger = ledger
-        self._live: dict[Place, dict[Hash, _Live]] = defaultdict(dict)
-        self._children: Counter[tuple[Place, Hash | None]] = Counter()
-        """Number of live children, by the place and hash of the parent block."""
-        self._cleared: set[tuple[Place, Hash]] = set()
+        self._live: dict[TableKey, dict[Hash, _Live]] = defaultdict(dict)
+        self._children: Counter[tuple[TableKey, Hash | None]] = Counter()
+        """Number of live children, by the table (group and medium) and hash of the parent block."""
+        self._cleared: set[tuple[TableKey, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
         """Number of clears of live blocks after which no batch with events has come yet."""
 
     @property
-    def live(self) -> set[tuple[Place, Hash]]:
-        """All live blocks, as pairs of place (group and medium) and hash."""
-        return {(place, block) for place, blocks in self._live.items() for block in blocks}
+    def live(self) -> set[tuple[TableKey, Hash]]:
+        """All live blocks, as pairs of table (group and medium) and hash."""
+        return {(table, block) for table, blocks in self._live.items() for block in blocks}
 
     def __len__(self) -> int:
         return sum(map(len, self._live.values()))
@@ -161,9 +161,9 @@ class Blocks:
             self._ledger.kept("11.1", clears)
 
     def _store(self, event: Event) -> None:
-        live, parent = self._live[event.place], event.parent
+        live, parent = self._live[event.table], event.parent
         if parent is not None and event.hashes:
-            if self._is_live(event.place[0], parent):
+            if self._is_live(event.table[0], parent):
                 self._ledger.kept("6.11")
             elif self.complete:
                 text = f"{event.where} has a parent that is not live"
@@ -177,15 +177,15 @@ class Blocks:
                     self._ledger.broken("7.1", text, event.evidence, level=Level.SHOULD)
             else:
                 live[block] = _Live(1, parent)
-                self._children[event.place, parent] += 1
-                self._cleared.discard((event.place, block))
+                self._children[event.table, parent] += 1
+                self._cleared.discard((event.table, block))
             parent = block
 
     def _is_live(self, group: int | None, block: Hash) -> bool:
-        return any(block in blocks for place, blocks in self._live.items() if place[0] == group)
+        return any(block in blocks for table, blocks in self._live.items() if table[0] == group)
 
     def _remove(self, event: Event) -> None:
-        live = self._live[event.place]
+        live = self._live[event.table]
         for at, block in enumerate(event.hashes):
             if block not in live:
                 self._not_live(event, block)
@@ -197,16 +197,16 @@ class Blocks:
             if found.stores:
                 continue
             del live[block]
-            siblings = event.place, found.parent
+            siblings = event.table, found.parent
             self._children[siblings] -= 1
             if not self._children[siblings]:
                 del self._children[siblings]
             if not self.complete:
                 continue
             self._ledger.kept("7.1")
-            if self._is_live(event.place[0], block):
+            if self._is_live(event.table[0], block):
                 self._ledger.kept("9.2")
-            children = self._children[event.place, block]
+            children = self._children[event.table, block]
             wrong = f"{event.where} removes a block before its {children} live children" if children else ""
             self._ledger.judge("6.12", wrong, event.evidence, level=Level.SHOULD)
 
@@ -226,21 +226,21 @@ class Blocks:
         if not self.complete:
             return
         clause, text = "7.1", f"{event.where} removes a block that is not live"
-        if (event.place, block) in self._cleared:
-            self._cleared.discard((event.place, block))
+        if (event.table, block) in self._cleared:
+            self._cleared.discard((event.table, block))
             clause = "11.1"
-            text = f"{event.where} removes a block on {event.place[1]} that AllBlocksCleared had cleared"
-        elif self._is_live(event.place[0], block):
+            text = f"{event.where} removes a block on {event.table[1]} that AllBlocksCleared had cleared"
+        elif self._is_live(event.table[0], block):
             clause = "9.2"
-            text = f"{event.where} removes a block from {event.place[1]} that was stored only on another medium"
+            text = f"{event.where} removes a block from {event.table[1]} that was stored only on another medium"
         self._ledger.broken(clause, text, event.evidence)
 
     def _clear(self, event: Event) -> None:
         self.clears += 1
-        medium = event.place[1]
+        medium = event.table[1]
         if medium:
-            for place in [place for place in self._live if place[1] == medium]:
-                self._children -= Counter((place, live.parent) for live in self._live.pop(place).values())
+            for table in [table for table in self._live if table[1] == medium]:
+                self._children -= Counter((table, live.parent) for live in self._live.pop(table).values())
             return
         self._open_clears += len(self) > 0
         cleared = self.live
@@ -483,21 +483,21 @@ class Silence:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._silent = 0.0
-        self._said = False
+        self._reported = False
 
     def passed(self, seconds: float) -> None:
         """Add seconds to the measured silence. In this time the connection was up and no message came."""
         self._silent += seconds
-        if self._silent >= SILENCE_S and not self._said:
-            self._said = True
+        if self._silent >= SILENCE_S and not self._reported:
+            self._reported = True
             self._ledger.broken("3.6", f"nothing was sent for more than {SILENCE_S:g} s")
 
     def ended(self, payload: Payload | None) -> None:
         """Record that a batch has ended the silence. ``payload`` is its decoded payload."""
-        if self._silent >= _PAUSE_S and not self._said and payload is not None and payload.empty:
+        if self._silent >= _PAUSE_S and not self._reported and payload is not None and payload.empty:
             self._ledger.kept("3.6")
         self.restart()
 
     def restart(self) -> None:
         """Set the measured silence to 0, for example after a new connection."""
-        self._silent, self._said = 0.0, False
+        self._silent, self._reported = 0.0, False

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import aiohttp
 
 from kvbus.client import BlockView, Subscriber
-from kvbus.tools.conform.router.views import Held, Known, View, ViewError, canonical, parse, view_of
+from kvbus.tools.conform.router.views import HeldBlock, Known, View, ViewError, canonical, parse, view_of
 
 BLOCK_SIZE: Final = 2
 """Number of tokens in a block of the simulated engine. It is the same in every case."""
@@ -212,7 +212,7 @@ class Client(Adapter):
             if task.done():
                 task.result()
         held = {
-            Held(canonical(block.hash), block.medium, block.group_idx, rank if block.rank is None else block.rank)
+            HeldBlock(canonical(block.hash), block.medium, block.group_idx, rank if block.rank is None else block.rank)
             for rank, view in enumerate(self._views) for block in view
         }  # fmt: skip
         return View(frozenset(held), frozenset({"medium", "group", "rank"}))

@@ -13,7 +13,7 @@ import msgspec
 
 from kvbus.tools.conform.engine.events import POSITIONAL
 from kvbus.tools.conform.report import Clause, Level, clause
-from kvbus.tools.conform.router.views import Held, canonical
+from kvbus.tools.conform.router.views import HeldBlock, canonical
 from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, message, pack, removed, stored
 
 
@@ -119,7 +119,7 @@ class Case:
     clauses: tuple[str, ...]
     title: str
     steps: tuple[Step, ...]
-    cache: frozenset[Held]
+    cache: frozenset[HeldBlock]
     level: Level = Level.MUST
     marker: bool = True
     framing: str = "4"
@@ -140,9 +140,9 @@ class Case:
         return any(isinstance(step, Join) for step in self.steps)
 
 
-def device(*hashes: int, rank: int = 0) -> frozenset[Held]:
+def device(*hashes: int, rank: int = 0) -> frozenset[HeldBlock]:
     """Return blocks with these hashes on the device of a rank, as a router should hold them."""
-    return frozenset(Held(canonical(block), "GPU", None, rank) for block in hashes)
+    return frozenset(HeldBlock(canonical(block), "GPU", None, rank) for block in hashes)
 
 
 class Churn:
@@ -161,7 +161,7 @@ class Churn:
             evicted = [removed(self._evicted(at))] if at >= 24 else []
             yield Batch([*evicted, stored(block, parent=block - 1 if at % 8 else None)])
 
-    def live(self, count: int) -> frozenset[Held]:
+    def live(self, count: int) -> frozenset[HeldBlock]:
         """Return the blocks that are live after the first ``count`` batches."""
         gone = {self._evicted(at) for at in range(24, count)}
         return device(*({self._first + at for at in range(count)} - gone))
@@ -416,7 +416,8 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
         title=vector.title,
         steps=tuple(steps if small else map(_wide_step, steps)),
         cache=frozenset(
-            Held(canonical(block if small else wide(block)), medium, group, 0) for group, medium, block in vector.view
+            HeldBlock(canonical(block if small else wide(block)), medium, group, 0)
+            for group, medium, block in vector.view
         ),
         level=Level.SHOULD if name in _SHOULD else Level.MUST,
         maps=name in _OF_MAPS,

@@ -232,7 +232,7 @@ class Settings:
     Attributes:
         endpoints: live and replay endpoint of each rank's publisher, the same in all cases. Empty if each case has new
             endpoints.
-        places: function that returns a new live endpoint and a new replay endpoint, if ``endpoints`` is empty.
+        new_endpoints: function that returns a new live endpoint and a new replay endpoint, if ``endpoints`` is empty.
         streams: streams that the router reads if a program, such as kvbus, is between the publishers and the router;
             otherwise empty.
         topic: topic of all batches.
@@ -241,7 +241,7 @@ class Settings:
     """
 
     endpoints: Sequence[tuple[str, str]] = ()
-    places: Callable[[], tuple[str, str]] = lambda: (_ANYWHERE, _ANYWHERE)
+    new_endpoints: Callable[[], tuple[str, str]] = lambda: (_ANYWHERE, _ANYWHERE)
     streams: Sequence[Stream] = ()
     topic: str = ""
     settle: float = 5.0
@@ -332,7 +332,7 @@ class Player:
             yield self._kept
             return
         heartbeat = _HEARTBEAT_MS if case.heartbeats else 0
-        made = [self._publisher(*settings.places(), heartbeat) for _ in range(case.ranks)]
+        made = [self._publisher(*settings.new_endpoints(), heartbeat) for _ in range(case.ranks)]
         try:
             for publisher in made:
                 publisher.start()
@@ -433,14 +433,14 @@ class Player:
         blocks = len(case.cache)
         read = False
         while True:
-            over = loop.time() >= deadline
+            timed_out = loop.time() >= deadline
             view, had_read = await self._adapter.view(engine.known), read
             read = _has(view, engine.markers)
             shown = _without_markers(view)
             found = score(case.cache, shown, engine.known)
             if had_read and read and found == RIGHT:
                 return Result(Outcome.KEPT, "")
-            if over and (had_read or not read):
+            if timed_out and (had_read or not read):
                 break
             await asyncio.sleep(_POLL_S)
         if read and engine.before_loss:
@@ -448,10 +448,10 @@ class Player:
                 return Result(Outcome.KEPT, "the router reports that its view is incomplete", found)
             if not found.dead and not {block.hash for block in shown.held} & engine.before_loss:
                 return Result(Outcome.KEPT, "the router dropped the blocks that it could not repair", found)
-        return Result(Outcome.BROKEN, _said(found, blocks, engine.asked, read=read), found, _evidence(engine))
+        return Result(Outcome.BROKEN, _verdict(found, blocks, engine.asked, read=read), found, _evidence(engine))
 
 
-def _said(found: Score, blocks: int, asked: int, *, read: bool) -> str:
+def _verdict(found: Score, blocks: int, asked: int, *, read: bool) -> str:
     text = f"its view is not the engine's {blocks} blocks" if any(found) else "its view is right"
     if not read:
         text += ", it reads no further"
@@ -522,45 +522,45 @@ def _verdicts(case: Case, result: Result) -> list[Verdict]:
 _RUNNING = "tcp://127.0.0.1:5557,tcp://127.0.0.1:5558"
 
 
-def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, list[Case], Report]:
+def trial(options: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, list[Case], Report]:
     """Return the player, the cases and an empty report for the options of ``kvbus conform router``.
 
     Args:
-        said: the options of the command.
+        options: the options of the command.
         names: names of cases or numbers of clauses; empty for all cases.
 
     Raises:
         ValueError: the options contradict each other, or a value is malformed.
     """
-    ways = [way for way in WAYS if said[way]]
+    ways = [way for way in WAYS if options[way]]
     if len(ways) != 1:
         raise ValueError(
             "give exactly one of the options that say how to ask the router: "
             + ", ".join("--" + way.replace("_", "-") for way in WAYS)
         )
-    reads = said["reads"]
-    adapter = _adapter(ways[0], said)
-    if reads and not (adapter.fresh and said["engine"]):
+    reads = options["reads"]
+    adapter = _adapter(ways[0], options)
+    if reads and not (adapter.fresh and options["engine"]):
         raise ValueError("--reads needs --engine, and --driver or --client")
-    engines = said["engine"] or (() if adapter.fresh else (_RUNNING,))
+    engines = options["engine"] or (() if adapter.fresh else (_RUNNING,))
     settings = Settings(
         endpoints=[_pair("--engine", each) for each in engines],
-        streams=[adapters.Stream(*_pair("--reads", each), said["topic"]) for each in reads],
-        topic=said["topic"],
-        settle=said["settle"],
-        connect=said["connect"],
+        streams=[adapters.Stream(*_pair("--reads", each), options["topic"]) for each in reads],
+        topic=options["topic"],
+        settle=options["settle"],
+        connect=options["connect"],
     )
     cases = chosen(names)
-    if said["arrays"]:
+    if options["arrays"]:
         cases = [as_arrays(case) for case in cases]
-    subject = "kvbus.client" if said["client"] else said[ways[0]]
+    subject = "kvbus.client" if options["client"] else options[ways[0]]
     return Player(adapter, settings), cases, Report("router", subject)
 
 
-def _adapter(way: str, said: Mapping[str, Any]) -> adapters.Adapter:
+def _adapter(way: str, options: Mapping[str, Any]) -> adapters.Adapter:
     if way == "driver":
-        return adapters.Driver(shlex.split(said[way]))
-    return adapters.ViewUrl(said[way]) if way == "view_url" else adapters.Client(copies=not said["reads"])
+        return adapters.Driver(shlex.split(options[way]))
+    return adapters.ViewUrl(options[way]) if way == "view_url" else adapters.Client(copies=not options["reads"])
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ _DECIMAL: Final = re.compile(r"-?\d+")
 _HEXADECIMAL: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
 
 
-class Held(NamedTuple):
+class HeldBlock(NamedTuple):
     """One live block in a router's view. A field that the router does not report is None."""
 
     hash: int
@@ -28,12 +28,12 @@ class View(NamedTuple):
 
     Attributes:
         held: the blocks.
-        tells: names of the fields of `Held` that the router reports besides the hash.
+        tells: names of the fields of `HeldBlock` that the router reports besides the hash.
         incomplete: whether the router reports that blocks may be missing or dead.
         by_prefix: whether the router finds a block only if it holds all previous blocks of the prefix.
     """
 
-    held: frozenset[Held]
+    held: frozenset[HeldBlock]
     tells: frozenset[str] = frozenset()
     incomplete: bool = False
     by_prefix: bool = False
@@ -98,15 +98,15 @@ def parse(text: str) -> View:
     return view_of({"held": found if isinstance(found, list) else [found]})
 
 
-def view_of(said: Mapping[str, Any]) -> View:
+def view_of(answer: Mapping[str, Any]) -> View:
     """Convert a router's answer to a view. The answer is an object that has a list of blocks as ``held``.
 
     Raises:
         ViewError: the object has no list of blocks, or a block has no valid hash.
     """
-    blocks = said.get("held")
+    blocks = answer.get("held")
     if not isinstance(blocks, list):
-        raise ViewError(f"there is no list of blocks in {json.dumps(said)[:100]}")
+        raise ViewError(f"there is no list of blocks in {json.dumps(answer)[:100]}")
     held, tells = set(), set[str]()
     for block in blocks:
         entry = block if isinstance(block, dict) else {"hash": block}
@@ -115,12 +115,12 @@ def view_of(said: Mapping[str, Any]) -> View:
         tells |= entry.keys() & {"medium", "group", "rank"}
         medium = entry.get("medium")
         name = None if medium is None else str(medium).upper()
-        held.add(Held(canonical(entry["hash"]), "GPU" if name in DEVICES else name,
+        held.add(HeldBlock(canonical(entry["hash"]), "GPU" if name in DEVICES else name,
                       entry.get("group"), entry.get("rank")))  # fmt: skip
-    return View(frozenset(held), frozenset(tells), bool(said.get("incomplete")), bool(said.get("by_prefix")))
+    return View(frozenset(held), frozenset(tells), bool(answer.get("incomplete")), bool(answer.get("by_prefix")))
 
 
-def score(cache: Iterable[Held], view: View, known: Known) -> Score:
+def score(cache: Iterable[HeldBlock], view: View, known: Known) -> Score:
     """Count the missing and dead blocks in a router's view, compared with the simulated engine's cache.
 
     If the router does not report a field of its blocks, such as the medium, the comparison ignores this field.
@@ -130,7 +130,7 @@ def score(cache: Iterable[Held], view: View, known: Known) -> Score:
         hashes = {block.hash for block in expected}
         expected = {block for block in expected if _path(block.hash, known) <= hashes}
 
-    def shown(blocks: Iterable[Held]) -> set[tuple[object, ...]]:
+    def shown(blocks: Iterable[HeldBlock]) -> set[tuple[object, ...]]:
         return {(block.hash, *(getattr(block, name) for name in sorted(view.tells))) for block in blocks}
 
     wanted, found = shown(expected), shown(view.held)

@@ -73,7 +73,7 @@ class Servers:
 
 
 @dataclass(frozen=True)
-class Place(Servers):
+class KafkaLocation(Servers):
     """The servers of a log in Kafka. ``keys`` also has the name of the topic."""
 
     keys: KafkaServers = field(default_factory=KafkaServers)
@@ -109,7 +109,7 @@ class Place(Servers):
 
 
 @dataclass(frozen=True)
-class NatsPlace(Servers):
+class NatsLocation(Servers):
     """The servers of a log in NATS. ``keys`` also has the name of the JetStream stream."""
 
     keys: NatsServers = field(default_factory=NatsServers)
@@ -121,7 +121,7 @@ class NatsPlace(Servers):
 
 
 @dataclass(frozen=True)
-class RedisPlace(Servers):
+class RedisLocation(Servers):
     """The servers of a log in Redis or Valkey. ``keys`` also has the database and the prefix of the key names."""
 
     keys: RedisServer = field(default_factory=RedisServer)
@@ -135,16 +135,16 @@ class RedisPlace(Servers):
         return (self.keys if isinstance(self.keys, RedisKeys) else RedisKeys()).retention
 
 
-def place_of(output: OutputConfig) -> Any:
+def location_of(output: OutputConfig) -> Any:
     """Return the servers of the log that an output writes, and the settings of the connections to them.
 
-    The result is a :class:`Place`, :class:`NatsPlace` or :class:`RedisPlace`.
+    The result is a :class:`KafkaLocation`, :class:`NatsLocation` or :class:`RedisLocation`.
     """
-    return place_at(output.endpoint, output.log or KafkaTopic())
+    return location_at(output.endpoint, output.log or KafkaTopic())
 
 
-def place_at(endpoint: str, keys: LogAccess) -> Any:
-    """Return the servers of a log: a :class:`Place` for Kafka, a :class:`NatsPlace`, or a :class:`RedisPlace`.
+def location_at(endpoint: str, keys: LogAccess) -> Any:
+    """Return where a log is: a :class:`KafkaLocation`, a :class:`NatsLocation` or a :class:`RedisLocation`.
 
     Args:
         endpoint: the endpoint of the first server.
@@ -153,10 +153,10 @@ def place_at(endpoint: str, keys: LogAccess) -> Any:
     more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
     servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
     if isinstance(keys, NatsServers):
-        return NatsPlace(servers, keys)
+        return NatsLocation(servers, keys)
     if isinstance(keys, RedisServer):
-        return RedisPlace(servers, keys)
-    return Place(servers, keys if isinstance(keys, KafkaServers) else KafkaTopic())
+        return RedisLocation(servers, keys)
+    return KafkaLocation(servers, keys if isinstance(keys, KafkaServers) else KafkaTopic())
 
 
 def check_files(config: Config) -> None:
@@ -282,21 +282,21 @@ def refusal(error: BaseException, section: str) -> UnavailableError | None:
     return None
 
 
-async def probed(place: Servers, section: str, *, greets: bool = False) -> UnavailableError | None:
+async def probed(location: Servers, section: str, *, greets: bool = False) -> UnavailableError | None:
     """Connect to each server with TLS, and return why a server refuses kvbus's certificate; None if no server does.
 
     This asks again for a reason that was probably missed: a server reports the refusal only after the handshake, and a
     client that is writing at that moment may not get the report.
 
     Args:
-        place: the servers.
+        location: the servers.
         section: the name of the output's section in the configuration, for the text of the error.
         greets: whether a server sends a line without encryption before TLS begins.
     """
-    for host, port in place.addresses if place.keys.tls_ca_file is not None else ():
+    for host, port in location.addresses if location.keys.tls_ca_file is not None else ():
         try:
             async with asyncio.timeout(PROBE):
-                context = place.tls()
+                context = location.tls()
                 reader, writer = await asyncio.open_connection(host, port, ssl=None if greets else context)
                 try:
                     if greets and context is not None:

@@ -33,7 +33,7 @@ LAST: Final = (1 << EPOCH_BITS) - 1
 """The seq, within an epoch of a log's writer, that ends the epoch of a writer that is gone. No record has this seq."""
 
 
-class Numbered:
+class LogRelay:
     """The relay of log records: it applies each record to the index, and publishes it on every output.
 
     Args:
@@ -55,15 +55,15 @@ class Numbered:
         source = self._sources[slot]
         source.stats.batches += 1
         source.stats.bytes += len(event.payload)
-        whole = event.payload
+        content = event.payload
         if event.begins:
             source.ranked = False  # the state that begins names the rank again
-            if not whole:  # the state has no blocks
-                whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
-        batch = codec.decode(whole, self._max_events) if whole else None
+            if not content:  # the state has no blocks
+                content = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
+        batch = codec.decode(content, self._max_events) if content else None
         if isinstance(batch, Reason):
             source.normalizer.missed(batch)
-            source.keep_example(event.seq, whole, batch)
+            source.keep_example(event.seq, content, batch)
             batch = None
         if batch is not None:
             source.stats.last_batch = source.ts = batch.ts
@@ -72,7 +72,7 @@ class Numbered:
         # Encode before the index fills in missing fields of the events. Every kvbus must publish the same bytes, and a
         # kvbus that already knows the record's content does not apply it to its index.
         leaving = [
-            (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
+            (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, content, batch))
             for number, output in enumerate(self._outputs)
             if not output.spec.closed and output.view is None and slot not in output.hidden
         ]
@@ -88,13 +88,13 @@ class Numbered:
             source.stats.restarts += 1
         source.sequencer.stand_at(phase, epoch, (event.seq & LAST) + 1)
 
-    def _encoded(self, wire: Wire, source: Source, whole: bytes, batch: Batch | None) -> tuple[bytes, bytes]:
+    def _encoded(self, wire: Wire, source: Source, payload: bytes, batch: Batch | None) -> tuple[bytes, bytes]:
         """Return a record's batch in an output's encoding, and an empty batch for routers that know its content."""
         empty = encode(wire, [], source.ts, source.rank)
         if batch is None or not batch.events:
             return empty, empty
         if wire is CANONICAL:
-            return whole, empty
+            return payload, empty
         for event in batch.events if wire.strict else ():
             if isinstance(event, BlockStored):
                 set_aside(event)  # for sources that are not read from a log, the normalizer does this

@@ -135,7 +135,7 @@ def _reservations_only(config: Config) -> SqliteStore | None:
         return None
 
 
-def there(config: Config) -> Path | None:
+def existing_directory(config: Config) -> Path | None:
     """Return the directory of the bus's state if it exists, otherwise None. No directory is created.
 
     It is the directory that the bus would use if it were started now.
@@ -147,8 +147,8 @@ def there(config: Config) -> Path | None:
 
 def unusable(config: Config) -> list[str] | None:
     """Return the reasons why ``state_dir: auto`` finds no directory; None if it finds one. Nothing is created."""
-    there, free, problems = _candidates(config, make=False)
-    return None if there or free else problems
+    existing, free, problems = _candidates(config, make=False)
+    return None if existing or free else problems
 
 
 def unwritable(config: Config) -> str:
@@ -159,12 +159,12 @@ def unwritable(config: Config) -> str:
     if config.state_dir in {None, "auto"}:
         return ""
     path = Path(str(config.state_dir)).absolute()
-    there = next(each for each in (path, *path.parents) if each.exists())
-    where = "" if there == path else f"{there}: "
-    if not there.is_dir():
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    where = "" if nearest == path else f"{nearest}: "
+    if not nearest.is_dir():
         return f"{where}it is not a directory"
     try:
-        with tempfile.TemporaryFile(dir=there) as file:
+        with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(bytes(TRIAL))
             file.flush()
             os.fsync(file.fileno())
@@ -184,14 +184,14 @@ def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], 
             directory can be created in the other base directories.
     """
     problems: list[str] = []
-    there: list[Path] = []
+    existing: list[Path] = []
     free: list[Path] = []
     for base in bases(os.environ):
         path = base.path / name_of(config, base)
         try:
             if os.path.lexists(path):
                 _check(path)
-                there.append(path)
+                existing.append(path)
                 continue
             if base.shared and make:
                 base.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -202,12 +202,12 @@ def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], 
             problems.append(f"{path}: {error.strerror or error}")
         else:
             free.append(path)
-    return there, free, problems
+    return existing, free, problems
 
 
 def _automatic(config: Config) -> SqliteStore | None:
-    there, free, problems = _candidates(config, make=True)
-    for path in (*sorted(there, key=reached, reverse=True), *free):
+    existing, free, problems = _candidates(config, make=True)
+    for path in (*sorted(existing, key=reached, reverse=True), *free):
         try:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)

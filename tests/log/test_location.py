@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.common.errors import ConfigError
 from kvbus.config import KafkaTopic, load
-from kvbus.parts.log.place import Place, check_files, place_of
+from kvbus.parts.log.location import KafkaLocation, check_files, location_of
 from tests.security.certificates import Authority
 
 
@@ -30,11 +30,11 @@ def files(tmp_path):
 
 
 def test_nothing_is_read_where_nothing_is_named():
-    assert Place("kafka-0:9092").options() == {}
+    assert KafkaLocation("kafka-0:9092").options() == {}
 
 
 def test_files_are_read_each_time(files):
-    place = Place("kafka-0:9092", KafkaTopic(**files))
+    place = KafkaLocation("kafka-0:9092", KafkaTopic(**files))
     assert place.options()["sasl_plain_password"] == "hunter2 "
     files["password_file"].write_text("hunter3")
     options = place.options()
@@ -43,13 +43,13 @@ def test_files_are_read_each_time(files):
     context = options["ssl_context"]
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
-    nobody = Place("kafka-0:9092", KafkaTopic(tls_ca_file=files["tls_ca_file"])).options()
+    nobody = KafkaLocation("kafka-0:9092", KafkaTopic(tls_ca_file=files["tls_ca_file"])).options()
     assert set(nobody) == {"security_protocol", "ssl_context"}
     assert nobody["security_protocol"] == "SSL"
 
 
 def test_addresses_are_those_of_all_servers():
-    place = Place("kafka-0:9092,[::1]:9093")
+    place = KafkaLocation("kafka-0:9092,[::1]:9093")
     assert list(place.addresses) == [("kafka-0", 9092), ("::1", 9093)]
 
 
@@ -117,19 +117,19 @@ def test_all_files_that_cannot_be_used_are_named_at_once(files):
 def test_what_others_may_read_is_no_secret(files, name):
     files[name].chmod(0o644)
     with pytest.raises(Exception, match="other users can read it"):
-        Place("kafka-0:9092", KafkaTopic(**files)).options()
+        KafkaLocation("kafka-0:9092", KafkaTopic(**files)).options()
 
 
 def test_the_place_of_an_output():
     output = {"type": "kafka", "endpoint": "tcp://a:1", "kafka": {"topic": "t", "more_servers": ["tcp://b:2"]}}
     config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
-    place = place_of(config.outputs[0])
+    place = location_of(config.outputs[0])
     assert (place.servers, place.topic, place.pointers) == ("a:1,b:2", "t", "t-pointers")
 
 
 def test_the_place_of_a_redis_is_its_sentinels():
     keys = {"sentinel": "mymaster", "more_servers": ["tcp://[::1]:2"]}
-    place = place_of(load(None, env={}, overrides=written("redis", keys)[0]).outputs[0])
+    place = location_of(load(None, env={}, overrides=written("redis", keys)[0]).outputs[0])
     assert (list(place.addresses), place.keys.sentinel) == ([("k", 1), ("::1", 2)], "mymaster")
 
 
