@@ -76,14 +76,18 @@ def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
 
     A key that several types of logs have with the same meaning is one row.
     """
-    keys: dict[tuple[str, ...], str] = {}
+    names: dict[tuple[str, ...], list[str]] = {}
     for key, *rest in rows() if of is None else of:
         section, _, name = key.rpartition(".")
-        place, _, log = section.rpartition(".")
-        same = (place, name, *rest) if log in TYPES else (key, "", *rest)
-        keys[same] = f"{keys[same]}, `{log}`" if same in keys else f"`{key}`"
-    shared = (text.replace("`, ", "` (also under ", 1) + ")" if "`, " in text else text for text in keys.values())
-    lines = [f"| {text} | " + " | ".join(rest) + " |" for text, (_, _, *rest) in zip(shared, keys, strict=True)]
+        parent, _, log = section.rpartition(".")
+        if log in TYPES:
+            names.setdefault((parent, name, *rest), [key]).append(log)
+        else:
+            names[key, "", *rest] = [key]
+    lines = []
+    for (_, _, *rest), (key, *logs) in names.items():
+        also = f" (also under {', '.join(f'`{log}`' for log in logs[1:])})" if logs[1:] else ""
+        lines.append(f"| `{key}`{also} | " + " | ".join(rest) + " |")
     return "\n".join([HEADER, *lines]) + "\n"
 
 
