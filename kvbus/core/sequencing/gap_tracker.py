@@ -371,13 +371,15 @@ class GapTracker:
     def jump(self, seq: int) -> None:
         """Continue at batch ``seq``, because a snapshot includes all earlier batches.
 
-        Count the missing batches before ``seq`` as lost.
+        Count the missing batches before ``seq`` as lost. If the snapshot lacks delivered batches, they are missing
+        again.
         """
         known = self.buffer.drop_before(seq)
         self._stats.duplicates += known  # the snapshot includes the dropped batches
         if self.synced:
+            self._stats.missing += max(self.next - seq, 0)
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
-        self.fingerprints.skip(self.next, seq)
+        self.fingerprints.skip(min(self.next, seq), max(self.next, seq))
         self.next = seq
         self.log_end = max(self.log_end, seq)
 

@@ -475,3 +475,17 @@ class TestSnapshots:
         script.after(up(), snapshot(-1), live(0), live(1), down(), up())
         script >> live(2) >> snapshot(1) << cancel() << synced() << deliver(2)
         assert script.missing == (0, 0, 0, 0)
+
+    def test_a_snapshot_without_delivered_batches_makes_them_missing_again(self):
+        """A gap may be filled by late batches while kvbus waits for a snapshot, and a later gap follows."""
+        script = SequencerScript(replay=False, snapshot=True)
+        script.after(up(), snapshot(-1), live(0), live(2))
+        script.after(live(4), live(1))
+        assert script.sequencer.next == 3
+        script.after(snapshot(2), live(6), live(3), live(8), live(5))
+        assert script.sequencer.next == 7
+        script.after(snapshot(4))
+        assert script.sequencer.next == 5
+        script.after(snapshot(8))
+        assert script.sequencer.next == 9
+        assert script.missing[3] == 0
