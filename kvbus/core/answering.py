@@ -163,7 +163,7 @@ class StreamState:
                 source.refused_replays.discard(name)
 
     def _publish_empty(self) -> None:
-        self._do(wal.Heartbeat(self._number, self._at, self._out.wall), self._out.now)
+        self._out.publish_empty(self._number, self._at, self._out.now)
 
     def _known(self) -> StateSnapshot | None:
         snapshot = self.output.snapshots.get(self._at)

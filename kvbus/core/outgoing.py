@@ -362,22 +362,31 @@ class Outgoing:
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self._do(wal.Heartbeat(number, at, self.wall), now)
+                    self.publish_empty(number, at, now)
+
+    def publish_empty(self, number: int, at: int, now: float) -> None:
+        """Send an empty batch on the stream in slot ``at``. If the stream's newest batch is empty, repeat its ``ts``."""
+        output = self._outputs[number]
+        stream = output.streams[at]
+        ts = self.wall
+        if stream.journal.beat is not None:
+            ts = stream.beat_ts
+        elif not output.spec.merged or self._sources:
+            ts = max(ts, self._sources[0 if output.spec.merged else at].ts)
+        self._do(wal.Heartbeat(number, at, ts), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
         """Send an empty batch on the stream that a heartbeat record of the write-ahead log names."""
-        number, at, self.wall = record.output, record.stream, record.wall
+        number, at = record.output, record.stream
+        self.wall = max(self.wall, record.wall)
         output = self._outputs[number]
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # Begin with values that need no source: with one stream for all sources, the stream may exist before the
-            # first source.
-            ts, rank = (self.wall, 0)
-            if not output.spec.merged or self._sources:
-                source = self._sources[0 if output.spec.merged else at]
-                ts, rank = max(self.wall, source.ts), output.rank_of(at, source)
-            payload = encode(stream.wire, [], ts, rank)
+            # With one stream for all sources, the stream may exist before the first source.
+            known = self._sources[0 if output.spec.merged else at] if not output.spec.merged or self._sources else None
+            payload = encode(stream.wire, [], record.wall, 0 if known is None else output.rank_of(at, known))
+            stream.beat_ts = record.wall
         output.stats.heartbeats += 1
         self._send(number, at, payload, 0, now)
 

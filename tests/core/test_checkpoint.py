@@ -8,11 +8,12 @@ import re
 import pytest
 
 from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
+from kvbus.core.events import Tick
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.core.write_ahead_log import StateError
+from kvbus.core.write_ahead_log import StateError, decode_records
 from tests.core.dsl import Script, live
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
 
@@ -152,3 +153,27 @@ def test_a_stream_keeps_its_publisher_id():
     for blob in dump(made[0]):
         loader.feed(blob)
     assert made[1].outputs[0].streams[0].publisher_id == b"a" * 16
+
+
+def test_heartbeats_after_a_checkpoint_are_repeated_with_the_same_payload():
+    """A replay must repeat every batch exactly, even if kvbus was killed after a checkpoint on an idle stream.
+
+    A kvbus that reads this stream would take another payload for a restart, and clear its routers.
+    """
+    first, second = (Relay([], [OutputSpec("a", PROFILES["vllm"], [b"t"], merged=True)]) for _ in range(2))
+    first.keep_records(keep=True)
+    sent = {}
+    loader = Loader(second)
+    for now in range(10):
+        sent |= {each.seq: each.payload for each in first.handle(Tick(wall=1000.0 + now), float(now))}
+        if now == 4:
+            for blob in dump(first):
+                loader.feed(blob)
+            first.records.take()
+    body, payloads = first.records.take()
+    for record in decode_records(body, b"".join(payloads)):
+        second.apply_record(record, 0.0)
+    entries = second.outputs[0].streams[0].journal.entries()
+    repeated = {seq: entry.payload for entry in entries for seq in range(entry.seq, entry.seq + entry.batches)}
+    assert len(repeated) == 5
+    assert repeated == {seq: sent[seq] for seq in repeated}

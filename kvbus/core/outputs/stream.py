@@ -103,6 +103,8 @@ class OutputStream:
         The stream stays, with its numbering, for the next source in the same slot.
         """
         self.idle_since: float | None = None
+        self.beat_ts = 0.0
+        """The ``ts`` of the newest empty batch."""
         self.numbered = numbered
         """Whether the stream repeats the records of a log under the log's numbers.
 
