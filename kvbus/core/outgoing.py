@@ -365,7 +365,10 @@ class Outgoing:
                     self.publish_empty(number, at, now)
 
     def publish_empty(self, number: int, at: int, now: float) -> None:
-        """Send an empty batch on the stream in slot ``at``. If the stream's newest batch is empty, repeat its ``ts``."""
+        """Send an empty batch on the stream in slot ``at``.
+
+        If the stream's newest batch is empty, repeat its ``ts``, because both share an entry of the journal.
+        """
         output = self._outputs[number]
         stream = output.streams[at]
         ts = self.wall
