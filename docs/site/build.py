@@ -113,7 +113,7 @@ def page(router: dict[str, Any]) -> str:
     parts = (
         f"# kvbus with {router['name']}",
         NOTICE,
-        f"With this router, kvbus was {router['proof']}. {router['followed']}",
+        f"kvbus was {router['proof']}. {router['followed']}",
         _NAMES,
         f"## Ports\n\n{picture(router)}",
         f"## The engine\n\n{_SIMULATED.format(*ports(router))}",

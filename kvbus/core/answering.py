@@ -382,7 +382,8 @@ class SnapshotAnswer:
             self.finished = True
             yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
             return
-        # The newest seq is right even if the state was taken at an earlier seq: all batches after that seq are empty.
+        # The newest seq is right even if the state was taken at an earlier seq. newest() takes a new state after each
+        # change of the live blocks, so all batches after the state's seq are empty.
         seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
         chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
         reader, left = chunks.reader(), chunks.count

@@ -1,4 +1,4 @@
-"""Relay sources whose stream is read from a log (Kafka, NATS, Redis). Routers get each record under the log's number.
+"""Relay sources whose stream is read from a log (Kafka, NATS, Redis). Each record keeps the seq that it has in the log.
 
 Two kvbus that read the same log publish the same batches under the same seqs, so a router may switch between them.
 Therefore kvbus never uses a seq of such a stream for a batch that is not in the log. If a router needs the state, it
@@ -50,7 +50,7 @@ class LogRelay:
         self._max_events = max_events
 
     def received(self, event: RecordReceived, now: float) -> None:
-        """Apply a record of a log to the source's index, and publish it under the log's number."""
+        """Apply a record of a log to the source's index, and publish it under the seq that it has in the log."""
         slot = event.source
         source = self._sources[slot]
         source.stats.batches += 1

@@ -61,7 +61,7 @@ class SourceLog:
         self._standing: dict[int, Findings] = {}
         self._unknown: dict[int, set[str]] = {}
         self._left: list[int] = []
-        """The slots of the sources that the current round has not checked yet."""
+        """The slots that :meth:`look_in_turns` has still to check before it begins again with all slots."""
 
     def look_in_turns(self, relay: Relay, slots: Collection[int]) -> None:
         """Check some of the sources, and log their changes. Ten calls check all sources.

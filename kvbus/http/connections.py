@@ -287,7 +287,7 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Mark a connection as waiting while its request waits until answers to other clients are complete.
+        """Mark a connection as waiting while its request must wait for answers to other clients.
 
         If the maximum number of connections is open, the server may close a waiting connection to accept a new one.
         """

@@ -41,7 +41,10 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """The newest changes. Their numbers have no gaps, so a client can count the changes that it has missed."""
+    """The newest changes of the states of sources and routers.
+
+    Their numbers have no gaps, so a client can count the changes that it has missed.
+    """
 
     def __init__(self) -> None:
         self.process: Final = secrets.token_hex(4)

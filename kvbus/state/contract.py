@@ -97,12 +97,13 @@ class Store(Protocol):
     location: str
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
-        """Read the saved state: first the checkpoint, then the log. Return False if there is no state.
+        """Read the saved state: first the checkpoint, then the write-ahead log. Return False if there is no state.
 
         Args:
             names: the names of the present sources and outputs. A state with other names is not used.
             feed: called with each slice of the checkpoint. It may raise ``StateError``.
-            apply: called with the records and the payloads of each frame of the log. It may raise ``StateError``.
+            apply: called with the records and the payloads of each frame of the write-ahead log. It may raise
+                ``StateError``.
 
         Raises:
             StoreError: the state cannot be used. The store is now empty, and :attr:`reserved` is above every seq that
@@ -110,7 +111,7 @@ class Store(Protocol):
         """
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log: the encoded records of a burst of batches, and the payloads of these batches."""
+        """Add a frame to the write-ahead log: the encoded records of a burst of batches, and the batches' payloads."""
 
     def reserve(self, reserved: Reserved) -> None:
         """Write the reservations to the disk. They replace the reservations that are there."""

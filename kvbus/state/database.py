@@ -333,7 +333,7 @@ class Contents(NamedTuple):
         streams: number of streams with a reservation.
         highest: the lowest seq that is not reserved on any stream.
         slices: number of slices in the checkpoint.
-        frames: number of frames in the log after the checkpoint.
+        frames: number of frames in the write-ahead log after the checkpoint.
         synced: whether every commit has waited for the disk.
         this_boot: whether kvbus has used the database since the machine was started.
     """

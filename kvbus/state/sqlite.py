@@ -233,7 +233,7 @@ class SqliteStore:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log, and write the mark to the lock file.
+        """Add a frame to the write-ahead log, and write to the lock file how far the database was written (the mark).
 
         See :meth:`kvbus.state.contract.Store.append`.
         """

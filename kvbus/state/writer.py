@@ -1,9 +1,9 @@
 """Keep the relay's state in a store on disk, so that routers do not notice a restart of kvbus (setting ``state_dir``).
 
 kvbus writes the records of a burst of batches before it sends any batch that depends on them. So the next process knows
-everything that a killed process has sent. If the log has grown too large, kvbus writes a new checkpoint in slices, and
-handles batches between the slices. If the store cannot be written, kvbus continues without a saved state, and tries
-again later.
+everything that a killed process has sent. If the write-ahead log has grown too large, kvbus writes a new checkpoint in
+slices, and handles batches between the slices. If the store cannot be written, kvbus continues without a saved state,
+and tries again later.
 """
 
 from __future__ import annotations

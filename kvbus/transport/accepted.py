@@ -48,7 +48,7 @@ def limits_of_publishers(frame_bytes: int) -> Limits:
         frame_bytes: maximum bytes of one frame. A message may have four times as many bytes.
     """
     most = 4 * frame_bytes
-    # The limit of bytes also serves as the limit of frames, because each frame that is not empty has at least one byte.
+    # The limit of bytes also serves as the limit of frames: a message of that many one-byte frames reaches both limits.
     return Limits(frame_bytes=frame_bytes, message_frames=most, kept_frames=MAX_KEPT_FRAMES, message_bytes=most)
 
 

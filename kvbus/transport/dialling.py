@@ -26,7 +26,7 @@ from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 HANDSHAKE_S: Final = 0.9
-"""Maximum seconds for the rest of a handshake after the wait of :data:`READY_S`.
+"""Maximum seconds for the handshake, in addition to the :data:`READY_S` for which kvbus waits for the peer's READY.
 
 It is short, because a ZeroMQ socket sends its greeting immediately.
 """

@@ -328,7 +328,7 @@ class MissingConnection:
         self.deadline = now + self._pause
 
     def connected(self) -> None:
-        """Record that the connection is up, and cancel a running attempt to find the reason."""
+        """Record that the connection is up, and cancel a running attempt to find out why it was missing."""
         self.deadline = inf
         if self._looking is not None:
             self._looking.cancel()

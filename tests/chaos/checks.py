@@ -211,7 +211,7 @@ class Checks:
     async def _drained(self) -> None:
         """Wait until kvbus has no queued batch for any router.
 
-        After lost packets, a connection can take longer than a router's replay.
+        After lost packets, a live connection can need more time for its batches than a router needs for a replay.
         """
         end = asyncio.get_running_loop().time() + PATIENCE
         while queued := total(await self._cell.bus.metrics(), "kvbus_output_queue_depth"):

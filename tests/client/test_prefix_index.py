@@ -266,7 +266,7 @@ def name_of(variant, chain):
 def content_of(worker, variant, chain):
     """Return the content of the last block of a chain.
 
-    For worker "b", variant 2 gives other content to the same hash.
+    Worker "b" has other content than the other workers for the same hash, if the hash belongs to variant 2.
     """
     return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
 

@@ -78,9 +78,9 @@ def test_a_router_that_nobody_knows_is_refused(api: Api, place: str) -> None:
 
 
 def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
-    """A pod of a restricted engine fulfils the restricted Pod Security Standard also with kvbus in it.
+    """A pod that fulfils the restricted Pod Security Standard still fulfils it after kvbus was added.
 
-    The engine of the other tests does not fulfil it.
+    The pod of the other tests does not fulfil it, so this test changes the engine's container.
     """
     namespace = api.namespace(RESTRICTED)
     with pytest.raises(RefusedError, match=r'violates PodSecurity.*container \\"engine\\" must set') as refused:

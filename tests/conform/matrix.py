@@ -138,8 +138,9 @@ def publisher(peer: str, clause: str) -> tuple[str, str]:
 
 
 def reader(peer: str, clause: str) -> tuple[str, str]:
-    """Return whether a router keeps a clause of the specification, and how the source code shows a defect that no case
-    shows.
+    """Return whether a router keeps a clause of the specification, and a note for the cell of the matrix.
+
+    The note says that only a SHOULD is broken, or how the source code shows a defect that no case shows.
     """
     verdicts = [each for each in load("routers")[peer].verdicts if each["clause"] == clause]
     broken = [each for each in verdicts if each["outcome"] == "broken"]

@@ -1,4 +1,4 @@
-"""Tests that docs/spec/recordings.md and the command have the same verdicts about recordings of real engines."""
+"""Tests that docs/spec/recordings.md and ``kvbus conform`` have the same verdicts about recordings of real engines."""
 
 from __future__ import annotations
 

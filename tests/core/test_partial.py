@@ -190,7 +190,10 @@ class TestSince:
 
 
 def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
-    """Send a clear, and return whether it ended `partial`, in this process and in one that continues from its log."""
+    """Send a clear, and return whether the source is no longer `partial` after it.
+
+    Check that the relay, and a relay that restarts from its write-ahead log, agree.
+    """
     script.hear(live(seq, cleared()), live(seq + 1, store([21, 22])), tick(0.1, WALL + 9))
     assert script.source.partial == (script.source.partial_since is not None) == partial(script)
     script.is_the_same_after_a_restart(checkpoint=checkpoint)

@@ -183,7 +183,7 @@ class Link:
         self.cut(reset=False)
 
     async def listen(self) -> None:
-        """Accept connections again after `refuse` has ended that."""
+        """Listen again, after `refuse` has stopped it."""
         async with self._binding:
             if self._server is None:
                 await self.start()

@@ -82,8 +82,9 @@ async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
 
 
 async def test_half_open() -> None:
-    """The proxy closes only the engine's side, so the router notices nothing and reconnects when its own side is
-    closed.
+    """If the proxy closes only the engine's side of a connection, the router notices nothing.
+
+    The router reconnects after the proxy has closed the router's side, too.
     """
     async with linked() as (engine, link, router):
         assert link.half_open() == 1

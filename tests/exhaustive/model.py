@@ -183,16 +183,16 @@ class Model:
         self.checking.ask(self.bus, self.now)
 
     def checking_reads(self) -> None:
-        """The checking router reads one message of its replay answer."""
+        """The router that checks seqs (:class:`Checking`) reads one message of its replay answer."""
         self.checking.read_answer(self.bus)
 
     def checking_goes_on(self) -> None:
-        """The checking router ends its stall and reads its queued batches."""
+        """The router that checks seqs (:class:`Checking`) ends its stall and reads its queued batches."""
         self.checking.stalled = False
         self.checking.read_live()
 
     def trusting_subscribes(self) -> None:
-        """The trusting router subscribes and gets the state."""
+        """The router that checks no seqs (:class:`Trusting`) subscribes and gets the state."""
         self.trusting.subscribe(self.bus, self.now)
 
     # -- faults
@@ -236,23 +236,23 @@ class Model:
         self._kill(checkpoint=True)
 
     def checking_stalls(self) -> None:
-        """The checking router stops reading."""
+        """The router that checks seqs (:class:`Checking`) stops reading."""
         self.checking.stalled = True
 
     def checking_loses(self) -> None:
-        """kvbus drops the batches that wait for the checking router."""
+        """kvbus drops the batches that wait for the router that checks seqs (:class:`Checking`)."""
         self.checking.queue.clear()
 
     def checking_leaves(self) -> None:
-        """The connections of the checking router break."""
+        """The connections of the router that checks seqs (:class:`Checking`) break."""
         self.checking.leave()
 
     def checking_breaks_off(self) -> None:
-        """The replay answer to the checking router breaks off."""
+        """The replay answer to the router that checks seqs (:class:`Checking`) breaks off."""
         self.checking.break_answer()
 
     def trusting_leaves(self) -> None:
-        """The connection of the trusting router breaks."""
+        """The connection of the router that checks no seqs (:class:`Trusting`) breaks."""
         self.trusting.leave()
 
     # -- helpers

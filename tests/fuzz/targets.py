@@ -115,8 +115,9 @@ STEPS = 64
 def relay(data: bytes) -> None:
     """Give a relay arbitrary events in any order, and check its output and its counters.
 
-    Routers must be able to rely on the output, and all batches must be counted. A step of ``data`` is ``kind, seq,
-    length / 4``, followed by the payload of a live or a replayed batch.
+    Routers must be able to rely on the output, and all batches must be counted. ``data`` is a sequence of steps. A
+    step begins with three bytes: ``kind``, ``seq`` and ``length / 4``. If it is a live or a replayed batch, the
+    payload of the batch follows.
     """
     source = SourceSpec("engine", 0, max_blocks=64, source_timeout=5.0)
     outputs = [

@@ -33,7 +33,7 @@ class Talker:
             self.heard(said)
 
     def heard(self, said: dict[str, Any]) -> None:
-        """Apply one event that the program has printed."""
+        """Apply one event that the test program has printed as JSON."""
         raise NotImplementedError
 
     async def close(self) -> None:

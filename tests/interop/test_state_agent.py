@@ -28,9 +28,10 @@ TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint
 
 @pytest.mark.parametrize(("ranks", "one_port"), [(1, False), (2, False), (1, True)])
 async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int, one_port: bool) -> None:
-    """The agent joins late, batches are lost, and a rank restarts. With two ranks, each has a topic of the same PUB.
+    """The agent joins late, batches are lost, and a rank restarts.
 
-    With one port, the agent connects to the address that the engine connects to, and kvbus listens there.
+    With two ranks, kvbus sends both on one port, each under its own topic. With ``one_port``, the agent connects to the
+    address that the engine connects to, and kvbus listens there.
     """
     live, replay = ports_in_a_row(ranks), ports_in_a_row(ranks)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(ranks)]

@@ -78,7 +78,7 @@ class Driven:
         await eventually(lambda: self.kind.joined(self.stats, self.readers), "every reader let in")
 
     def publish(self, count: int, stream: int = 0, *, size: int = 10, events: int = 1) -> None:
-        """Publish ``count`` batches through the driver. It may send them only at `flush`."""
+        """Pass ``count`` batches to the driver. A driver may keep them until `flush`."""
         for _ in range(count):
             payload = self.kind.payload(len(self.sent[stream]), size)
             seq = self._streams[stream].append(payload, 0.0)

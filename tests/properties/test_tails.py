@@ -39,9 +39,9 @@ def name_of(prompt, end):
 
 
 class Pool:
-    """The model's memory blocks, and the events that it sends for them.
+    """The block pool of the model of vLLM: its blocks in memory, and the events that it sends for them.
 
-    A memory block has the hash of a complete block, or the hashes of prefixes that end inside it.
+    A block in memory has the hash of a complete block, or the hashes of prefixes that end inside it.
     """
 
     def __init__(self):

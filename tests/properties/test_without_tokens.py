@@ -36,7 +36,10 @@ PUBLISHER: Final = b"p" * 16
 
 
 def marked(value: Any) -> Any:
-    """Return a value in which each token id and each text is replaced by a marked one."""
+    """Return a value whose token ids and texts contain a mark, so that a test can find them in kvbus's output.
+
+    Texts begin with ``SECRET``, and token ids are at least ``MARK``.
+    """
     if isinstance(value, list):
         return [marked(each) for each in value]
     if isinstance(value, dict):

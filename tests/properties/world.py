@@ -1010,8 +1010,9 @@ class World:
                 assert view == expected, f"sources {those}, stream {place}: {view} is not {expected}"
 
     def _visible(self, i: int, folded: bool) -> Blocks | None:
-        """Return the blocks that routers must hold of an engine, or None if kvbus reports that it does not know
-        them.
+        """Return the blocks of an engine that routers must hold; None if kvbus reports that it does not know them.
+
+        ``folded`` says whether the blocks have hashes folded to integers.
         """
         source, engine = self.relay.sources[i], self.lines[i].engine
         if source.partial:

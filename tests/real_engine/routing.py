@@ -130,7 +130,10 @@ class VllmRouter:
 
 
 async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -> None:
-    """Send the requests of all turns. Those of one turn are sent at the same time, one for each conversation."""
+    """Send the requests of all conversations, turn by turn.
+
+    A turn has one request of each conversation. These requests are sent at the same time.
+    """
     rng = random.Random(run.seed)
     systems = [tokens(rng, 128) for _ in range(4)]
     prompts = [systems[number % 4] + tokens(rng, 40) for number in range(CONVERSATIONS)]

@@ -114,7 +114,7 @@ class Platter:
             kept.damage = kind
 
     def begin_call(self) -> None:
-        """Spend the time of a call of the store.
+        """Let the simulated time pass that one call of the store takes.
 
         Raises:
             StoreError: `failing` makes this call fail.

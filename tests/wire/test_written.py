@@ -1,4 +1,7 @@
-"""Tests that the captures of `tests.wire.recording.written` follow their sources, and can be generated again."""
+"""Tests that the captures of `tests.wire.recording.written` have the form that their sources require.
+
+The sources are the code of publishers, and RFC 1527. The tests also generate the captures again.
+"""
 
 from typing import Any, Literal
 

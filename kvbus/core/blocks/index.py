@@ -128,9 +128,9 @@ class Table:
         It is empty if the table has no reblocked chunks.
         """
         self.sub_blocks = 0
-        """Number of different sub-blocks in a frozen copy of a table, which has no ``refs``.
+        """Number of different sub-blocks in this table, if it is a frozen copy; 0 in every other table.
 
-        It is 0 in every other table.
+        A frozen copy needs this number, because it has no :attr:`refs`.
         """
 
     @property
@@ -340,8 +340,8 @@ class Index:
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
         """Return whether routers know a live block, or a sub-block of one, by this hash.
 
-        A block with unknown tokens does not count. Only profiles that count a block of several ranks once use this
-        method. Their routers hash tokens, so kvbus does not send them such a block.
+        A block with unknown tokens does not count. The method is only for the profiles that count a block of several
+        ranks once. Their routers hash tokens, so kvbus does not send them a block without tokens.
 
         Do not use this method on a frozen copy with reblocked blocks, because a frozen copy lacks their derived hashes.
         """

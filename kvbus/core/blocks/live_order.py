@@ -163,7 +163,10 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 
 class _Window:
-    """The runs of one table that wait for the next block of their chain, in the order of their first blocks."""
+    """The runs of blocks of one group and medium that wait for the next block of their chain.
+
+    They are in the order of their first blocks.
+    """
 
     def __init__(self) -> None:
         self.waits: deque[list[Run]] = deque()
@@ -210,7 +213,11 @@ class _Window:
 
 
 def _joins(chunk: Chunk) -> bool:
-    """Return whether a chunk of one block may share an event with the blocks before and after it in its chain."""
+    """Return whether a chunk of one block may share an event with the blocks before and after it in its chain.
+
+    It may if its extra keys are missing, null or at most one entry, if it has no lookahead tokens, and if its block
+    size is known.
+    """
     meta, keys = chunk.meta, chunk.extra_keys
     return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0
 
@@ -218,7 +225,8 @@ def _joins(chunk: Chunk) -> bool:
 def _alike(one: Chunk, other: Chunk) -> bool:
     """Return whether two chunks of one block each may share an event.
 
-    They may if the fields in their metas are equal, and their keys and tokens have the same form.
+    They may if their metas have equal fields, if their extra keys begin with the same byte, and if the tokens of
+    both or of neither are pairs.
     """
     return (
         (one.meta is other.meta or one.meta == other.meta)

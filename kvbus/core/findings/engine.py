@@ -82,7 +82,7 @@ HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
     "{at}.{name}",
     "{endpoint} ends the connection in the ZeroMQ handshake{detail}",
-    "correct the port; if it is the engine's, read the engine's log for the cause",
+    "correct the port; if it is the port of the engine's events, read the engine's log for the cause",
 )
 ENDPOINT_IS_SUBSCRIBER: Final = problem(
     "endpoint_is_subscriber",

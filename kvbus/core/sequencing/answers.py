@@ -33,7 +33,7 @@ A single batch is not enough: the last delivered batch may itself belong to a ne
 """
 
 MAX_PATIENT_PROBE: Final = 8
-"""Maximum multiple of ``probe_interval`` between two probes of a publisher while its batches may be in transit."""
+"""Maximum number of times ``probe_interval`` between two probes, while the publisher's batches may be in transit."""
 
 
 class Restart(NamedTuple):
@@ -430,7 +430,7 @@ class Requests:
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is not Phase.VERIFY:
-            tracker.drain()  # held live batches have arrived, so none of them is the oversized batch
+            tracker.drain()  # the held live batches have arrived, so none of them was too large
         same_batch = asked.items == 0 and epoch.aborted_at == asked.start
         in_order = max(asked.start, asked.last + 1) == tracker.next
         if asked.is_state or same_batch or not in_order or asked.purpose is Purpose.SNAPSHOT:
@@ -464,7 +464,7 @@ class Requests:
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
-            return Restart()  # the state lacks batches that were sent before the request, so they were of another epoch
+            return Restart()  # batches sent before the request are missing: they were of another epoch
         if asked.last >= following:
             if epoch.buffer.has_lost(following, now):
                 return REBUILT
@@ -535,7 +535,7 @@ class Requests:
     def snapshot(self, asked: OpenRequest, seq: int, *, same_epoch: bool) -> Finding:
         """Close the snapshot request and handle its reply, a snapshot as of batch ``seq``.
 
-        Return None if the caller has to apply the snapshot.
+        Return None if the caller has to apply the snapshot. Otherwise return the sequencer's next input.
         """
         self.stop()
         if asked.purpose is Purpose.HISTORY:

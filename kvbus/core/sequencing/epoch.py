@@ -70,7 +70,8 @@ class History:
     before the known batches, kvbus reads the epoch again.
 
     Args:
-        pause: seconds until the request is repeated. It doubles with each request, up to :data:`MAX_BACKOFF` times.
+        pause: seconds until the request is repeated. The interval doubles with each request, up to :data:`MAX_BACKOFF`
+            times ``pause``.
     """
 
     __slots__ = ("_after", "_emptied", "_factor", "_pause", "first", "pending", "unanswered")
@@ -181,9 +182,10 @@ class PublisherBuffer:
         The seq is -1 if kvbus has never probed this publisher.
         """
         self._trimmed = (-1, 0.0)
-        """The seq of the next batch to deliver when a replay answer lacked that batch, and the time of that answer.
+        """The seq of the next batch to deliver, if a replay answer lacked this batch, and the time of that answer.
 
-        Such an answer begins after the last delivered batch, or is a state. The seq is -1 if there was no such answer.
+        The answer lacked it because it began at a later seq, or because it was a state. The seq is -1 if there was no
+        such answer.
         """
         self._stood_until = -inf
         """The time until which batches may still arrive that were in transit while this process was suspended."""

@@ -165,7 +165,8 @@ class GapTracker:
         self.answered_end = 0
         """One past the highest batch of a replay answer that may have been a state; 0 if there was no such answer.
 
-        A live batch below it may differ from the batch of the answer although both are of the same epoch.
+        The batches of a state have other content than the live batches with the same seqs. So a live batch below this
+        seq that differs from the known batch does not prove a new epoch.
         """
         self.synced = False
         """Whether kvbus has read the epoch's history, or knows that it is not available.
@@ -347,7 +348,10 @@ class GapTracker:
         self.drain()
 
     def expose(self, end: int) -> None:
-        """Record that all batches before ``end`` exist. Those that kvbus did not know to exist now count as missing."""
+        """Record that all batches before ``end`` exist.
+
+        Count each batch as missing of which kvbus did not know until now.
+        """
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
         self.log_end = max(self.log_end, end)

@@ -305,8 +305,8 @@ class Sequencer:
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # Drop the held batches, so that kvbus receives them again: a compacted answer will not show whether they
-            # are still of the current epoch.
+            # Drop the held batches, so that kvbus receives them again. The next replay answer may be a state, and a
+            # state does not show whether the held batches are still of the current epoch.
             self.tracker.write_off()
             self.tracker.forget_ahead()
 
@@ -585,7 +585,7 @@ class Sequencer:
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:
-        """Begin a new epoch when kvbus restarts, because the write-ahead log has recorded its beginning.
+        """Begin a new epoch while kvbus restarts, because the write-ahead log has a record of the epoch's beginning.
 
         ``partial`` says that the publisher's cache may hold blocks that kvbus cannot learn.
         """

@@ -255,7 +255,7 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
 
 
 MAX_UNKNOWN: Final = 32
-"""Maximum number of names of unknown fields and events that kvbus keeps for each batch, and for each source."""
+"""Maximum number of names of unknown fields and events that kvbus keeps of each batch and source, to show them."""
 
 _LONGEST_NAME: Final = 48
 

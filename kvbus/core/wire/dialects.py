@@ -75,7 +75,8 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 class Sniffer:
     """A detector of the dialect in which one source's engine sends its batches.
 
-    It remembers the name of the dialect for each form of batch, so that it parses only the first batch of a form.
+    It remembers which dialect belongs to which first bytes (of the batch and of its first event). So it parses only the
+    first batch with these bytes.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ MEASURE: Final = 1.0
 READ_SECONDS: Final = 0.1
 """Maximum time in seconds for which one read waits for records.
 
-It is also the minimum time between two checks of which streams are engines.
+It is also the minimum interval at which kvbus checks which streams belong to engines.
 """
 
 RECORDS_A_SLICE: Final = 64

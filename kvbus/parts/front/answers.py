@@ -91,7 +91,7 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
         answer["kv_event_sources"] = [_entry(each, offers) for each in sources]
     if described:
         described = mapping(described)
-        # Use the ranks in the list if there is one, because `dp_size` also counts the ranks of other nodes.
+        # Use the ranks of the publishers in the answer's list, if it has one: `dp_size` also counts other nodes' ranks.
         ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1)) or 1))
         answer["kv_events"] = _described(described, ranks, offers)
     return answer

@@ -75,7 +75,10 @@ kvbus accepts it.
 """
 
 MAX_DIGITS: Final = 20
-"""Number of digits from which on the value of the header :data:`AFTER` is ignored, because it cannot be a sequence."""
+"""Minimum number of digits of a value of the header :data:`AFTER` that kvbus ignores.
+
+A sequence has fewer digits.
+"""
 
 MIN_WAIT_SECONDS: Final = 0.01
 """Minimum time in seconds to wait for the next message, so that a message that has already arrived is not missed."""
@@ -150,7 +153,7 @@ class Pulled:
         self._newest: dict[str, int] = {}
         """By subject: the sequence of the newest message that was read."""
         self._contradicted = 0
-        """The sequence of the last contradictory message; see :data:`ANOTHER`."""
+        """The sequence of the last message whose header did not name the message before it; see :data:`ANOTHER`."""
         self._times = 0
         """Number of consumers that have delivered the same contradictory message; see :data:`ANOTHER`."""
         self._believed = ""
@@ -182,7 +185,7 @@ class Pulled:
         A consumer numbers its messages, so losses are noticed.
         """
         self._asked = 0
-        """Number of messages that the consumer may still deliver for the last request."""
+        """Number of messages that NATS may still deliver for the reader's last request."""
         self._heard = 0.0
         """Time at which the reader last sent a request to the consumer, or got a message or a status from it."""
         self._single = 1
@@ -343,10 +346,9 @@ class Pulled:
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
-        """Return whether to reject a message that names another previous message than the one that was read.
+        """Return whether to reject a message, because it does not name the message that was read last on its subject.
 
-        Accept the message nevertheless if the message that it names was deleted, or if enough consumers have delivered
-        it.
+        The message is not rejected if the message that it names was deleted, or if enough consumers have delivered it.
 
         Args:
             at: the message's sequence.

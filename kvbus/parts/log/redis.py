@@ -350,9 +350,9 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """Check one of the keys that are left out of requests.
+        """Check one of the keys that kvbus does not read, because they held another type of value than a Redis stream.
 
-        If it holds a Redis stream now, the stream is read again.
+        If the key holds a Redis stream now, it is read again.
         """
         if self._wrong:
             name = next(iter(self._wrong))
@@ -383,7 +383,8 @@ class RedisReader:
     async def reached(self, key: str) -> int:
         """Return how many times :meth:`ends` had been called when this stream was last read to its end.
 
-        If the key does not hold a Redis stream, return the number of all calls, because there are no records to read.
+        If the key does not hold a Redis stream, there are no records to read. Then return the number of all calls, so
+        that the stream counts as read.
         """
         name = names(self._location, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]

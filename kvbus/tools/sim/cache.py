@@ -263,7 +263,7 @@ class PrefixCache:
         return -(-tokens // self.block_size)
 
     def _block_of(self, request: Request) -> Block:
-        """Return the content of the block after the request's last full block."""
+        """Return the next block of a request, which follows the request's last full block. It may have fewer tokens."""
         start = len(request.chain) * self.block_size
         parent = request.chain[-1] if request.chain else None
         return make_block(parent, request.tokens[start : start + self.block_size], request.tenant)

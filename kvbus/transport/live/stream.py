@@ -409,8 +409,8 @@ class LivePublisher:
             return
         router.reason = "subscribed"
         router.has_asked = False
-        # Keep the position, because a router may announce later that it requests replays itself. Then it gets the
-        # batches from this position on instead of the state.
+        # Keep the position of the next batch in the ring, because a router may announce later that it requests replays
+        # itself. Then it gets the batches from this position on instead of the state.
         self._want_state(router, self.ring.end if self._shared is None else None)
 
     def _want_state(self, router: Router, position: int | None = None) -> None:

@@ -237,7 +237,10 @@ class Peer(asyncio.BufferedProtocol):
         stream.write(self._zmtp.data_to_send())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio gives it
-        """Return the buffer for the next read. The endpoint's connections share it: the bytes are copied at once."""
+        """Return the buffer for the next read.
+
+        All connections of the endpoint share it, because each one copies the bytes immediately after the read.
+        """
         return self._endpoint.scratch
 
     def buffer_updated(self, nbytes: int) -> None:

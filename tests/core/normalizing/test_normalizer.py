@@ -80,7 +80,7 @@ class TestReasons:
         assert bench.router.violations == []
 
     def test_every_reason_of_an_event_is_provoked_somewhere(self):
-        """The tests of this module cause every reason to refuse or filter a single event.
+        """For each reason for which kvbus refuses or filters a single event, this module has a test that causes it.
 
         The reasons that are left out concern complete messages and batches, or have their own tests.
         """

@@ -8,8 +8,9 @@ from tests.doubles.payloads import cleared, plain_all, removed, store, tokens_of
 
 
 def bench(**rules):
-    """Return a bench with blocks 1 to 4, stored by one event, and a chain of blocks 11 to 14, stored by one event
-    each.
+    """Return a normalizer with a router (:class:`Bench`), in which the blocks 1 to 4 and a chain of 11 to 14 are live.
+
+    One event stored the blocks 1 to 4. Each block of the chain was stored by its own event.
     """
     known = Bench(**rules)
     known.feed(store([1, 2, 3, 4]))

@@ -1,8 +1,7 @@
-"""Functions to write tests of a sequencer as a conversation, as in :mod:`tests.core.dsl`, with the sequencer's own
-actions.
+"""Functions with which a test of a sequencer is written as a conversation: events, and the actions that must follow.
 
-The events have the same names as there. Some of the sequencer's actions cause no command of the relay, such as a lost
-batch or the end of a catch-up. This module has functions that expect these actions.
+The functions for events have the names of those in :mod:`tests.core.dsl`. Some of the sequencer's actions cause no
+command of the relay, such as a lost batch or the end of a catch-up. This module has functions that expect them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Stream(LivePublisher):
     numbering: Numbering
 
     def opened(self, peer: Peer) -> None:
-        """Accept a router's new connection, and let its event ids be counted separately."""
+        """Accept a router's new connection, and give it its own counter of Dynamo's event ids."""
         peer.rewrite = self.numbering.connection().rewrite
         super().opened(peer)
 
