@@ -50,7 +50,7 @@ def cpu_seconds() -> float:
 
 @contextlib.contextmanager
 def ends_servers() -> Iterator[None]:
-    """Do not count the CPU seconds of a server that several tests shared and that ends in this block.
+    """Do not count the CPU seconds of a server that several tests shared, and that ends in this ``with`` block.
 
     Otherwise the last of these tests would have used all of them.
     """

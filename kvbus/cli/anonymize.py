@@ -34,7 +34,7 @@ def key_file_option(function: F) -> F:
         "--key-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Key of the pseudonyms, at least 32 bytes. Captures with equal keys get equal pseudonyms. [default: new]",
+        help="File with the key of the pseudonyms, at least 32 bytes. Equal keys give equal pseudonyms. [default: new]",
     )(function)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="FILE",
-    help="YAML file with a log to follow: kafka, nats or redis, and its keys as under sources[].discover. Repeatable.",
+    help="YAML file that describes a log: kafka, nats or redis, with keys as under sources[].discover. Repeatable.",
 )
 @click.option(
     "--copies",

@@ -103,7 +103,7 @@ class LogRelay:
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
         """Apply the batch of a log record to the source's index. ``begins`` empties the index first.
 
-        The events that the normalizer returns are not published: every kvbus publishes the record itself.
+        The events that the normalizer returns are not published, because kvbus publishes the record's own batch.
         """
         if begins:
             source.normalizer.reset()

@@ -218,7 +218,7 @@ class Outgoing:
             self.publish(i, source, batch, now)
 
     def publish(self, i: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
-        """Number and publish one batch on every output whose routers read batches unchanged.
+        """Publish one batch, with the next seq, on every output whose routers read batches unchanged.
 
         The batch is encoded once for all outputs with the same encoding and rank.
         """

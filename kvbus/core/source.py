@@ -135,7 +135,7 @@ class Source:
         self.partial_since: float | None = None
         """The time of day at which :attr:`partial` became True; None while it is False."""
 
-        # Facts about the blocks at the routers.
+        # The relation of routers and their blocks to this source.
         self.refused_replays: set[str] = set()
         """Names of the outputs whose routers refuse the newest answer to a replay from seq 0.
 

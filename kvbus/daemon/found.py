@@ -198,7 +198,7 @@ class FoundFile:
 
     Args:
         reservations: the seq reservations, in whose store the engines are saved.
-        config: the configuration. If no entry has ``discover``, nothing is saved.
+        config: the configuration. If no entry of ``sources`` has ``discover``, nothing is saved.
     """
 
     def __init__(self, reservations: SeqReservations, config: Config) -> None:

@@ -14,7 +14,10 @@ Stats_co = TypeVar("Stats_co", covariant=True)
 
 
 class Front(Protocol[Stats_co]):
-    """The methods that a proxy must have. The proxies are optional parts."""
+    """The methods that a proxy in front of the engine's API must have.
+
+    The HTTP proxy and the gRPC proxy are optional parts.
+    """
 
     address: tuple[str, int] | None
 

@@ -70,7 +70,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def worker_of(config: Config, stream: SourceStream) -> Worker:
-    """Return the worker that publishes a stream."""
+    """Return the worker (an engine's name and a rank) that publishes a stream."""
     return Worker(config.sources[stream.source_index].name, stream.rank)
 
 

@@ -144,7 +144,7 @@ class Access:
         if len(hosts) != 1 or not self._is_local(hosts[0]):
             return HttpRefusal.HOST
         target = request.raw_path
-        # The request line may name a host, too, as in GET http://HOST/blocks.
+        # Besides the Host header, the request line may name a host, as in GET http://HOST/blocks.
         if not target.startswith("/") and not self._is_local(urlsplit(target).netloc):
             return HttpRefusal.HOST
         return None if _is_own_page(request, hosts[0]) else HttpRefusal.CROSS_SITE

@@ -89,7 +89,10 @@ class Connection(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on to aiohttp. If the client has sent too much, close the connection."""
+        """Pass data on to aiohttp, or close the connection if the client has sent too many bytes since the last answer.
+
+        The maximum is :attr:`Connections.max_unanswered` bytes.
+        """
         self._unanswered += len(data)
         if self._unanswered > self._connections.max_unanswered:
             self.close("too_large")
@@ -267,7 +270,7 @@ class Connections:
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Stop a connection's timer for the block, in which the server answers a request of this connection.
+        """Stop a connection's timer during a ``with`` block, in which the server answers a request of this connection.
 
         The timer closes the connections of slow clients.
         """

@@ -72,7 +72,7 @@ class ContentLog:
         self._add(reading, answers=1)
 
     def look(self, now: float) -> None:
-        """Write the log lines if :data:`EVERY` seconds have passed since they were last written."""
+        """Write the log lines about the answers to clients if :data:`EVERY` seconds have passed since the last time."""
         if now >= self._next:
             self._next = now + EVERY
             self.write()

@@ -235,7 +235,8 @@ class LogRouter:
                 stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)
                 carrier.open(endpoint, stream.slot, partial(self._take, carrier, stream.feed), lambda: None)
         if not self._streams:
-            self._settled.set()  # an empty set is yielded only after the log was read to its end
+            # An empty set of engines is yielded only after the log was read to its end: there is no state to wait for.
+            self._settled.set()
 
     def _take(self, carrier: LogStreams, feed: Feed, event: RelayEvent) -> None:
         if isinstance(event, RecordReceived):

@@ -285,10 +285,10 @@ class Database:
         for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):
             number += 1
             if found != number or crc32(body, found & 0xFFFFFFFF) != crc:
-                raise DamagedError(f"frame {number} of the log is damaged")
+                raise DamagedError(f"frame {number} of the write-ahead log is damaged")
             yield body, payloads
         if number != self.last:
-            raise DamagedError("the end of the log is missing")
+            raise DamagedError("the end of the write-ahead log is missing")
 
     def write_head(self, head: Head) -> None:
         """Write the row of the table ``head``, in place of the previous row."""

@@ -288,7 +288,7 @@ def _check_room(directory: Path) -> None:
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
     if free < MIN_FREE:
-        raise OSError(0, f"{free >> 20} MiB are free, {MIN_FREE >> 20} are needed")
+        raise OSError(0, f"only {free >> 20} MiB of the disk are free, {MIN_FREE >> 20} are needed")
 
 
 def _check(path: Path) -> None:

@@ -142,7 +142,7 @@ class SqliteStore:
         except NewerError:
             raise
         except FAULTS as error:
-            log.debug("the database of an abandoned state cannot be read: %s", error)
+            log.debug("the database to which an earlier process could not write cannot be read either: %s", error)
         self.reserved.raise_to(mark.highest)
         self._create()
 

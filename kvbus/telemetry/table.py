@@ -197,7 +197,7 @@ SOURCES: Final = (
     ),
     row(
         "source_index_entries",
-        "Blocks in the index: live blocks, and blocks of other sizes that kvbus does not announce.",
+        "Blocks in the index: live blocks, and blocks that kvbus does not announce because of their size.",
         "index_entries",
     ),
     row("source_index_limit", "Maximum number of blocks in the index (limits.max_blocks).", "index_limit"),

@@ -63,10 +63,10 @@ class Curve:
     clients: Clients = field(default_factory=dict)
 
     def as_client(self, socket: Socket) -> None:
-        """Make a socket authenticate with these keys, and connect only to the owner of the secret key for ``server``.
+        """Make a socket authenticate with these keys, and accept only a peer that owns the secret key of ``server``.
 
         Raises:
-            KeyFileError: ``server`` is None.
+            KeyFileError: ``server``, the public key of the peer, is None.
         """
         if self.server is None:
             raise KeyFileError("the peer's public key is missing")

@@ -142,7 +142,7 @@ class Pump:
                 if self.closed:
                     return
                 if taken < LOOKS and not (more := self._pending()):
-                    break  # usually only one message was waiting
+                    break  # no further message waits, as usual when only one has arrived
             if self._after is not None:
                 self._after()
             pending = more and self._pending()

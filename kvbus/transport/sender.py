@@ -38,7 +38,7 @@ class Session:
         messages: yields the encoded messages, and an empty message while the next message is being built.
         ended: called after the last message, when the peer is writable.
         stalled: called when the peer's kernel has acknowledged nothing for the sender's ``stall_timeout``.
-        limited: whether the session counts towards the sender's ``limit``.
+        limited: True for a session that may have to wait. The sender serves at most ``limit`` such sessions at a time.
     """
 
     def __init__(

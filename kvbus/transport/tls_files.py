@@ -54,7 +54,7 @@ def show(context: ssl.SSLContext, key: str, certificate: Path, private: Path) ->
         context.load_cert_chain(certificate, private, _no_password)
     except (ssl.SSLError, OSError, ValueError) as error:
         why = getattr(error, "reason", None) or str(error)
-        raise TlsFileError(key, f"cannot be used with its key ({why})") from error
+        raise TlsFileError(key, f"the certificate cannot be used with its private key ({why})") from error
 
 
 def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:

@@ -283,7 +283,7 @@ def _labels(name: str) -> tuple[str, str]:
 
 
 def _in_stream(name: str, labels: tuple[str, ...]) -> bool:
-    """Return whether a stream contains a source's blocks.
+    """Return whether the stream of kvbus with this name contains the blocks of the source that the labels name.
 
     The merged stream has all sources; other streams have one rank.
     """

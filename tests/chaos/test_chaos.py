@@ -30,8 +30,8 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
-    """Play several cells in parallel: one with two ranks, one whose kvbus is not killed, and, with `LONG`, one whose
-    engine connects to kvbus.
+    """Run several cells (an engine, kvbus and routers each) in parallel: one with two ranks, one whose kvbus is not
+    killed, and, with `LONG`, one whose engine connects to kvbus.
     """
     faults, cells, rounds = (40, (0, 1, 2), 2) if LONG else (15, (0, 1), 1)
     tally, said = play(Wanted(seed=1, faults=faults, seconds=300, cells=cells, generation=0, rounds=rounds))

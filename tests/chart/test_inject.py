@@ -84,7 +84,7 @@ def of_the_chart(router: str, ranks: int) -> Any:
 
 
 def injected_as(chart: Any, made: Any, router: str) -> None:
-    """Check that the policy gave a pod the same sidecar, labels and volume as the chart gives its pod."""
+    """Check that the admission policy gave a pod the same sidecar, labels and volume as the chart gives its own pod."""
     (ours,) = made["spec"]["initContainers"]
     theirs = container(chart, "kvbus")
     given = [load(None, env=without_place(each), overrides={}) for each in (environment(ours), environment(theirs))]

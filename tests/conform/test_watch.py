@@ -32,7 +32,7 @@ LOCAL = "tcp://127.0.0.1:0"
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the time limits, for engines that never send the awaited answer."""
+    """Shorten the time limits of the kit's probes, for engines that never send the awaited answer."""
     monkeypatch.setattr(probes, "TIMEOUT", 1.0)
     monkeypatch.setattr(probes, "SHORT_S", 0.5)
     monkeypatch.setattr(probes, "AT_ONCE_S", 0.6)

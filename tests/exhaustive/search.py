@@ -81,7 +81,7 @@ class Limits:
 
 @dataclass
 class Found:
-    """The numbers that a search reports."""
+    """The size of a search (states, transitions, seconds), and how fast routers became exact in it."""
 
     states: int = 0
     transitions: int = 0

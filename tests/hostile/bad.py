@@ -68,7 +68,7 @@ def fields() -> list[tuple[str, Any, str]]:
 
 
 def with_field(field: str, value: Any, form: str) -> Any:
-    """Return a store event in which one field has a bad value."""
+    """Return a store event in which one field has a bad value. ``form`` is "map" or "array"."""
     event = store([902], lora_id=None, lora_name=None, group=None) | {"group_idx": 0}
     event[field] = value
     if form == "map":

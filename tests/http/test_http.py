@@ -355,7 +355,9 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
 
 
 async def more_than_sockets_hold(client, engine):
-    """Publish 60,000 blocks. Their dump exceeds the socket buffers, so it has to wait for its reader."""
+    """Publish 60,000 blocks. An answer of `/blocks` with all of them exceeds the socket buffers, so it waits for its
+    reader.
+    """
     for first in range(0, 60_000, 1000):
         engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
     await relayed(client, 60)

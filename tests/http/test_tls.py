@@ -46,11 +46,11 @@ def test_what_cannot_be_used_is_named_and_not_quoted(authority: Authority, issue
     for certificate, key, where, wrong in (
         (nothing, issued.key, "http_tls_certificate_file", "No such file"),
         (pipe, issued.key, "http_tls_certificate_file", "is not a regular file"),
-        (junk, issued.key, "http_tls_certificate_file", "cannot be used with its key"),
-        (issued.certificate, other.key, "http_tls_certificate_file", "cannot be used with its key"),
+        (junk, issued.key, "http_tls_certificate_file", "cannot be used with its private key"),
+        (issued.certificate, other.key, "http_tls_certificate_file", "cannot be used with its private key"),
         (issued.certificate, nothing, "http_tls_key_file", "No such file"),
         (issued.certificate, readable, "http_tls_key_file", r"other users can read it \(mode 0644\)"),
-        (issued.certificate, junk, "http_tls_certificate_file", "cannot be used with its key"),
+        (issued.certificate, junk, "http_tls_certificate_file", "cannot be used with its private key"),
         (issued.certificate, locked, "http_tls_certificate_file", "it is encrypted"),
     ):
         with pytest.raises(TlsFileError, match=wrong) as caught:

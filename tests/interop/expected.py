@@ -36,7 +36,15 @@ Beliefs = dict[str, Belief]
 
 
 def but(wrong: str = "", *, nothing: str = "", chance: str = "") -> Beliefs:
-    """Return the expected results of a router that is exact in all cases except the named ones."""
+    """Return the expected results of a router that is exact in all cases except the named ones.
+
+    Each argument has names of cases, separated by spaces.
+
+    Args:
+        wrong: cases in which the router is not exact.
+        nothing: cases in which it has no block.
+        chance: cases in which it is exact or not, by chance.
+    """
     named = {Belief.WRONG: wrong, Belief.NOTHING: nothing, Belief.CHANCE: chance}
     return {case: belief for belief, cases in named.items() for case in cases.split()}
 

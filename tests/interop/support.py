@@ -92,7 +92,7 @@ class Sentinel:
 
 
 def is_sentinel(block_hash: int) -> bool:
-    """Return whether a hash belongs to a marker block.
+    """Return whether a hash belongs to a marker block (see `Sentinel`).
 
     This works only for an index that keeps the hashes of the stream.
     """

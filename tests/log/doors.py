@@ -119,7 +119,9 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     def wrong(self) -> AsyncIterator[tuple[AnyLocation, set[str]]]:
-        """Yield other wrong addresses and keys, each with the reasons for which kvbus may report a refusal."""
+        """Yield wrong addresses and keys, besides those of the other methods, each with the reasons that kvbus may
+        report.
+        """
 
     @abc.abstractmethod
     def documented(self, role: str) -> list[Any]:

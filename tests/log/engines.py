@@ -136,7 +136,7 @@ class Engines:
 def main() -> None:
     """Execute the commands on stdin until stdin ends.
 
-    The parent process waits for each answer, so at most one line is in the buffer.
+    The parent process sends a command only after the answer to the previous one, so `select` misses no buffered line.
     """
     engines = Engines(msgspec.json.decode(sys.argv[1], type=Spec))
     engines.fill()

@@ -19,7 +19,7 @@ from tests.log.kinds import Kafka, insist
 
 
 class Held:
-    """The connections to the broker, which delay each request of one type for a moment.
+    """A patch that records the connections to the broker, and delays each request of one type by some seconds.
 
     By default these are requests for information about topics.
     """

@@ -77,9 +77,9 @@ def discovered(kind, keys):
     [
         ("tls_ca_file", "hunter2", "holds no certificate"),
         ("tls_ca_file", None, "cannot be read"),
-        ("tls_certificate_file", "hunter2", "cannot be used with its key"),
+        ("tls_certificate_file", "hunter2", "cannot be used with its private key"),
         ("tls_certificate_file", None, "cannot be read"),
-        ("tls_key_file", "hunter2", "cannot be used with its key"),
+        ("tls_key_file", "hunter2", "cannot be used with its private key"),
         ("tls_key_file", None, "cannot be read"),
         ("password_file", "\n", "is empty"),
         ("password_file", None, "cannot be read"),

@@ -52,7 +52,9 @@ class KafkaCutting:
 
     @staticmethod
     def install(monkeypatch) -> None:
-        """Let each request of Kafka's client use the KafkaCutting of its context."""
+        """Patch Kafka's client: each request passes through the KafkaCutting that is set in its context
+        (`_cutting`), if any.
+        """
         send = AIOKafkaConnection.send
 
         def cutting(connection, request, *args, **keys):

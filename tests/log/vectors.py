@@ -116,7 +116,8 @@ def damaged(data: bytes) -> bytes:
 def refused(*wrong: bytes, **counted: int) -> list[Step]:
     """Return a vector's steps in which a reader refuses all records except the first and the last.
 
-    The refused records change nothing. At the last record the reader notices that records are missing.
+    The refused records change nothing. At the last record the reader notices that records are missing. ``counted``
+    are the numbers of each refused record by reason, by default one ``malformed`` record.
     """
     steps = [step(clear(1, 0, 1), "all", (1, 1), 1)]
     steps += [step(each, "all", (1, 1), 1, **(counted or {"malformed": 1})) for each in wrong]

@@ -94,9 +94,9 @@ SHORT = 60.0
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
     """The newest state of a stream is never older than the configured interval, whatever batches the writer appends.
 
-    If retention has deleted the newest state, a new one comes within LEASE seconds. This time is doubled with each
-    deletion that follows directly. An element of ``seconds`` has the bytes of the batches in that second, and whether
-    retention deletes the newest state.
+    If retention has deleted the newest state, a new one comes within LEASE seconds. If retention deletes that state
+    too, the next one comes within twice this time, and so on. An element of ``seconds`` has the bytes of the batches
+    in that second, and whether retention deletes the newest state.
     """
     due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)

@@ -73,7 +73,7 @@ class Views:
 
 
 class OfAPod:
-    """A router that keeps the views of all kinds of readers (:class:`Views`)."""
+    """A router that keeps its view in each form that real routers use (:class:`Views`)."""
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -84,15 +84,15 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """A router that keeps the views of all kinds of readers, and applies every batch."""
+    """A router that keeps its view in each form of real routers, and applies every batch."""
 
 
 class Checks(OfAPod, Checking):
-    """A router that keeps the views of all kinds of readers, and requests missing batches."""
+    """A router that keeps its view in each form of real routers, and requests missing batches."""
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """A router that keeps the views of all kinds of readers, and requests a replay whenever it connects.
+    """A router that keeps its view in each form of real routers, and requests a replay whenever it connects.
 
     The first replay is from 0.
     """

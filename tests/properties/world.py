@@ -618,7 +618,10 @@ class World:
 
     @step
     def publish(self, source: int, changes: list[Change], times: int) -> None:
-        """Change the engine's cache and publish a batch. If kvbus is connected, the batch is sent to it."""
+        """Change the engine's cache and publish a batch, ``times`` times.
+
+        If kvbus is connected, each batch is sent to it.
+        """
         line = self.lines[source % len(self.lines)]
         for _ in range(times):
             seq, payload = line.engine.publish(changes)

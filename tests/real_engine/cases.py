@@ -60,7 +60,9 @@ Each case starts its own kvbus, so kvbus joins late.
 
 
 def traffic(*kinds: str, count: int = 80, models: Sequence[str] = (MODEL,)) -> Play:
-    """Return a case that twice sends requests of these kinds and compares all views afterwards."""
+    """Return a case that twice sends requests of these kinds, and each time compares the blocks of the engine, kvbus
+    and the routers.
+    """
 
     async def play(scene: Scene) -> None:
         for _ in range(2):

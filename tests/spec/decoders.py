@@ -18,8 +18,9 @@ from tests.conform.published import load
 
 
 def payloads(vector: dict[str, Any]) -> list[bytes]:
-    """Return the payloads of a vector: those of its live messages of three frames, and those of its replay without
-    END.
+    """Return the payloads of a test vector, first of its live messages, then of its replay.
+
+    Live messages without three frames, and the END of the replay, have no payload.
     """
     live = [frames[2] for frames in vector["live"] if len(frames) == 3]
     return [bytes.fromhex(each) for each in live + [frames[-1] for frames in vector.get("replay", [])] if each]

@@ -114,7 +114,7 @@ class TestOrder:
         shutil.rmtree(machine.location("told"))
         machine.free |= dict.fromkeys(BASES, MIN_FREE - 4096)
         assert machine.used() is None
-        assert "1023 MiB are free, 1024 are needed" in caplog.text
+        assert "only 1023 MiB of the disk are free, 1024 are needed" in caplog.text
 
     def test_the_first_directory_that_systemd_names(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("STATE_DIRECTORY", f"{machine.directory / 'told'}:{machine.directory / 'other'}")
@@ -194,7 +194,7 @@ class TestWithoutMaking:
         problems = unusable(config())
         assert problems is not None
         assert len(problems) == len(BASES)
-        assert "1023 MiB are free, 1024 are needed" in problems[0]
+        assert "only 1023 MiB of the disk are free, 1024 are needed" in problems[0]
 
     def test_one_that_is_there_counts_however_full(self, machine: Machine):
         machine.used()

@@ -44,10 +44,11 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """Yield the stores that announce all live blocks of an index, in lists. The stores of a list have ``size`` blocks.
+    """Yield the stores that announce all live blocks of an index, in lists.
 
-    :func:`layout` decides the order and the division. Blocks that are in one of the indexes ``known`` are left out. An
-    empty list is a pause: the caller may do other work before it asks for the next list.
+    All stores of a list together have ``size`` blocks; the last list may have fewer. :func:`layout` decides the order
+    and the division. Blocks that are in one of the indexes ``known`` are left out. An empty list is a pause: the
+    caller may do other work before it asks for the next list.
     """
     stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):
@@ -170,8 +171,8 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
                 yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
-        # Announce a sub-block only once: two chunks may contain the same sub-block, because an engine may divide a
-        # prefix into blocks in two ways.
+        # Announce a sub-block only once: two chunks (runs of stored blocks) may contain the same sub-block, because an
+        # engine may divide a prefix into blocks in two ways.
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
         yield from ((key, chunk, *run) for run in consecutive(fresh))

@@ -32,9 +32,9 @@ The limit bounds the search for a block in a chunk, which compares the block wit
 """
 
 SMALL: Final = 150_000
-"""Minimum number of blocks of a table that is shared with a reader. A smaller table is copied for the reader.
+"""Minimum number of blocks of a table that is shared with its frozen copy. A smaller table is copied completely.
 
-A copy of a smaller table takes at most 1 to 2 ms. Sharing a table makes its later changes slower.
+Copying a smaller table takes at most 1 to 2 ms. Sharing a table makes its later changes slower.
 """
 
 MAX_LAYERS: Final = 4

@@ -75,12 +75,20 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def problem(row: str, key: str, text: str, remedy: str, means: str = "") -> Kind:
-    """Return a row of the catalogue for a fact that is certainly a problem."""
+    """Return a kind of finding for a fact that is certainly a problem. See :func:`note` for the arguments."""
     return Kind(row, Severity.PROBLEM, key, text, remedy, means)
 
 
 def note(row: str, key: str, text: str, remedy: str, means: str = "") -> Kind:
-    """Return a row of the catalogue for a fact that may be intended, or that ends without an action of the operator."""
+    """Return a kind of finding for a fact that may be intended, or that ends without an action of the operator.
+
+    Args:
+        row: the identifier of the kind.
+        key: the place in the configuration.
+        text: what kvbus has found.
+        remedy: what the operator can do.
+        means: what follows from the finding.
+    """
     return Kind(row, Severity.NOTE, key, text, remedy, means)
 
 

@@ -83,7 +83,10 @@ class BlockSizeDetector(msgspec.Struct):
     # values that are known from the start
     pinned: int | None = None
     numbered: bool = False
-    """Whether the engine gives the group a number. Such an engine has no radix nodes, and may announce tail blocks."""
+    """Whether the engine gives the group a number.
+
+    The stores of such an engine are never radix nodes, but may be tail blocks.
+    """
 
     # values that are learned from stores that have several blocks
     proven: int = 0

@@ -240,15 +240,16 @@ class Normalizer:
         return self.index, self.tails
 
     def merge_overlays(self) -> None:
-        """Merge the copy-on-write overlays of both indexes, unless a snapshot still needs the frozen state.
+        """Merge the copy-on-write overlays of the two indexes, of live blocks and of tail blocks.
 
-        See :meth:`kvbus.core.blocks.index.Table.merge_overlay`.
+        They are not merged while a snapshot needs the frozen state. See
+        :meth:`kvbus.core.blocks.index.Table.merge_overlay`.
         """
         for index in self.indexes:
             index.merge_overlays()
 
     def count(self) -> None:
-        """Count all blocks of both indexes again. Call it after blocks were added without being counted."""
+        """Count all blocks of the two indexes again. Call it after blocks were added without being counted."""
         for index in self.indexes:
             index.count()
 

@@ -126,7 +126,8 @@ class OpenRequest(msgspec.Struct):
         if self.purpose is Purpose.SYNC and self.last_delivered < 0:
             return False
         if self.last_delivered < 0:
-            return self.purpose is Purpose.VERIFY  # kvbus has no fingerprint to recognize the epoch by
+            # Without a fingerprint, nothing can show that the epoch is the same.
+            return self.purpose is Purpose.VERIFY
         if self.saw_last_delivered:
             return False
         if seq <= self.last_delivered:
@@ -441,7 +442,7 @@ class Requests:
         return Input.ABORTED
 
     def _resumes(self, asked: OpenRequest) -> bool:
-        """Record that a compacted answer ended early. Return whether to repeat the request from the next batch on.
+        """Record that an answer with a state ended early. Return whether to repeat the request from the next batch on.
 
         The request is repeated if the answer may have delivered only the first part of a state.
         """
@@ -501,7 +502,10 @@ class Requests:
         return Input.ANSWERED if answered or asked.items else Input.SILENT
 
     def _verify_over(self, asked: OpenRequest, now: float, answered: bool) -> Finding:
-        """Handle the end of an answer that should show the publisher's epoch, or the lack of an answer."""
+        """Return what follows from the end, or the lack, of an answer that should show whether the epoch is the same.
+
+        ``answered`` says that the answer came to its end (END).
+        """
         epoch = asked.epoch
         if asked.saw_last_delivered:
             epoch.unverified.epoch_confirmed(now)
@@ -576,6 +580,7 @@ class Requests:
             tracker.drain()
         elif tracker.synced:
             if tracker.fingerprints.newest(tracker.next) < 0:
-                return Restart()  # kvbus has no fingerprint to compare a replay with
+                # Read the epoch from its beginning: without a fingerprint, no replay can show where to continue.
+                return Restart()
             epoch.unconfirmed()
         return Input.UNAVAILABLE

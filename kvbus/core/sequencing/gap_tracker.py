@@ -301,7 +301,8 @@ class GapTracker:
     def drop_far(self, reach: int) -> int:
         """Drop the held batches that follow a hole of at least ``reach`` batches. Return the number of dropped batches.
 
-        Such a hole cannot be a gap, so its batches do not count as missing.
+        A publisher does not lose a number of batches as large as ``reach``. So the hole is not a gap, but a seq is
+        damaged or of another epoch. The batches of the hole do not count as missing.
         """
         before = self.next
         for seq in self.buffer:
@@ -379,7 +380,8 @@ class GapTracker:
         again.
         """
         known = self.buffer.drop_before(seq)
-        self._stats.duplicates += known  # the snapshot includes the dropped batches
+        # Count the dropped batches as duplicates, because the snapshot includes their changes.
+        self._stats.duplicates += known
         if self.synced:
             self._stats.missing += max(self.next - seq, 0)
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)

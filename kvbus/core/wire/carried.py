@@ -152,7 +152,12 @@ def _value(raw: Raw) -> Any:
 
 
 def _readable(name: str, raw: Raw, count: int) -> Any:
-    """Return the raw msgpack that replaces a field's unreadable value, or UNSET if the field is left out."""
+    """Return the raw msgpack that replaces a field's unreadable value.
+
+    Return UNSET if kvbus sends the store without it.
+
+    ``count`` is the number of the store's blocks.
+    """
     if name in _TELL_APART:
         return Raw(_encode(as_text(_value(raw))))
     if name != "extra_keys":

@@ -136,7 +136,10 @@ def lacks_field(event: BlockStored) -> bool:
 
 
 def complete(event: BlockStored) -> None:
-    """Set every field of a store that the engine left out to None, because kvbus always sends these fields."""
+    """Set the parent, LoRA id, LoRA name and medium of a store to None if the engine left them out.
+
+    kvbus sends these four fields in every store.
+    """
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
     if event.lora_id is UNSET:

@@ -133,7 +133,8 @@ class Engine:
             ValueError: the request cannot be written to the engine.
         """
         headers = end_to_end(request.raw_headers)
-        for name in ("expect", *without):  # kvbus has already answered "Expect: 100-continue"
+        # Do not forward "Expect: 100-continue", because kvbus has already answered it.
+        for name in ("expect", *without):
             headers.popall(name, None)
         return await self._session.request(
             request.method,

@@ -62,9 +62,9 @@ def test_an_offload_names_blocks_that_earlier_runs_of_its_batch_have_removed():
 
 
 def cut(size=16):
-    """Return a bench with radix nodes that it divides into pages.
+    """Return a bench (a source without sockets) that cuts radix nodes into blocks of ``size`` tokens.
 
-    Node 1 has six pages, node 2 the first two of them, and node 3 follows node 1.
+    With 16 tokens, node 1 has six blocks, node 2 has the first two of them, and node 3 follows node 1.
     """
     known = Bench(block_size=size)
     tokens = tokens_of(1, 96)

@@ -14,7 +14,7 @@ MS = 1_763_000_000_123
 
 
 def event(kind, *, legacy=True, **more):
-    """Return one event of a Mooncake pool. ``more`` are the fields that only an engine knows."""
+    """Return one event of a Mooncake pool. ``more`` are further fields, and fields with another value than null."""
     said = {"event_id": 7, "timestamp": MS, "event_type": kind}
     if legacy:
         said["type"] = {"stored": "BlockStored", "removed": "BlockRemoved"}.get(kind, "AllBlocksCleared")

@@ -84,7 +84,7 @@ class LinesOutput:
         """Do nothing, because no reader of a file can send a request."""
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Return False, because no reader of a file is connected and could be disconnected."""
+        """Return False (nothing was changed): readers of the file have no connection that kvbus could close."""
         return False
 
     def send_state(self, command: SendState) -> None:

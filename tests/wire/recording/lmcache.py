@@ -87,7 +87,7 @@ async def read(socket: zmq.asyncio.Socket, lines: list[dict[str, Any]]) -> None:
 
 
 async def rest(engine: Engine) -> None:
-    """Send a few requests, so that the engine publishes what LMCache has told it.
+    """Send a few requests, so that the engine publishes the events that it got from LMCache.
 
     It publishes these events only in its next steps.
     """

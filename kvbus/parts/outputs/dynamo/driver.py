@@ -212,7 +212,7 @@ class DynamoOutput:
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Return False, because this output has no list of allowed keys."""
+        """Return False (nothing was changed), because this output has no list of allowed keys."""
         del policy
         return False
 

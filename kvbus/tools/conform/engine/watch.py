@@ -48,12 +48,12 @@ class Tap:
         await self.sockets.aclose()
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Put a live message into the queue."""
+        """Put a live message into the queue of messages and connection changes, from which the watch reads."""
         self.queue.append(frames)
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Put a new or lost connection into the queue."""
+        """Put a new or lost connection into the same queue."""
         self.queue.append(up)
         self.arrived.set()
 

@@ -225,7 +225,7 @@ CLAUSES: Final[dict[str, Clause]] = {
         "3.7": "a pause is not the end of a stream",
         "4.1": "a replay request has the right form",
         "4.2": "the router reads replay answers",
-        "4.4": "the router applies an answer that begins late with the state",
+        "4.4": "an answer that begins late, but has the state, is applied",
         "4.5": "an answer that begins late is treated as a loss",
         "4.7": "a request with an incomplete answer is repeated",
         "5.1": "the router applies the state on subscription",
