@@ -30,7 +30,10 @@ TIMEOUT = 5.0
 @click.command("doctor")
 @partial(config_options, http=False)
 @click.option(
-    "--http", "url", metavar="URL", help=f"Ask this running bus.  [default without a configuration: {LOCAL_BUS}]"
+    "--http",
+    "url",
+    metavar="URL",
+    help=f"Ask the running bus at this URL for its findings.  [default without a configuration: {LOCAL_BUS}]",
 )
 @login_options
 @click.option(

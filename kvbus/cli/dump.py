@@ -101,7 +101,7 @@ def _explain(lost: Lost) -> str:
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot endpoint. If a replay endpoint is given too, newer batches come from the replay.",
+    help="The publisher's snapshot endpoint. With a replay endpoint too, the batches after the snapshot come from it.",
 )
 @click.option(
     "--framing",

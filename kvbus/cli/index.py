@@ -166,7 +166,7 @@ def log_router(path: Path) -> LogRouter:
 
     data = yamlfile.read(path).data
     if not isinstance(data, dict) or len(data) != 1 or not isinstance(next(iter(data.values())), dict):
-        raise ConfigError([Problem("--log", "must be kafka, nats or redis with its keys", str(path))])
+        raise ConfigError([Problem("--log", "must have one section, kafka, nats or redis, with keys", str(path))])
     ((kind, keys),) = data.items()
     try:
         return LogRouter(kind, keys)

@@ -94,7 +94,8 @@ class PrefixIndex(Generic[W]):
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
         """Return the hashes of a worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        At most ``most`` blocks are read. Blocks without such a digest are left out.
+        With the digests, the hashes of several workers for the same prompt can be compared. At most ``most`` blocks
+        are read. Blocks without such a digest are left out.
         """
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
@@ -265,7 +266,8 @@ class _WorkerBlocks:
     def names(self, most: int) -> dict[bytes, Hash]:
         """Return the hashes of the oldest blocks, by a digest of the prompt up to the block's end.
 
-        At most ``most`` blocks are read. Blocks without such a digest are left out.
+        With the digests, the hashes of several workers for the same prompt can be compared. At most ``most`` blocks
+        are read. Blocks without such a digest are left out.
         """
         oldest = islice(self._blocks.items(), most)
         return {known.prefix: block for block, known in oldest if known.prefix is not None}

@@ -96,7 +96,7 @@ class Subscriber:
             raise ValueError("a subscriber needs at least one of endpoint, replay_endpoint and snapshot_endpoint")
         if curve is not None and bind:
             raise ValueError(
-                "keys work only where the subscriber connects; it cannot check the key of a publisher that connects"
+                "CURVE needs a subscriber that connects: otherwise it cannot check the key of a publisher that connects"
             )
         if by_topic and (replay_endpoint is not None or snapshot_endpoint is not None):
             raise ValueError("with by_topic there can be no replay and no snapshot, because each is of one stream")

@@ -320,16 +320,19 @@ class ReplayAnswer:
         return snapshot
 
     def _begins_late(self, first: int, filler: int, *, begun: bool) -> bool:
-        """Decide whether the state gets its own seqs in place of the seqs from ``first`` on, and set the outcome.
+        """Decide whether the answer begins late, that is, at a later seq than the requester needs. Set the outcome.
+
+        An answer that does not begin late gives the state the seqs from ``first`` on. Empty batches with the following
+        seqs then fill the answer up to the seq of the snapshot.
 
         Args:
             first: the seq that the requester needs next.
-            filler: number of empty batches that are needed if the state has the seqs from ``first`` on.
+            filler: number of empty batches that such an answer needs.
             begun: whether batches of the answer were already sent.
 
         Returns:
-            True if the last batch of the state gets the newest seq at the time of the snapshot. The answer then begins
-            later than ``first``, without empty batches.
+            True if the answer begins late. The state then has the seqs that end at the newest seq at the time of the
+            snapshot, and the answer has no empty batches.
         """
         own_seqs = not begun and (not self.state.stream.profile.filled_replay or (first == 0 and self._takes_late))
         if filler <= (0 if own_seqs else MAX_FILLER):

@@ -103,9 +103,9 @@ class Source:
         """Names of events and fields from the engine that this version of kvbus does not know, up to a maximum
         number."""
         self.reasons = 0
-        """Number of different refusal reasons that were counted up to the last check.
+        """Number of different reasons for refused and left-out batches and events, as of the last check.
 
-        A further reason needs an example.
+        If the number has risen, kvbus stores an example of the new reason.
         """
         self.location = SourceLocation()
         self.unreachable: Finding | None = None

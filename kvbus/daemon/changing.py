@@ -120,9 +120,9 @@ def only_list(before: Curve | None, now: Curve | None) -> bool:
 
 
 def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
-    """Return whether connected peers must connect again after a change of keys, so that their keys are checked again.
+    """Return whether connected peers must connect again after a change of keys, so that kvbus checks their keys.
 
-    No peer must connect again if the change has only added keys to the list of clients.
+    If the change has only added keys to the list of clients, the result is False.
     """
     if before is None or now is None:
         return before is not now

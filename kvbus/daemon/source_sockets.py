@@ -143,7 +143,10 @@ class _Carried:
         carrier.open(stream.endpoint, stream.index, feed, drained)
 
     def beside(self, endpoint: str) -> str:
-        """Return the endpoint unchanged, because kvbus sends no requests to a source without a socket."""
+        """Return the engine's endpoint unchanged, with its host name.
+
+        kvbus connects to no endpoint of a source without a socket, so it needs no address in place of the host name.
+        """
         return endpoint
 
     def close(self) -> None:
@@ -218,7 +221,7 @@ class SourceSockets:
         carrier = self._carrier(stream)
         if carrier is not None:
             self._live[slot] = _Carried(carrier, stream, self._feed_live, self._drained)
-            log.info("source %s: read from %s", stream.label, stream.endpoint, extra=stream.log_fields)
+            log.info("source %s: kvbus reads it from %s", stream.label, stream.endpoint, extra=stream.log_fields)
             return
         port = self._interposed.get(stream.endpoint)
         if port is not None:
@@ -371,7 +374,7 @@ class SourceSockets:
 
         Call this before the relay checks timeouts, so that no answer times out that has arrived but is unread.
         """
-        for key in list(self._requests):  # feeding an event may make the relay cancel requests
+        for key in list(self._requests):  # a copy, because after an event the relay may cancel requests
             request = self._requests.get(key)
             if request is not None and request.unread:
                 self._feed(Unread(*key))

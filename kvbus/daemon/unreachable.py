@@ -45,7 +45,7 @@ AT_ONCE: Final = 16
 
 
 class BusState(Protocol):
-    """The attributes of the daemon that the search reads: its configuration, its sources and its relay."""
+    """The attributes of the daemon that :class:`Unreachable` reads: its configuration, its sources and its relay."""
 
     config: Config
     streams: dict[int, SourceStream]

@@ -43,7 +43,8 @@ class AccessScope:
     def name(self, config: Config) -> str:
         """Return the name of the view's streams, which is the same after a restart.
 
-        It consists of the output's name, a digest of the rights, and the number of the key change.
+        It consists of the output's name, a digest of the rights if they are limited, and the number of the key change
+        that created the view, if there was one.
         """
         name = config.outputs[self.output].name
         if self.grant != EVERYTHING:

@@ -74,7 +74,7 @@ class Course:
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
-        """Return the samples at these indexes of the arrays of samples, in this order, by the name of the value.
+        """Return the samples at the indexes ``order``, in this order, for the name of each value.
 
         Values have four significant digits.
         """

@@ -279,7 +279,7 @@ class AdminServer:
         self._content_log.write()
 
     def look(self, now: float) -> None:
-        """Take a sample of the history if it is due, and wake the clients of ``/events``.
+        """Add a sample to the history if one is due, and wake the clients of ``/events``.
 
         The daemon calls this at each tick.
         """

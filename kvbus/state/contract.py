@@ -42,12 +42,13 @@ class Stream(msgspec.Struct):
 
 
 class Reserved(msgspec.Struct):
-    """The data that the next process needs even if it cannot use the checkpoint and the log.
+    """The data that the next process needs even if it cannot use the checkpoint and the write-ahead log.
 
     Attributes:
         floor: the first seq of a stream that has no reservation.
         streams: the reservation of each stream, by the stream's name.
-        kept: small data of other modules, by name, such as the slots of the workers and the engines found by discovery.
+        kept: small data of other modules, by name, such as the slots of the workers and the engines found by
+            discovery.
     """
 
     floor: int = 0

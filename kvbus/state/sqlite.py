@@ -244,7 +244,7 @@ class SqliteStore:
             self._fail(error)
 
     def reserve(self, reserved: Reserved) -> None:
-        """Write the reservations into the head of the database, and write the mark to the lock file.
+        """Write the reservations into the database's head, and the mark (its progress) into the lock file.
 
         See :meth:`kvbus.state.contract.Store.reserve`.
         """

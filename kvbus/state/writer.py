@@ -155,9 +155,9 @@ class StateWriter:
     def work(self) -> None:
         """Continue the checkpoint that is being written. If there is none, begin one if it is due.
 
-        Return after about :data:`SLICE_SECONDS`. A checkpoint is due if the log is larger than ``checkpoint_after`` and
-        larger than four times the last checkpoint. No checkpoint begins while batches wait to be handled, because the
-        checkpoint would contain them as delivered.
+        Return after about :data:`SLICE_SECONDS`. A checkpoint is due if the write-ahead log is larger than
+        ``checkpoint_after`` and larger than four times the last checkpoint. No checkpoint begins while batches wait to
+        be handled, because the checkpoint would contain them as delivered.
         """
         relay = self._relay
         if relay is None or (relay.backlog and self._steps is None):

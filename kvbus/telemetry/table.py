@@ -562,7 +562,7 @@ PROCESS: Final = (
     ),
     row(
         "config_refused",
-        "1 while kvbus refuses the newest configuration on disk. /overview names the keys.",
+        "1 while kvbus refuses the newest configuration on disk. /overview names the refused keys.",
         "config_refused",
     ),
     row(

@@ -294,7 +294,7 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()
         raise
     if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        # TCP may connect a local port to itself if nothing listens there, so this is not a connection to a server.
+        # Both ends have the same address: if nothing listens at a local port, TCP may connect the port to itself.
         connecting.close()
         return Stop.REFUSED, "connection refused"
     return connecting

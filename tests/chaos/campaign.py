@@ -37,8 +37,10 @@ class Wanted:
         seed: seed from which all plans of faults are made.
         faults: number of faults after which the campaign ends.
         seconds: seconds after which the campaign ends even if it has made fewer faults.
-        cells: numbers of the cells that run, as in ``SHAPES``.
-        generation: the only generation of each cell that is played; None: one generation after the other.
+        cells: numbers of the cells that run. A cell is an engine, kvbus and routers; ``SHAPES`` describes each
+            cell.
+        generation: the only generation of each cell that is played; None: one generation after the other. A
+            generation is a cell's processes, from their start until the cell is built anew.
         rounds: number of rounds in a generation; None: ``ROUNDS``, or no end if kvbus is never killed.
         first: number of the first round.
         width: number of generations that each cell plays in parallel, if its kvbus is killed.

@@ -82,7 +82,7 @@ def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
 def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
     """An update replaces one aggregator after the other, so that one of them always serves routers.
 
-    The update starts no additional aggregator, because no router would have its address.
+    The update starts no additional aggregator, because routers would not know its address.
     """
     release = render({**AGGREGATOR, "replicas": replicas})
     assert release.workload["spec"]["strategy"] == {

@@ -73,10 +73,7 @@ class World(ABC):
         """Let the file or server answer again as before :meth:`fail`."""
 
     def some(self, *numbers: int) -> tuple[int, ...]:
-        """Return those of these engine numbers whose engines can exist at the same time: only the first if the
-        world can have
-        only one engine.
-        """
+        """Return these engine numbers; only the first one if the world can have only one engine."""
         return numbers[:1] if self.one else numbers
 
     def place(self, number: int) -> Address:

@@ -51,7 +51,7 @@ async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
 
 async def test_who_cannot_be_asked_is_a_finding_with_the_cause(file):
     findings, _ = await said(file)
-    assert "workers cannot be asked for engines" in findings["sources[0].discover"]
+    assert "workers gets no list of engines" in findings["sources[0].discover"]
     assert "No such file" in findings["sources[0].discover"]
 
 

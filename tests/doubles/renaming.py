@@ -61,8 +61,9 @@ class Renaming:
                 self.same(inner, renamed)
 
     def same(self, value: Any, name: Any) -> None:
-        """Check that a value of the first run and a value of the second run have the same shape, and pair their
-        scalars.
+        """Check that a value of the first run and a value of the second run have the same shape.
+
+        Record which scalar of the second run takes the place of each scalar of the first run.
         """
         assert type(value) is type(name), (value, name)
         if isinstance(value, dict):

@@ -33,8 +33,7 @@ Place = tuple[int, int]
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
     """Make kvbus split a state into batches of ``blocks`` blocks, so that small states have several batches.
 
-    A state must use at most the seqs that are left for it. If small batches need more seqs, a batch has up to ``most``
-    blocks.
+    If a state may use fewer seqs than it would then have batches, a batch has up to ``most`` blocks.
     """
     patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
     if most is not None:

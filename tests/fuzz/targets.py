@@ -1,6 +1,6 @@
 """The targets of fuzzing: functions that take any bytes and check what must hold for all of them.
 
-They need no fuzzer.
+A test without a fuzzer can call them, too.
 """
 
 from __future__ import annotations

@@ -161,7 +161,9 @@ class Scene:
         await self.subscribed()
 
     async def restart_routers(self, between: Callable[[], Awaitable[None]]) -> None:
-        """Stop the oldest router at the engine and at kvbus, call ``between``, and start new routers."""
+        """Stop the oldest router that reads the engine and the oldest that reads kvbus, call ``between``, and start
+        new routers.
+        """
         await asyncio.gather(*(side.leave() for side in self.sides))
         await self._unsubscribed()
         await between()

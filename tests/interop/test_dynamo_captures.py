@@ -45,8 +45,10 @@ class Score(NamedTuple):
 
 
 class Row(NamedTuple):
-    """The expected result of one capture: the engine's number of blocks, and the indexer's score directly and through
-    kvbus.
+    """The expected result of one capture: the number of the engine's blocks, and the indexer's missing and dead
+    blocks.
+
+    ``direct`` is the result if the indexer reads the engine, ``kvbus`` the result if it reads kvbus.
     """
 
     truth: int

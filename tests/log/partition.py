@@ -111,7 +111,9 @@ def routes() -> None:
 
 @contextlib.asynccontextmanager
 async def wired(directory: Path) -> AsyncIterator[Wires]:
-    """Create a network namespace for each member. The process must run in its own network namespace."""
+    """Create a network namespace for each server of the cluster. The process must run in its own network
+    namespace.
+    """
     routes()
     networks = [Network(directory, f"{number}") for number in range(clusters.MEMBERS)]
     try:

@@ -282,8 +282,8 @@ def test_heartbeats_are_no_other_epoch() -> None:
 def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
     """The last relay must not take a state of the first relay for another epoch.
 
-    The first relay answers with a state, because its journal lacks the batches that the last relay requests: with a
-    probe of the idle stream, and after a loss.
+    The last relay requests batches with each probe of the idle stream, and after a loss. The journal of the first
+    relay lacks them, so it answers with a state.
     """
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):

@@ -31,7 +31,10 @@ def specs(count: int, *, ranked: bool = False, **more: Any) -> list[SourceSpec]:
 
 
 class Modelled(Stage):
-    """A stage with simple models of engine caches, and an output that sends the state on subscription."""
+    """A relay with substitutes for its sockets (see `Stage`), and with simple models of its engines' caches.
+
+    Its output sends the state on subscription.
+    """
 
     def __init__(self, sources: list[SourceSpec], outputs: list[OutputSpec], kind: str = "unsigned") -> None:
         self.models = [Model() for _ in sources]

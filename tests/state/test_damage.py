@@ -122,7 +122,8 @@ async def killed(base: Path) -> Left:
 async def started_again(left: Left, directory: Path) -> str:
     """Start a daemon on a copy of the state directory, and check that it uses no seq twice.
 
-    Return what it did with the saved state: ``exact``, ``older``, ``refused`` or ``new``.
+    Return what it did with the saved state: ``exact`` (it has the complete state), ``older`` (its source has
+    expired), ``refused``, or ``new`` (there was no state).
     """
     daemon = Daemon(left.config.model_copy(update={"state_dir": str(directory)}))
     sent: list[int] = []

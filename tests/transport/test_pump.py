@@ -194,7 +194,9 @@ async def test_a_handler_may_answer_on_the_same_socket(context):
 @both_loops
 @pytest.mark.parametrize("kept", [MAX_KEPT_FRAMES, 3 * MAX_KEPT_FRAMES])
 async def test_the_number_of_frames_is_bounded_and_told(context, kept):
-    """The pump keeps only the first frames of a huge message. None of the others counts as the next message."""
+    """The pump keeps only the first frames of a huge message. It takes none of the dropped frames for the next
+    message.
+    """
     got: list[Any] = []
     async with pumped(context, got.append, max_frames=kept) as (pair, _):
         for frames in (1, 3, 2 * MAX_KEPT_FRAMES, 50_000, 1):

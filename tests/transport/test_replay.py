@@ -183,9 +183,9 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 @both_loops
 async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
-    """kvbus also ends a connection whose client does not read a short answer.
+    """kvbus ends a connection whose client does not read its answer, even if the answer is short.
 
-    kvbus has passed the complete answer to the connection. The unread rest is smaller than the sender's quantum.
+    kvbus has then already passed the complete answer to the connection.
     """
     async with served(10, payload=b"p" * 40_000, stall_timeout=0.3) as one:
         with never_reading(one, 1):

@@ -101,8 +101,8 @@ NO_ENGINE_FOUND: Final = problem(
 DISCOVERY_FAILS: Final = problem(
     "discovery_fails",
     "{at}",
-    "the discovery {name} cannot be asked for engines: {why}",
-    "correct the setting or repair the service; kvbus keeps asking",
+    "the discovery {name} gets no list of engines: {why}",
+    "correct the settings under discover, or repair the service that they name; kvbus keeps asking",
     "kvbus does not find new engines.",
 )
 ENGINE_LEFT_OUT: Final = problem(

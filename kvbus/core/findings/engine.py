@@ -44,7 +44,7 @@ SILENT_PORT: Final = problem(
     "silent_port",
     "{at}.{name}",
     "{endpoint} accepts connections and sends nothing: it is not a ZeroMQ socket, or its process hangs{detail}",
-    "correct the port; if it is the engine's, find out why the engine's process hangs",
+    "correct the port; if the port is right, find out why the engine's process hangs",
 )
 NOT_ZEROMQ: Final = problem(
     "not_zeromq",
@@ -338,7 +338,7 @@ ENGINE_IDLE: Final = note(
     "engine_idle",
     "{at}.endpoint",
     "nothing has come from {endpoint} so far: the engine is idle, or publishes no events",
-    "send the engine a new, long prompt; with --history, doctor reads the batches that the engine published earlier",
+    "send the engine a new, long prompt; or run doctor with --history, to read the batches published earlier",
     "An engine that serves no requests publishes nothing, so this may be normal.",
 )
 CLOCK_OFF: Final = note(
@@ -359,7 +359,7 @@ HASHES_DIFFER: Final = note(
     "sources",
     "{one} and {other} have different hashes for the same prompts: PYTHONHASHSEED is unset, or not the same",
     "set PYTHONHASHSEED to one value in all engines, if the router compares block hashes of several workers",
-    "A router that looks up the hashes of one worker's blocks among another worker's blocks finds nothing.",
+    "The same prompt has different hashes in the engines, so a router that compares hashes finds no common blocks.",
 )
 API_UNUSABLE: Final = problem(
     "api_unusable",

@@ -2,8 +2,8 @@
 
 *Coarse* blocks are large blocks whose tokens the engine also announces in smaller blocks. kvbus remembers only the
 number of copies of each. *Tail blocks* are the ends of prompts that do not fill a block: vLLM announces them before the
-block is full, and removes them once it is full. kvbus remembers tail blocks with their tokens, because it may later
-learn that this is the size of all blocks in the group. It then announces them.
+block is full, and removes them once it is full. kvbus remembers tail blocks with their tokens. It announces them if it
+later learns that all blocks of the group have the size of these tail blocks.
 """
 
 from __future__ import annotations

@@ -172,9 +172,10 @@ class Removals:
                 table.sub_blocks += 1
 
     def _end_run(self, sub_blocks: dict[TableKey, SubBlocks]) -> None:
-        """Append the removals since the last store (the current run) to the outgoing events, table by table.
+        """Queue the removals since the last store (the current run) for routers, and removals of ``sub_blocks``.
 
-        Also append removals of ``sub_blocks``.
+        The outgoing events are the engine's own, if these can be sent unchanged. Otherwise they are new events, made
+        for one table (a group on a medium) after the other.
         """
         gone, events, as_they_came = self._gone, self._events, self._as_they_came
         self._gone, self._events, self._as_they_came = {}, [], True

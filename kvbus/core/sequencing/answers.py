@@ -175,8 +175,9 @@ def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) 
     continues = compacted or purpose is Purpose.GAP
     if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
         return (tracker.next if continues else max(tracker.next - 1, 0)), -1
-    # Begin after the newest lost batch: it may be too large to receive, and would end the answer early. For a compacted
-    # answer, one known batch is enough: if the publisher's journal lacks the start, the answer begins with a state.
+    # Begin after the newest lost batch: it may be too large to receive, and would end the answer early. Known batches
+    # at the start show the epoch. In a compacted answer, one is enough: if the publisher's journal lacks the start, the
+    # answer begins with a state.
     return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
@@ -296,7 +297,10 @@ class Requests:
     def _take_first_of_history(
         self, asked: OpenRequest, seq: int, payload: bytes, _now: float, may_be_state: bool
     ) -> Finding:
-        """Handle the first batch of a history answer. It shows how far back the publisher's replay buffer reaches."""
+        """Handle the first batch of the answer to a request for all older batches of the epoch.
+
+        Its seq shows how far back the publisher's replay buffer reaches.
+        """
         tracker, history = asked.epoch.tracker, asked.epoch.history
         more = history.answered(seq) or (may_be_state and not tracker.fingerprints.matches(seq, payload, tracker.next))
         return REBUILT if more else Input.ANSWERED

@@ -1,8 +1,8 @@
 """What kvbus knows about one epoch of a publisher, and the detection of epochs that follow each other too fast.
 
 Each new epoch of a publisher gets a new :class:`Epoch` object. It holds the seqs of delivered and missing batches, the
-batches that wait, how far back the known history reaches, and what answers of the publisher have shown. The sequencer
-makes decisions from it.
+received batches that wait for a missing one, how far back kvbus knows the epoch's history, and what the publisher's
+answers have shown about the epoch. The sequencer makes decisions from it.
 """
 
 from __future__ import annotations
@@ -384,7 +384,7 @@ class Epoch:
         self.tracker = GapTracker(buffer, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Begin a new record of the history, in which no batch is missing."""
+        """Begin a new record of the batches before the known ones. In the new record, none of them is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
@@ -540,7 +540,10 @@ class Conflict:
         return False
 
     def ended(self, now: float) -> bool:
-        """Return whether the pause ends now, in which kvbus ignores all batches of the source. If so, end it."""
+        """Return whether the time of the pause is over, and end the pause if it is.
+
+        During the pause, kvbus ignores all batches of the source.
+        """
         if now < self.until:
             return False
         self.until = inf

@@ -82,13 +82,13 @@ class Sniffer:
     def __init__(self) -> None:
         self.name: str | None = None
         self._names: dict[int, str] = {}
-        """Name of the dialect by form of batch.
-
-        A form is the first byte of the batch and the first byte of its first event.
-        """
+        """Name of the dialect, by the first byte of a batch and the first byte of its first event."""
 
     def see(self, payload: bytes) -> None:
-        """Set ``name`` to the dialect of a batch. A batch whose form is already known is not parsed."""
+        """Set ``name`` to the dialect of a batch.
+
+        If the dialect that belongs to its first bytes is already known, do not parse the batch.
+        """
         at = event_offset(payload)
         form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
         name = self._names.get(form)

@@ -318,7 +318,7 @@ def fold(block: Hash) -> int:
 
 
 def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
-    """Translate an event for one family's encoding.
+    """Translate an event into the encoding ``wire`` of one family of routers.
 
     Return the resulting events; if nothing changes, the event itself.
     """

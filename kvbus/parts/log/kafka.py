@@ -238,7 +238,7 @@ async def _confirm(
         found = await leaders(client, location.options(), list({part.topic for part in known}))
     if any(found.get(part) != leader for part, leader in known.items()):
         client.force_metadata_update()
-        raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has read from another broker")
+        raise UnavailableError("too few brokers agree on a partition's leader, or kvbus has not read from the leader")
 
 
 class KafkaLog:

@@ -206,7 +206,7 @@ class _Role(Enum):
     SEVENTH = auto()
     """The seventh field of a store: the name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
     SALT_NAME = auto()
-    """A key in the map that the seventh field of a store may be."""
+    """A key in the map with a salt that SGLang 0.5.18 and 0.5.19 send as the seventh field of a store."""
 
 
 _C, _N, _W, _M = _Role.CONTENT, _Role.NUMBER, _Role.WORD, _Role.MEDIUM

@@ -126,7 +126,7 @@ class CaptureWriter:
         try:
             self._file.close()
         except OSError as error:
-            if not self._failed:  # `write` has already raised this error
+            if not self._failed:  # otherwise `write` has already raised an error
                 raise CaptureError(f"{self.path}: {error.strerror}") from error
 
     def __enter__(self) -> Self:

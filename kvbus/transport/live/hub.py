@@ -161,7 +161,8 @@ class Hub:
     def subscribed(self, peer: Peer, topic: bytes) -> None:
         """Pass a router to the streams whose topics its new subscription matches."""
         if topic == ASKS_REPLAY:
-            return  # this endpoint has no replay, so every router needs the state
+            # The router announces that it requests replays. This endpoint has none, so the router gets the state.
+            return
         member = self._members[peer.id]
         member.subscriptions += 1
         self._stats.subscribers += 1

@@ -251,7 +251,8 @@ class LivePublisher:
     def restart(self, router: Router) -> None:
         """Drop all batches queued for a router, and let it wait for a new state of the stream.
 
-        The router has lost batches, or another router needs its slot among the states that are being sent.
+        This is done if the router has lost batches, or if another router is to receive a state in its place, because
+        only a limited number of states is sent at the same time.
         """
         if router.position is not None and router.position < self.ring.end:
             rest = self.ring.end - router.position

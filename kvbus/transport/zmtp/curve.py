@@ -227,8 +227,8 @@ class Client:
         self._public = transient.public_key.encode()
         self._transient: PrivateKey | None = transient
         self._box = Box(transient, PublicKey(keys.server))
-        """Encrypts the handshake for the server: until WELCOME for its permanent key, and then for its transient
-        key.
+        """Encrypts kvbus's part of the handshake. Until WELCOME arrives, it uses the server's permanent key, and then
+        the server's transient key.
         """
 
     def start(self) -> bytes:

@@ -36,7 +36,7 @@ class TestLive:
     def test_frames_behind_the_payload(self, payload):
         """kvbus ignores frames that a later version may add after the payload.
 
-        A third frame that is no batch, such as a seq, is not a payload.
+        It refuses a message whose third frame cannot be a batch, because that frame may be a seq.
         """
         assert parse_live([b"kv", SEVEN, payload, b"later"], LIMITS) == LiveMessage(b"kv", 7, payload)
         assert parse_live([b"kv", SEVEN, payload] + [b""] * LIMITS.max_frames, LIMITS) is Reason.FRAME_COUNT

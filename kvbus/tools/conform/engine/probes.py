@@ -368,7 +368,7 @@ class Api:
         before, live = blocks.clears, len(blocks)
         await work
         if not live:
-            raise ApiError(f"{what} proves nothing, because no block was live before it")
+            raise ApiError(f"{what} proves nothing about clause 11.2, because no block was live before it")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
         # The engine may also have removed all blocks one by one, which has the same effect as a clear.
         if at_once or not len(blocks):

@@ -425,8 +425,9 @@ class Player:
     async def _judged(self, case: Case, engine: Engine) -> Result:
         """Wait up to the settling time until the router holds the right blocks, and return the result of the case.
 
-        The kit asks many routers about one block after another. So the answers about some blocks of a view may be older
-        than the answer about the marker block. A view counts only if the view before it already had the marker block.
+        The engine stores a marker block last: a router that holds it has read everything. The kit asks many routers
+        about one block after another, so the answers about other blocks of a view may be older than the answer about
+        the marker block. Therefore a view counts only if the view before it already had the marker block.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.settle * case.timeouts
