@@ -72,7 +72,7 @@ class PrefixRouter:
         self._away: Final[set[str]] = set()
         self._failure: BaseException | None = None
 
-        # Only the event loop uses these attributes.
+        # Only the event loop uses these attributes, so they need no lock.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 TYPE: Final = "dynamo"
 PROFILE: Final = "dynamo-plane"
 TOPIC: Final = "{source}@{rank}"
-"""Topic template that passes a stream's source and rank to the driver. kvbus sends no message with this topic."""
+"""Topic template that passes a stream's source and rank to the output's driver.
+
+kvbus sends no message with this topic.
+"""
 
 Wrong = tuple[str, str, object, str]
 """A problem of an output: the key, a sentence about the problem, the key's value, and an example of a valid value."""

@@ -268,7 +268,8 @@ def settings_of(source: SourceConfig) -> dict[str, Any] | None:
 def numbered(config: Config) -> tuple[OutputConfig, ...]:
     """Return the outputs of a configuration. In each output, an absent key ``numbers`` gets its default.
 
-    The default is ``log`` if a source is read from a log, and otherwise ``own``.
+    The default is ``log`` (the batches keep the seqs of the log) if a source is read from a log. Otherwise it is
+    ``own`` (kvbus numbers the batches).
     """
     if not any(settings_of(source) is not None for source in config.sources):
         return config.outputs

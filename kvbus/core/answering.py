@@ -82,7 +82,7 @@ class StreamState:
 
     @property
     def stream(self) -> OutputStream:
-        """The output's stream in slot ``at``, for which this object was created.
+        """The output's stream in the slot for which this object was created.
 
         It changes when the output is replaced.
         """

@@ -91,7 +91,8 @@ class Lifetimes:
     def _hear(self, key: TableKey, table: Table, block: Hash | None, now: float) -> None:
         """Restart the lifetime of a block and its ancestors, because the engine has stored the block.
 
-        A child is restarted before its parent, so that it also expires before its parent.
+        Of blocks that are restarted at the same time, the first one expires first. So a child is restarted before its
+        parent.
         """
         while block is not None and (chunk := table.blocks.get(block)) is not None:
             if self._heard.get((*key, block)) == now:

@@ -24,7 +24,7 @@ from kvbus.state.writer import StateWriter
 log = logging.getLogger("kvbus.daemon")
 
 RULES: Final = ("block_size", "groups", "without_media", "orphans", "on_lost")
-"""The configuration keys that decide which of an engine's blocks kvbus keeps, besides those of a single source."""
+"""Configuration keys that decide which of an engine's blocks kvbus keeps. They apply to all sources."""
 
 
 class Beginning(NamedTuple):

@@ -44,7 +44,7 @@ class RunningClock:
         self._read = read
         self._last = read()
         self.paused = 0.0
-        """Total seconds of all pauses so far."""
+        """Total seconds for which the process was suspended so far."""
         self._announced = 0.0
 
     def time(self) -> float:

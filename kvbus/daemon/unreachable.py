@@ -2,9 +2,9 @@
 
 libzmq repeats a failed connection without an error message, so kvbus connects once with its own code.
 
-If a source is connected, kvbus also connects to the port after the engine's last configured rank. An engine may have
-more ranks than configured, and then routers get no events of the further ranks. The port may belong to another engine,
-so the finding is only a note.
+If a source is connected, kvbus also connects to the port after the engine's last configured rank. If a publisher there
+sends batches of the next rank, the engine may have more ranks than configured. Then routers get no events of the
+further ranks. But the publisher may belong to another engine, so the finding is only a note.
 """
 
 from __future__ import annotations

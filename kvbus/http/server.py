@@ -311,7 +311,7 @@ class AdminServer:
     async def _turn(self, request: web.Request) -> AsyncIterator[None]:
         """Wait until fewer than :data:`MAX_ANSWERS` answers are being made.
 
-        The server may close the connection of a waiting request for a new connection.
+        While the request waits, the server may close its connection to make room for a new connection.
         """
         with self._connections.waiting(request.transport):
             await self._answers.acquire()

@@ -154,7 +154,8 @@ class Bus:
             sources = _decoded((await get(session, f"{self.url}/sources"))[0], list[Source])
             output = readable_output(self._config.outputs, self._wanted, self.url, curve=self.curve)
             self.sources = sources
-            self._take(output, self._config)  # an endpoint or topic may have a form that this version cannot read
+            # This fails if the bus is newer, and an endpoint or topic has a form that this version cannot read.
+            self._take(output, self._config)
 
     def _take(self, output: Output, config: _Config) -> None:
         """Store the streams of the bus's output, and the source to which each worker of the index belongs."""

@@ -289,7 +289,7 @@ class Follower:
                 curve=self._curve,
             )
         if stream.replay_endpoint is None:
-            raise ValueError(f"{stream.endpoint} has no replay endpoint, and only replays are read here")
+            raise ValueError(f"{stream.endpoint} has no replay endpoint, but this command reads only replays")
         return Subscriber(None, stream.replay_endpoint, timing=self._timing, curve=self._curve)
 
     def _note(self, name: str, update: Update) -> None:

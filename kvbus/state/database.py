@@ -274,12 +274,13 @@ class Database:
                 raise DamagedError(f"slice {number} of the checkpoint is damaged")
             yield body
         if number != end:
-            raise DamagedError("the checkpoint has no end")
+            raise DamagedError("the end of the checkpoint is missing")
 
     def frames(self, head: Head) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames of the log that follow the checkpoint.
+        """Yield the frames of the write-ahead log since the checkpoint.
 
-        Each is a pair: encoded records and joined payloads.
+        Each frame is a pair: the encoded records of a burst of batches, and the payloads of these batches in one bytes
+        object.
         """
         number = head.start
         for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):

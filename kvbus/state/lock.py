@@ -55,7 +55,7 @@ class Mark(NamedTuple):
 
     Attributes:
         writes: how often the head of the database was written.
-        last: number of the last frame of the log.
+        last: number of the last frame of the write-ahead log.
         highest: the lowest seq that is not reserved on any stream.
         given_up: whether a write to the database failed, so that the database has no valid state.
     """
@@ -149,7 +149,7 @@ class DirectoryLock:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def sync(self) -> None:
-        """Wait until the lock file with its mark is on the disk."""
+        """Wait until the lock file is on the disk, with the :class:`Mark` that it contains."""
         os.fsync(self._opened)
 
     def close(self) -> None:

@@ -364,7 +364,9 @@ def _unknown() -> int:
 
 
 def reached(directory: Path) -> int:
-    """Return the lowest seq that was not reserved in a directory, according to the mark there; 0 if there is no mark.
+    """Return the lowest seq that was not reserved in a directory, according to its lock file.
+
+    Return 0 if the lock file does not say it (it has no :class:`~kvbus.state.lock.Mark`).
 
     It can be called while another process uses the directory.
     """

@@ -94,7 +94,7 @@ class StateWriter:
             nonlocal records
             self._look_whether_stopped()
             if not loader.complete:
-                raise StateError("the checkpoint has no end")
+                raise StateError("the end of the checkpoint is missing")
             found = decode_records(body, payloads)
             if found is None:
                 raise StateError("a payload is damaged")

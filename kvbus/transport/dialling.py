@@ -363,7 +363,8 @@ async def identify(address: Address) -> str:
     """Find out which server listens at a port that sends nothing, by probing it with TLS and HTTP.
 
     Returns:
-        A description of the server; empty if it answers neither probe, or with bytes that kvbus does not recognize.
+        A description of the server. It is empty if the server does not answer, or if kvbus does not recognize its
+        answer.
     """
     for question in (_client_hello(), b"HEAD / HTTP/1.0\r\n\r\n"):
         answer = await _ask(address, question)

@@ -159,7 +159,10 @@ class Sender:
             self._counted(1)
 
     def _leave(self, session: Session) -> None:
-        """Remove a session from the sender's rounds. If it was limited, let a waiting session take part instead."""
+        """Remove a session from the sender's rounds.
+
+        If the session counted towards the sender's ``limit``, let a waiting session take part instead.
+        """
         session.queued = False
         if session.limited:
             self._taking_turns -= 1

@@ -1,6 +1,6 @@
 """CURVE keys for the endpoints of kvbus's own ZMTP implementation.
 
-CURVE needs libsodium there. ``pip install kvbus[curve]`` installs it with PyNaCl.
+This implementation needs libsodium for CURVE. ``pip install kvbus[curve]`` installs libsodium with PyNaCl.
 """
 
 from __future__ import annotations

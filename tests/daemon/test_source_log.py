@@ -100,7 +100,7 @@ def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) 
     stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES
     log.look(relay, [0])
     (line,) = lines(caplog)
-    assert f"one block counts {MIN_COPIES} copies" in line
+    assert f"kvbus counts {MIN_COPIES} copies of one block" in line
 
 
 def test_a_finding_is_said_again_when_it_changes_and_not_when_it_only_counts_on(

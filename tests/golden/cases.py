@@ -175,7 +175,7 @@ def _world(seed: int) -> Iterator[str]:
 
 
 def _again(sent: list[Message]) -> list[Message]:
-    """Return the first of these messages as the batches of a new epoch of the engine, which begins at seq 0."""
+    """Return the first 40 of these messages as the batches of a new epoch of the engine, which begins at seq 0."""
     return [msgspec.structs.replace(message, seq=seq) for seq, message in enumerate(sent[:40])]
 
 

@@ -112,7 +112,7 @@ class _Contents:
         self._stores = [StoreEventBuilder(part.index) for part in parts]
 
     def plans(self, per_batch: int) -> Iterator[Plan | None]:
-        """Yield the plan of every batch, with ``per_batch`` blocks per batch.
+        """Yield the plan (the content) of every batch of the snapshot, with ``per_batch`` blocks per batch.
 
         None is a pause, in which the caller may do other work.
         """

@@ -204,7 +204,7 @@ class Index:
         self.bytes = 0
 
     def __len__(self) -> int:
-        """Number of live blocks, as the engine counts them."""
+        """Number of live blocks, as the engine has announced them. Routers may get other blocks (:attr:`announced`)."""
         return sum(len(table.blocks) for table in self.tables.values())
 
     @property

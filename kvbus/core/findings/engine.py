@@ -227,8 +227,8 @@ REQUEST_WAITS: Final = note(
     "request_waits",
     "{at}.replay_endpoint",
     "a request to the engine waits in kvbus, because kvbus has no free file descriptor",
-    "nothing: kvbus sends the request as soon as a descriptor is free; with a higher limit (ulimit -n) kvbus sends "
-    "more requests at a time",
+    "nothing needs to be done: kvbus sends the request as soon as a descriptor is free; with a higher limit "
+    "(ulimit -n) kvbus sends more requests at a time",
     "kvbus counts no batch as lost while the request waits.",
 )
 
@@ -315,7 +315,7 @@ NO_PREFIX: Final = problem(
 REANNOUNCED: Final = problem(
     "reannounced",
     "duplicates",
-    "{stores:,} stores announced prefixes that the cache already held, and one block counts {copies:,} copies",
+    "{stores:,} stores announced prefixes that the cache already held, and kvbus counts {copies:,} copies of one block",
     "set duplicates: ignore, if the engine's requests set kv_cache_report_mode=full",
     "The engine may announce each prefix again with each request. kvbus counts each announcement as a copy and waits "
     "for as many removals, so routers keep blocks that the engine has evicted.",

@@ -196,7 +196,11 @@ class Admission:
         return self._parts(event, key, extras, complete=complete)
 
     def _verdict(self, event: BlockStored, key: TableKey) -> int | Filtered | Reason:
-        """Return the number of tokens of a store, or the reason why kvbus leaves the store out or refuses it."""
+        """Return the number of tokens of a store that kvbus accepts.
+
+        If kvbus does not accept the store, return the reason: a `Filtered` if kvbus leaves the store out on purpose, a
+        `Reason` if the store is not valid.
+        """
         group, medium = key
         known = self._gets_known(group)
         kind = event.kv_cache_spec_kind

@@ -106,7 +106,7 @@ class BlockSizeDetector(msgspec.Struct):
     single: int = 0
     """Size in tokens of the smallest block among stores of one block each; in a numbered group, of the largest one."""
     divisor: int = 0
-    """The greatest common divisor of the block sizes, in tokens, of all stores of one block."""
+    """The greatest common divisor of the block sizes, in tokens, of all stores that have only one block."""
     variable: bool = False
     """Whether the stores are radix nodes: their sizes differ, and no store has had several blocks."""
 
@@ -143,7 +143,7 @@ class BlockSizeDetector(msgspec.Struct):
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Return whether the block of a store of one block, with this size, is a tail block (the end of a prompt).
+        """Return whether a store's only block is a tail block (the end of a prompt), if it has ``size`` tokens.
 
         The size of a tail block does not show the size of complete blocks.
         """
@@ -187,8 +187,8 @@ class BlockSizeDetector(msgspec.Struct):
         """Return how kvbus treats a store of ``blocks`` blocks of ``size`` tokens: sent, cut, left out or refused.
 
         Call :meth:`observe` for the store first. ``fine`` says whether the medium of the store also has blocks of the
-        group's own size. If it has none, for example a memory tier with larger chunks, a larger block repeats no other
-        block. kvbus then cuts it into blocks of the output's size.
+        group's own size. If it has none, for example a memory tier with larger chunks, no smaller block has the tokens
+        of a larger block. So kvbus does not leave the larger block out, but cuts it into blocks of the output's size.
         """
         own = self.size
         pinned = self.pinned or own

@@ -27,7 +27,7 @@ Gone = tuple[Hash, Hash | None]
 
 
 class Removals:
-    """The handler of one source's removals: it removes blocks from the cache, and queues removals for routers."""
+    """The handler of one source's removals: it removes blocks from the index, and queues removals for routers."""
 
     def __init__(self, cache: EngineCache, reblocking: Reblocking) -> None:
         self._cache = cache

@@ -301,7 +301,10 @@ class UnverifiedBatches:
             self._ask_after = now + STALE_PAUSE
 
     def forget(self) -> None:
-        """Drop the stale batches and count them as copies, because no answer will show which epoch they belong to."""
+        """Drop the stale batches, because no answer will show which epoch they belong to.
+
+        They count as repeated batches.
+        """
         self._stats.duplicates += len(self.stale)
         self.stale.clear()
 

@@ -349,7 +349,7 @@ class Sequencer:
             and self._live_waits
             and seq == asked.following == tracker.next
         ):
-            self._take(Input.CAUGHT_UP, now)  # the stream is not silent any more, and no batch was lost
+            self._take(Input.CAUGHT_UP, now)  # nothing was lost: the probe is not needed
         if seq == tracker.next and tracker.synced and not tracker.buffer and not self._live_waits:
             tracker.live_in_order(seq, payload)
             self._follow(self._requests.caught_up, now)

@@ -49,7 +49,7 @@ class HttpDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield a set with the engine each time it has answered; an empty set if the engine publishes no events."""
+        """Yield a set after each answer of the engine: the engine, or nothing if the engine publishes no events."""
         disconnected = self._services.disconnected
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:

@@ -22,6 +22,6 @@ class KafkaStreams(LogStreams):
     Settings = KafkaStreamsSettings
 
     def __init__(self, settings: KafkaStreamsSettings, services: Services) -> None:
-        del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
+        del services  # not needed: the keys of the streams in the log have the engines' names and ranks
         location: KafkaLocation = location_at(settings.endpoint, settings)
         super().__init__(lambda: KafkaLog(location), settings, f"kafka://{location.servers}/{location.topic}")

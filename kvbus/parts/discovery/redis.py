@@ -22,7 +22,7 @@ class RedisStreams(LogStreams):
     Settings = RedisStreamsSettings
 
     def __init__(self, settings: RedisStreamsSettings, services: Services) -> None:
-        del services  # the daemon's services are not needed, because the streams' keys in the log name the engines
+        del services  # not needed: the keys of the streams in the log have the engines' names and ranks
         location: RedisLocation = location_at(settings.endpoint, settings)
         where = f"redis://{location.servers}/{settings.database}/{settings.prefix}"
         super().__init__(lambda: RedisLog(location), settings, where)

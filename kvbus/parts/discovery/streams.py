@@ -492,9 +492,9 @@ class LogStreams:
     async def _measure(self, reader: Reader) -> None:
         """Find out up to which time this reader has read the log.
 
-        At intervals, ask the log for the end of each stream, and remember the time of this question. In later calls,
-        check whether this reader has read every stream up to that end. If so, it has read the log up to the remembered
-        time.
+        At intervals, ask the log for the end of each stream, and remember the time at which it was asked. In later
+        calls, check whether this reader has read every stream up to that end. If so, it has read the log up to the
+        remembered time.
         """
         if self._dirty:
             return  # a stream is about to be read again, so this reader has not passed all records to the relay

@@ -173,10 +173,10 @@ STOP: Final = 2.0
 
 
 class Keys:
-    """A deserializer of record keys that returns each key unchanged, and has the list of refused batches.
+    """A deserializer of record keys that returns each key unchanged, and has the list of undecodable record batches.
 
-    aiokafka passes the deserializer to the object that unpacks a partition's records. kvbus replaces that object by its
-    own version, which finds the list here and adds the batches that it cannot decode.
+    aiokafka passes the deserializer to the object that unpacks a partition's record batches. kvbus replaces that object
+    by its own version. This version finds the list here, and adds the record batches that it cannot decode.
     """
 
     def __init__(self, refused: Refused) -> None:

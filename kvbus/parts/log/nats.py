@@ -82,7 +82,7 @@ class NatsWriter:
                     self.epoch = turn.epoch
                     self._pointer = await self._publish(self._location.pointers, write_pointer(turn), at)
                 elif at != self._pointer:
-                    raise FencedError("another writer has the stream")
+                    raise FencedError("another writer has claimed the stream")
                 self._newest = await self._publish(self._location.keys.stream, b"", newest)
             except _MovedError:
                 continue
@@ -134,7 +134,7 @@ class NatsWriter:
         pointer = _pointer(data)
         if at == self._pointer or not at or (pointer is not None and pointer.epoch < self.epoch):
             return UnavailableError("the server has lost records", "data_lost")
-        return FencedError("another writer has the stream")
+        return FencedError("another writer has claimed the stream")
 
     async def _publish(self, stream: str, data: bytes, expected: int) -> int:
         self._sent += 1

@@ -158,7 +158,7 @@ def _number(text: bytes) -> int:
 
 def _judged(found: int) -> int:
     if found == FENCED:
-        raise FencedError("another writer has the stream")
+        raise FencedError("another writer has claimed the stream")
     if found == LOST:
         raise UnavailableError("the server has lost records", "data_lost")
     return found

@@ -388,7 +388,7 @@ class Appender:
                 pause = PAUSE
             if fenced:
                 await self._until_left(writer.epoch)
-            elif refused:  # the log may accept each claim and refuse each record, for example as too large
+            elif refused:  # wait: the log may accept every claim but refuse every record, for example as too large
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE, 2 * pause)
 

@@ -58,7 +58,7 @@ class Publish:
 class Again:
     """A step of the player: send a batch live that is already in the replay buffer.
 
-    The batch is then late, or sent twice.
+    The batch is then late (sent after later batches), or is sent twice.
     """
 
     seq: int

@@ -134,8 +134,8 @@ class Bus:
         env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         log = self._directory / "log"
         with log.open("w") as errors:
-            # Start a new session, so that Ctrl-C signals only the demo and not this process. The demo kills the process
-            # at its end.
+            # Start a new session, so that Ctrl-C signals only the demo, and not the bus. The demo kills the bus at its
+            # end.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvbus", "run", str(self._directory / "kvbus.yaml")),
                 stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=env, start_new_session=True,

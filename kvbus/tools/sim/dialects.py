@@ -281,7 +281,7 @@ class BatchEncoder:
             known = _printable(dialect.hash_of(block))
             prefix = prefixes.of(block).hexdigest()
             same = found.get((group, medium, known))
-            if same is not None:  # in an unchained dialect, equal pages have the same hash
+            if same is not None:  # if hashes do not cover the prefix, equal pages have the same hash
                 same["copies"] += entry.copies
                 continue
             parent = None if block.parent is None else dialect.hash_of(block.parent)
@@ -330,8 +330,8 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # Name no parent for the first page of an event with unchained hashes: SGLang names the parent of a page
-                # only if both are in the same node of its tree.
+                # If hashes do not cover the prefix, name no parent for the first page of an event: SGLang names the
+                # parent of a page only if both are in the same node of its tree.
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]

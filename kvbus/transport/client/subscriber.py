@@ -201,7 +201,7 @@ class StreamSockets:
         max_frames: int = MAX_KEPT_FRAMES,
     ) -> None:
         if endpoint is None or self._context is None:
-            raise RuntimeError("there is no endpoint for this request")
+            raise RuntimeError("the request needs an endpoint that was not given, or the sockets are not open")
         self.stop_asking()
         # Ignore the error, which occurs for example if the process has no free file descriptor. The request then times
         # out, and the client sends it again.

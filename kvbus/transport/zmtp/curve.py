@@ -324,7 +324,7 @@ class Session:
         self._received = number
         kind = plain[0]
         if kind > _SEALED_COMMAND:
-            raise ProtocolError(Reason.FRAME, f"a sealed frame with flags {kind:#04x}")
+            raise ProtocolError(Reason.FRAME, f"an encrypted frame with the unknown flags {kind:#04x}")
         return Frame(kind == _SEALED_COMMAND, kind == MORE, plain[1:])
 
 

@@ -277,12 +277,12 @@ class Protocol:
             return None
         self._handshake_bytes += len(frame.body)
         if not frame.command:
-            raise ProtocolError(Reason.COMMAND, "a message before the handshake is over")
+            raise ProtocolError(Reason.COMMAND, "a message before the end of the handshake")
         name, data = wire.parse_command(frame.body)
         if name == wire.ERROR:
             raise wire.refusal(data)
         if name != mechanism.expected:
-            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of {mechanism.expected.decode()}")
+            raise ProtocolError(Reason.COMMAND, f"the command {name!r} in place of {mechanism.expected.decode()}")
         answer = mechanism.receive(data)
         opened = None if mechanism.peer is None else self._open(mechanism.peer)
         self._out += answer

@@ -121,7 +121,7 @@ class Blocks:
         self._cleared: set[tuple[TableKey, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
-        """Number of clears of live blocks after which no batch with events has come yet."""
+        """Number of clears of live blocks since the last batch with events."""
 
     @property
     def live(self) -> set[tuple[TableKey, Hash]]:
@@ -347,10 +347,7 @@ class Stream:
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Continue after a lost connection.
-
-        The batches that were sent while it was down are missing, and no replay has them.
-        """
+        """Continue after a lost connection, if no replay answer has the batches that were sent meanwhile."""
         self._rejoined = True
         self.blocks.lose()
 
@@ -415,7 +412,10 @@ class Stream:
         return message.seq in self._sent and not self.knows(message)
 
     def _number(self, message: Message, *, connected: bool) -> bool:
-        """Judge the seq of a batch. Return False if the batch is a repetition."""
+        """Judge the seq of a batch. Return False if the batch is a repetition.
+
+        ``connected`` says whether the connection has stayed open since the previous batch.
+        """
         ledger, expected, rejoined = self._ledger, self.expected or 0, self._rejoined
         self._rejoined = False
         if message.publisher != self._publisher:
