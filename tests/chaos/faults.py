@@ -227,7 +227,8 @@ async def _rules(network: Network, rules: list[tuple[str, ...]]) -> AsyncIterato
 async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
     """Make the engine unreachable until the ``with`` block ends.
 
-    If the cell has proxies (links), they refuse connections. If it has network namespaces, the engine's one drops all
+    If the cell has proxies (links), they refuse connections. If it has network namespaces, the engine's namespace drops
+    all
     packets.
     """
     if cell.networks:

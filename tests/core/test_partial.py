@@ -25,7 +25,7 @@ WALL = 1_700_000_000.0
 
 
 class Kept(Script):
-    """A conversation whose relay writes a write-ahead log."""
+    """A test's conversation with a relay (see `Script`). This relay writes a write-ahead log."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -41,7 +41,11 @@ class Kept(Script):
         return self
 
     def resumed(self, *, checkpoint: bool = False) -> Relay:
-        """Return the relay of a new process that loads this relay's log, or its checkpoint."""
+        """Return the relay of a new process that loads the state at the script's start and this relay's write-ahead
+        log.
+
+        With ``checkpoint``, the new process loads a checkpoint of the present state instead.
+        """
         assert self.relay.records is not None
         body, payloads = self.relay.records.take()
         log = [] if checkpoint else decode_records(body, b"".join(payloads))

@@ -226,7 +226,10 @@ class TestNumbering:
 
     @pytest.mark.parametrize("placed", [False, True], ids=["started", "placed"])
     def test_a_merged_stream_with_only_rank_0_is_cleared_once_under_that_rank(self, placed):
-        """kvbus sends one clear with rank 0. SMG's gateway would see a gap at the first batch of another rank."""
+        """kvbus sends one clear with rank 0, not one for each rank.
+
+        SMG's gateway expects consecutive seqs in each rank, so it would see a gap at the first batch of another rank.
+        """
         spec = OutputSpec("out", PROFILES["smg"], [b""], merged=True, first_seqs=[9], known_slots=4)
         relay = Relay([SourceSpec("engine/0", 0, replay=False), SourceSpec("engine/1", 1, replay=False)], [spec])
         sent = relay.handle(OutputPlaced(0, spec) if placed else Started(), 0.0)

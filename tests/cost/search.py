@@ -112,7 +112,7 @@ def make_relay() -> Relay:
 
 
 def live(bus: Relay, messages: list[bytes]) -> list[RelayEvent]:
-    """Return the relay events in which an engine's live stream brings these messages."""
+    """Return one relay event for each message, which an engine sends as a live batch."""
     del bus
     return [BatchReceived(0, [b"", seq.to_bytes(8, "big"), message]) for seq, message in enumerate(messages)]
 

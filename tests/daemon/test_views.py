@@ -28,7 +28,10 @@ def config(**settings: Any) -> Config:
 
 
 def keys(**grants: Grant | str) -> Keys:
-    """Return the keys of the first output. ``grants`` has, for each client key, the rights of its owner."""
+    """Return kvbus's CURVE keys, with the allow-list of the first output.
+
+    ``grants`` has the rights of each client key: as an object, or as the text that follows a key in an allow-list.
+    """
     listed = {}
     for name, grant in grants.items():
         listed[name.encode()] = parse(grant) if isinstance(grant, str) else Client(name, grant)

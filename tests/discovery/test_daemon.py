@@ -247,7 +247,8 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
 async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, monkeypatch, caplog):
     """kvbus counts an unexpected error while it changes its sources, and tries again.
 
-    The contract does not forbid a discoverer of another project to return an engine without ranks.
+    The error comes from an engine without ranks. A discoverer of another project may return such an engine, because the
+    contract does not forbid it.
     """
     monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 0.05)
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)

@@ -130,7 +130,10 @@ class Link:
         return len(cut)
 
     def cut_after(self, size: int | None) -> None:
-        """Cut the connection once, after the side `talks` has sent ``size`` more bytes. None cancels a pending cut."""
+        """Cut the connection once, after one side (the `talks` of this link) has sent ``size`` more bytes.
+
+        None cancels a pending cut.
+        """
         self._allowance = size
 
     @property

@@ -82,7 +82,7 @@ class GrpcApi:
             await context.write(each)
 
     async def stream(self, _: str, context: aio.ServicerContext) -> None:
-        """Send one message for each release of ``step``, as fast as the client reads."""
+        """Send one message each time the test releases the semaphore ``step``, as fast as the client reads."""
         size = int(await context.read())
         while True:
             await self.step.acquire()

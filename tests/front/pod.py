@@ -54,7 +54,7 @@ class Api:
         return web.json_response({"method": request.method, "path": request.raw_path, "bytes": len(body)})
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        """Send one part for each release of ``step``.
+        """Send one part each time the test releases the semaphore ``step``.
 
         An empty part closes the connection in the middle of the answer.
         """

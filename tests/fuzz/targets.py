@@ -163,9 +163,9 @@ def _counted(bus: Relay) -> None:
 
 
 class Follower:
-    """Two simulated routers, one for each output, which keep plain sets of blocks.
+    """Two simulated routers, one for each output. Each keeps its blocks in a set, and counts no copies.
 
-    They check that each stream is dense, and that a router that joins late gets the same blocks.
+    They check that the seqs of each stream have no gap, and that a router that joins late gets the same blocks.
     """
 
     def __init__(self, bus: Relay) -> None:

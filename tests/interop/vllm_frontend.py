@@ -58,9 +58,8 @@ def write_model(directory: Path) -> str:
 
 
 def _program() -> Path:
-    """Return the path of vLLM's front end.
-
-    `make newest-others` installs the newest release under a name without a version.
+    """Return the path of vLLM's front end: of the newest release if `make newest-others` has installed it, else of
+    `RELEASE`.
     """
     home = Path(os.environ.get(ENGINES_ENV, "/nonexistent"))
     newest = home / "vllm-newest" / "vllm" / "vllm-rs"

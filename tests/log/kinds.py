@@ -247,7 +247,9 @@ class Nats:
         await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)
 
     async def squeeze(self, key: str, records: int) -> None:
-        """Set a limit for a moment, so that the server deletes old records, and remove the limit again."""
+        """Limit the log to ``records`` messages for a moment, so that the server deletes older ones, and remove the
+        limit again.
+        """
         for most in (records, -1):
             await self.api(
                 f"STREAM.UPDATE.{self.stream}", name=self.stream, subjects=[f"{self.stream}.>"], max_msgs=most

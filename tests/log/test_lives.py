@@ -28,7 +28,7 @@ KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
 
 @pytest.fixture(params=KINDS)
 def lost(request):
-    """A log whose server can lose its data. The test runs once for each such kind."""
+    """A log whose server can lose its data. The test runs once for each such kind of log (`KINDS`)."""
     return KINDS[request.param](request.getfixturevalue(request.param))
 
 

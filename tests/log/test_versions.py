@@ -68,7 +68,9 @@ async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is
 async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
     """An aggregator removes a source if it cannot read any of the stream's records.
 
-    The stream's pointer changes between the search that finds the source and the start of the source.
+    To cause this, the test changes the stream's pointer after the aggregator has found the source, but before the
+    source
+    begins to read.
     """
     kind = Memory()
     async with fleet(kind) as log:

@@ -144,7 +144,10 @@ class Chain:
         self.tell(at, BatchReceived(0, frames))
 
     def drop(self, at: int, *, back: bool) -> None:
-        """Break a relay's connection to its publisher. If ``back``, connect it again."""
+        """Break the connection of the relay at position ``at`` of the chain to its publisher.
+
+        If ``back``, connect it again.
+        """
         bus = self.buses[at]
         if bus.connected:
             bus.connected = False

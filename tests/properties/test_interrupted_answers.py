@@ -57,6 +57,10 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
     """Run a router that reconnects several times, on a stream whose journal is trimmed early or never.
 
     Return the router and the stream's relay with its engines.
+
+    ``asks_on`` says whether the router repeats a replay request until it gets a complete answer. Otherwise it repeats
+    the
+    request only until it has all batches before the live batch that showed the gap.
     """
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # a state has at least one batch for each source

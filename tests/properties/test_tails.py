@@ -90,7 +90,7 @@ class Pool:
     def grow(self, at, tokens):
         """Extend a prompt whose last block is not full.
 
-        The block keeps its hashes until it gets a hash of a longer prefix.
+        The last block keeps its hash until the added tokens complete another piece of :data:`FINE` tokens.
         """
         unfinished = [block for block in self.memory if len(block[0]) % WHOLE]
         if not unfinished:

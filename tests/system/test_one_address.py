@@ -190,9 +190,9 @@ def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number
 
 
 def test_an_llm_d_that_asks_again_gets_every_number() -> None:
-    """The router has lost its blocks and requests a second replay.
+    """The router has lost its blocks and requests a second replay from 0, and gets all batches.
 
-    kvbus may shorten only the answer to its first request because of the state that it sent on subscription.
+    To its first request kvbus answered only END, because the router got the state on subscription.
     """
 
     async def test() -> None:

@@ -64,7 +64,7 @@ class Workers:
         await publisher.wait_for_subscriber(60)
 
     async def begin(self, publisher: EnginePublisher, name: str, rank: int) -> None:
-        """Start an engine, whether or not kvbus has it as a source yet."""
+        """Start the event publisher of one rank of the worker ``name``, without waiting until kvbus subscribes."""
         self._engines[topic(name, rank)] = await self._stack.enter_async_context(publisher)
         self.holds[topic(name, rank)] = set()
 

@@ -26,7 +26,9 @@ A, B = b"kv@a@m", b"kv@b@m"
 
 
 class Coordinator:
-    """A PUB socket with a topic for each worker, and one replay whose answers contain the topic of each batch."""
+    """A PUB socket with a topic for each worker, and one replay endpoint whose answers contain the topic of each
+    batch.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], *, one_numbering: bool) -> None:
         live, replay = free_ports(2)

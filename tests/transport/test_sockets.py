@@ -73,7 +73,7 @@ async def probed(port: int, *, accepted: bool) -> None:
 
 @contextlib.contextmanager
 def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
-    """Yield a socket for the other side of the connection, which sets no keepalive option."""
+    """Yield a socket of the peer to which kvbus's socket is connected. It sets no keepalive option."""
     with zmq.Context() as own, own.socket(kind) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         (socket.bind if listens else socket.connect)(f"tcp://127.0.0.1:{port}")

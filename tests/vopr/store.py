@@ -218,7 +218,7 @@ class MemoryStore:
             self._fail(error)
 
     def _fail(self, error: StoreError) -> NoReturn:
-        """Discard the state after an error. The upper limit of used seqs is recorded even on a full disk."""
+        """Discard the state after an error. Keep the reserved seqs, as the real store does even on a full disk."""
         self._commit(self._now._replace(names=None, slices=(), start=0, frames=0), given_up=True)
         raise error
 

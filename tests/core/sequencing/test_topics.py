@@ -302,9 +302,11 @@ def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 
 @pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
 def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
-    """kvbus corrects itself after two topics seemed to share one series of seqs.
+    """kvbus corrects itself after it has mistaken the separate seqs of two topics for one common series.
 
-    Topic a lost its batch 1, and the only received batch of topic b also has seq 1.
+    kvbus receives batch 0 of topic a, batch 1 of topic b, and batch 2 of topic a, because the other batches are lost.
+    Then
+    a batch comes that contradicts a common series.
     """
     socket = Socket("each", A, B, replay=False)
     socket.up()

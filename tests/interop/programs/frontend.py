@@ -113,7 +113,7 @@ class Frontend:
         return {"status": await self._host.status()}
 
     async def agent_status(self) -> dict[str, Any]:
-        """Return the status of the state agent's slots."""
+        """Return the status of the slots of Dynamo's state agent (:meth:`agent`)."""
         return {"status": await self._host.status()}
 
     async def router(self) -> dict[str, Any]:

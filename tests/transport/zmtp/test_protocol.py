@@ -67,9 +67,9 @@ def test_the_handshakes_of_a_router(data):
 
 
 def test_the_mechanism_is_sent_when_the_peer_has_begun():
-    """kvbus names its security mechanism only after the peer's first bytes.
+    """kvbus sends the name of its security mechanism only after the peer's first bytes.
 
-    libzmq closes the connection silently if it reads the name of another mechanism.
+    If libzmq reads the name of another mechanism than its own, it closes the connection without sending its own name.
     """
     protocol = Protocol(Role.PUB, accepting=True)
     assert protocol.data_to_send() == SIGNATURE + b"\3"

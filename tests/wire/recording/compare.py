@@ -16,7 +16,10 @@ from tests.wire.captures import Key
 
 
 class View:
-    """kvbus's codec and normalizer for one stream, followed by a router with a plain set."""
+    """kvbus's codec and normalizer for one stream, and a router that keeps the resulting blocks in a set.
+
+    The router does not count copies.
+    """
 
     def __init__(self, **rules: Any) -> None:
         self.stats = SourceStats()

@@ -44,7 +44,7 @@ FAMILIES = {
 
 
 class Slots:
-    """A pool of memory slots, with only the methods that the cache calls."""
+    """A pool of memory slots for SGLang's cache, with only the methods that this cache calls."""
 
     device = "cpu"
 
