@@ -249,7 +249,10 @@ class Normalizer:
             index.merge_overlays()
 
     def count(self) -> None:
-        """Count all blocks of the two indexes again. Call it after blocks were added without being counted."""
+        """Count all blocks of the index and all tail blocks again.
+
+        Call it after blocks were added without being counted.
+        """
         for index in self.indexes:
             index.count()
 
