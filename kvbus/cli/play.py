@@ -40,7 +40,8 @@ _PROBABILITY = click.FloatRange(0, 1)
     type=click.Choice(["3", "4", "sim"]),
     default="4",
     show_default=True,
-    help="Frames of each message in a replay answer: 3 for vLLM up to 0.25 and SGLang up to 0.5.21.",
+    help="Frames of each message in a replay answer: 3 (vLLM up to 0.25, SGLang up to 0.5.21), 4 (later releases), or "
+    "sim (llm-d-inference-sim).",
 )
 @click.option("--topic", help="Topic of every message, instead of the recorded one.")
 @click.option(
@@ -48,7 +49,7 @@ _PROBABILITY = click.FloatRange(0, 1)
     type=click.IntRange(2),
     default=10_000,
     show_default=True,
-    help="Number of newest batches that a replay can have.",
+    help="Number of newest batches that kvbus play keeps for replays.",
 )
 @click.option("--loop", is_flag=True, help="Begin again at the end, as a new epoch of the engine.")
 @click.option(

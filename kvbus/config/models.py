@@ -242,8 +242,8 @@ class Config(Section):
     )
     without_media: Media = key(
         (),
-        "Media whose blocks kvbus filters out. For example, LMCache whose server keeps no log of events announces "
-        "the blocks that it stores on the CPU but never their eviction, so routers would keep these blocks for "
+        "Media whose blocks kvbus filters out. For example, LMCache announces the blocks that it stores on the CPU, "
+        "but never their eviction, unless its server keeps a log of events. Routers would keep these blocks for "
         "ever. `expiring_media` keeps them for a limited time instead.",
         example=["CPU"],
     )

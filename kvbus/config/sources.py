@@ -139,7 +139,7 @@ class FoundSource(SourceConfig):
 
     ranks: tuple[FoundRank, ...] = ()
     where: str = ""
-    """The ``discover`` entry, and a text about the place where it found the engine."""
+    """Where the engine was found, as a text for the operator: the name of the ``discover`` entry, and a place."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
         """Return each rank with a slot, counted from ``first``.

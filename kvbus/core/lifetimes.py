@@ -44,7 +44,10 @@ class Lifetimes:
         self._index = index
         self._step = seconds / STEPS
         self._heard: dict[BlockKey, float] = {}
-        """For each block, the step in which a store last proved that the block exists. The oldest step comes first."""
+        """For each block, the time at which a store last proved that the block exists. The oldest time comes first.
+
+        Times are rounded down to a step.
+        """
 
     def __len__(self) -> int:
         return len(self._heard)

@@ -294,7 +294,7 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[tuple[Index, int | None]]:
-        """Return, for each other rank in the pod of slot ``i``, the index of its blocks and its first group.
+        """Return the index of each other rank in the pod of slot ``i``, and the first group that the rank announced.
 
         The index has the blocks that the output's routers may know. The list is empty if these routers apply
         AllBlocksCleared to a single rank.

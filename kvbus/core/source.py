@@ -55,7 +55,7 @@ The other counts have the names of reasons (:class:`~kvbus.core.types.Reason`).
 """
 
 _LONGEST: Final = 24
-"""Maximum number of characters of a medium's name in an example. The engine chooses the name, so it may be long."""
+"""Maximum number of characters of a medium's name in a finding. The engine chooses the name, so it may be long."""
 
 
 MAX_SKEW_S: Final = 5.0

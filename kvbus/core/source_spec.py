@@ -90,8 +90,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     kvbus then applies live batches only after the answer has ended, because a state is valid only when it is complete.
     It does not compare a batch of the answer with the live batch of the same seq, because the two may differ within one
-    epoch. The intervals at which kvbus probes a silent publisher grow during a connection, and live batches do not
-    reset them: many readers may follow the same publisher.
+    epoch. After a silence, kvbus asks the publisher for its newest batches. The times between such requests grow during
+    a connection, and live batches do not shorten them again, so that many readers do not overload one publisher.
     """
     from_now: bool = False
     """Whether kvbus begins the first epoch at the first live batch, and does not request the batches before it."""
@@ -111,9 +111,10 @@ class SourceSpec(msgspec.Struct, frozen=True):
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Seconds for which, after a replay answer with a state, a live batch whose seq is in the answer is a late copy.
+    """Time in seconds after a replay answer with a state, during which a live batch may be a late copy of an old batch.
 
-    Later, such a batch may also come from a publisher that has restarted.
+    This concerns batches whose seq is in the answer. After this time, such a batch may also come from a publisher that
+    has restarted.
     """
 
     # How kvbus interprets the engine's events, and how many blocks it keeps.

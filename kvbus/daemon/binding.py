@@ -23,8 +23,8 @@ def explained(
     Args:
         kind: the kind of the finding, such as "cannot listen".
         at: the section of the configuration with the address, such as ``outputs[0]``.
-        name: the key of the address in that section.
-        names: the key of each endpoint of the section that has another key than ``name``, by endpoint.
+        name: the configuration key of the address in that section.
+        names: other configuration keys of addresses in that section, such as ``replay_endpoint``, by address.
         written: returns a configuration key as the operator has written it.
     """
     try:

@@ -349,7 +349,10 @@ class Daemon:
         return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
-        """Return the driver that serves the view with this number. The first numbers are those of the outputs."""
+        """Return the driver that serves the view with this number.
+
+        The outputs themselves have the first numbers, from 0.
+        """
         return self.outputs.drivers[self.views.all[number].output]
 
     def serve_views(self) -> None:

@@ -206,7 +206,10 @@ class FoundFile:
         self._searches = any(source.discover is not None for source in config.sources)
 
     def read(self) -> FoundEngines:
-        """Return the saved engines. They are empty if none are saved, or if the saved data is damaged."""
+        """Return the saved engines, by the name of the entry that found them.
+
+        Return an empty dict if no engines are saved, or if the saved data is damaged.
+        """
         content = self._reservations.kept(_STATE_KEY) if self._searches else None
         if content is None:
             return {}

@@ -24,7 +24,10 @@ AT_ONCE: Final = 16
 """Maximum number of sources checked in one iteration of the event loop; 16 checks take 0.06 ms."""
 
 CALLS: Final = 10
-"""Maximum number of ticks until every source is checked. Ten ticks take one second."""
+"""Number of calls of :meth:`SourceLog.look_in_turns` in which every source is checked for changes.
+
+The daemon calls it ten times a second.
+"""
 
 Report = Callable[[str, str, str, str], None]
 """A function that records a change in the timeline.

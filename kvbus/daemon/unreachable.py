@@ -76,14 +76,18 @@ class Unreachable:
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
-        """The running searches, each with its stream.
+        """The running searches for the reason of a missing connection, or for further ranks of a connected engine.
 
-        The key is the source's slot, and whether the source was connected when the search began.
+        The key is the source's slot, and whether the source was connected when the search began. Each search has its
+        stream.
         """
         self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 
     def look(self) -> None:
-        """Start the searches that are due, and end those of sources that have connected or disconnected meanwhile."""
+        """Search for the reasons why sources have no connection, and for unconfigured ranks of connected engines.
+
+        Start the searches that are due. End the searches of sources that have connected or disconnected since then.
+        """
         now = self._loop.time()
         for (slot, connected), (stream, search) in list(self._searches.items()):
             if self._is(slot, stream, connected):

@@ -84,7 +84,7 @@ class Result(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """The answer to a request.
+    """The answer to a request, which may contain several questions about prompts.
 
     ``results`` has one result for each question. ``incomplete`` lists the sources that may hold blocks that the index
     does not know.

@@ -193,7 +193,7 @@ class Database:
             raise DamagedError("the database is missing")
         self._connect()
         if self.number("PRAGMA application_id") != _APPLICATION:
-            raise DamagedError("it is not a database of kvbus")
+            raise DamagedError("the file is not a database of kvbus")
         version = self.number("PRAGMA user_version")
         if version > VERSION:
             raise NewerError(
@@ -201,7 +201,7 @@ class Database:
                 "use the kvbus that wrote it, or another state_dir"
             )
         if version != VERSION:
-            raise DamagedError(f"it is of version {version}, and this kvbus reads version {VERSION}")
+            raise DamagedError(f"the database is of version {version}, and this kvbus reads version {VERSION}")
         self.run("PRAGMA journal_mode = WAL")
         row = self.run("SELECT crc, content FROM head WHERE id = 1").fetchone()
         if row is None or crc32(row[1]) != row[0]:
@@ -298,7 +298,12 @@ class Database:
         self.run("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", crc32(content), content)
 
     def add_frame(self, body: bytes, payloads: bytes) -> None:
-        """Add a frame to the log: the encoded records of a burst of batches, and the payloads of these batches."""
+        """Add a frame to the write-ahead log: the records of a burst of batches, and the payloads of these batches.
+
+        Args:
+            body: the encoded records.
+            payloads: the payloads, joined in one bytes object.
+        """
         number = self.last + 1
         self.run("INSERT INTO log VALUES (?, ?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body, payloads)
         self.last = number

@@ -135,7 +135,7 @@ class DirectoryLock:
         return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
     def read_mark(self) -> Mark | None:
-        """Return the mark in the lock file, which shows the progress of the database.
+        """Return the mark in the lock file, which says how many writes of the database were complete.
 
         Return None if the mark is missing or damaged.
         """

@@ -62,7 +62,7 @@ def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:
 
     Args:
         context: the TLS context.
-        key: the authorities' key in the configuration.
+        key: the name of the configuration key that holds the authorities.
         authorities: the certificates of the authorities, in PEM.
 
     Raises:

@@ -111,9 +111,9 @@ class Campaign:
                 return
 
     async def _generation(self, number: int, generation: int, *, namespaces: bool) -> None:
-        """Play the rounds of one generation of a cell, until the generation ends or a check fails.
+        """Build a cell (an engine, kvbus and routers), and play rounds with it, until they end or a check fails.
 
-        If a check fails, the generation's directory is kept.
+        The cell is built again for each generation. If a check fails, the directory of its files is kept.
         """
         wanted = self.wanted
         last = wanted.rounds or (ROUNDS if SHAPES[number].kills_bus else sys.maxsize)

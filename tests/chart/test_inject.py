@@ -59,7 +59,10 @@ def test_the_policys_presets_are_the_charts(router: str) -> None:
 
 
 def applied(pod: Any) -> Any:
-    """Apply the policy to a pod with the API server's own code, and return the changed pod."""
+    """Apply the admission policy, which adds kvbus to pods, to a pod with the API server's own code.
+
+    Return the changed pod.
+    """
     command = [str(Path(PLATFORMS or "", "policy")), str(HERE / "policy.yaml")]
     done = subprocess.run(command, input=json.dumps(pod), capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:

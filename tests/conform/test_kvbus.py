@@ -31,11 +31,11 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 
 @pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
 async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
-    """If routers get no state on subscription, kvbus breaks clause 11.3 in its first epoch, because it sends no clear.
+    """If routers get no state on subscription, kvbus sends no clear in the first epoch of its output.
 
-    kvbus does not know whether its output existed before a reboot. Its routers notice the new epoch, because they have
-    to
-    subscribe again.
+    So it does not keep clause 11.3 of the specification (docs/spec) there. Routers still notice the new epoch, because
+    they
+    have to subscribe again.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

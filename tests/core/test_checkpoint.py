@@ -44,11 +44,10 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
 
 
 def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
-    """kvbus took small blocks for tail blocks and did not announce them.
+    """kvbus treated a small block as a tail block, and did not announce it.
 
-    When it learns that they are blocks, it announces them.
-
-    The small blocks come one by one, beside larger blocks, until one event with several small blocks proves their size.
+    An event with two more blocks of this size proves that they are ordinary blocks. kvbus then announces the first one,
+    too.
     """
     script = restored([store([9], block_size=32, group=0)], [store([1], group=0)])
     out = script.source.normalizer.apply(decode_batch(payload(store([2, 3], 1, group=0))))

@@ -38,7 +38,7 @@ class Watched:
                 pass
 
     async def until_it_fails(self) -> list[dict[str, tuple[Publisher, ...]]]:
-        """Return the sets that the discoverer finds before it reports a failure."""
+        """Return the sets of engines that the discoverer finds before it reports a failure."""
         seen: list[dict[str, tuple[Publisher, ...]]] = []
 
         async def follow() -> None:

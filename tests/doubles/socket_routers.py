@@ -411,7 +411,7 @@ class NeverAsks:
         return self._views.setdefault((stream, rank), PlainSetRouter())
 
     def read(self) -> set[int]:
-        """Apply the batches that have arrived. Return the hashes of all blocks that are integers."""
+        """Apply the batches that have arrived. Return the hashes of all blocks, without hashes that are bytes."""
         for stream, socket in enumerate(self._sockets):
             while socket.poll(0):
                 _, seq, payload = socket.recv_multipart()

@@ -1,9 +1,9 @@
 """A relay without sockets or a clock, and routers that read their simulated connections step by step.
 
 A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The routers are
-the families of docs/INTEROP.md. `Trusting` applies every batch, like AIBrix and a bound llm-d. `Checking` drops batches
-that it has seen and requests missing batches, like Dynamo's indexer, SMG and the vLLM router. `FromZero` requests a
-replay from 0 when it connects, like llm-d with replay.
+the families of docs/INTEROP.md. `Trusting` applies every batch, like AIBrix, and like an llm-d that binds its socket.
+`Checking` drops batches that it has seen and requests missing batches, like Dynamo's indexer, SMG and the vLLM router.
+`FromZero` requests a replay from 0 when it connects, like llm-d with replay.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """kvbus's real core in the model of the exhaustive search.
 
-The model passes events to it, executes its commands, writes its log, and restarts it after a kill. Only this module
-depends on the form of commands and records.
+The model passes events to it, executes its commands, keeps its write-ahead log, and restarts it after a kill. Only this
+module depends on the form of commands and records.
 """
 
 from __future__ import annotations

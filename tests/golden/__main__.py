@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _show(commit: str, name: str) -> None:
-    """Print how a commit's lines of a case differ from this tree's."""
+    """Print how a golden case's output differs between an older commit and this tree."""
     with tempfile.TemporaryDirectory() as directory:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x"], cwd=directory, input=archive.stdout, check=True)

@@ -1,6 +1,6 @@
-"""Tests for the timeline of changes of state that kvbus shows, also those of routers.
+"""Tests for the timeline of the changes of state of sources and routers, which kvbus shows.
 
-Its numbers have no gap, and its size is bounded.
+The numbers of the changes have no gap, and the timeline has a maximum size.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def of_either_schema(data: bytes) -> record.Record:
 
 
 def main() -> None:
-    """Run kvbus with the functions of the chosen version.
+    """Run kvbus with the functions of another version, which the first argument names (``former``, ``additive``, …).
 
     The functions are replaced before the modules that use them are imported.
     """

@@ -134,7 +134,10 @@ async def script(log, at):
 
 
 async def tried(log, at):
-    """Run the script with a cut at point ``at``, in its own context. An error names this point."""
+    """Write a short stream to the log, and break the writer's connection at point number ``at`` of its traffic.
+
+    An error names ``at``. Each call runs in its own context.
+    """
     try:
         async with asyncio.timeout(150):
             return await script(log, at)

@@ -262,7 +262,7 @@ def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal
 
 
 def test_heartbeats_are_no_other_epoch() -> None:
-    """The last relay requests a replay after a loss, a reconnection and a silence.
+    """In a chain of kvbuses, the last one requests a replay after a loss, a reconnection and a silence.
 
     All replayed heartbeats have the same ``ts``, and must not look like batches of another epoch.
     """

@@ -3,9 +3,9 @@
 They must still hold the blocks of all ranks.
 
 Engines restart, lose batches, disconnect and come back. Routers join late, are disconnected and miss batches of a
-merged stream. The stream feeds models of all known readers of this kind. Releases of llm-d count stores and removals
-without ranks, or keep one set for each rank and clear all sets, or clear the set of the event's rank. AIBrix keeps one
-plain set. A version of AIBrix that ignores clears is correct unless it has missed a batch.
+merged stream. `Views` has a model of each kind of router that reads this stream. One release of llm-d counts stores and
+removals without ranks. Others keep one set for each rank, and clear all sets, or only the set of the event's rank.
+AIBrix keeps one plain set. Its version that ignores clears is correct only while it has missed no batch.
 """
 
 from __future__ import annotations

@@ -47,7 +47,10 @@ class Naming:
 
 @st.composite
 def paths(draw, length=4):
-    """Draw the nodes of a downward path of the tree, from any node on."""
+    """Draw a path of consecutive nodes, downwards from any node of the tree of prefixes.
+
+    Each node stands for a block.
+    """
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < length and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
         path.append(2 * path[-1] + draw(st.integers(1, 2)))

@@ -154,9 +154,9 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
 
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
-    """If a state has more batches than there are seqs for it, kvbus first publishes empty batches, which add seqs.
+    """A router requests a replay from one of the newest seqs, and gets a state.
 
-    This happens for a router that lacks only the batches just before the journal.
+    The state has more batches than there are seqs from there to the newest one, so kvbus first publishes empty batches.
     """
     stage = coarse_stage(6, 6)
     Reader(stage).pull()  # this reader gets a state, so the journal no longer answers for its seqs

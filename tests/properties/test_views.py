@@ -136,7 +136,7 @@ class Shown:
 
 
 class Views(Stage):
-    """A stage with engines, a relay with a view for each tenant, and an output for the witness."""
+    """A stage with engines, a relay with a view for each tenant, and an output that has the blocks of all tenants."""
 
     has_state = True
 

@@ -839,9 +839,9 @@ class World:
 
     @step
     def subscriber_connects(self, place: int, batches: int) -> None:
-        """Connect a new or an existing router, and let it read the first batches of the state.
+        """Connect a new or an existing router, and let it read the first ``batches`` batches of the state.
 
-        The router keeps its earlier blocks until then.
+        A state begins with a clear, so the router keeps its earlier blocks until it reads the first batch.
         """
         at = self._place(place)
         if at not in self.subscribers:

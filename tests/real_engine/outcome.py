@@ -78,7 +78,10 @@ class Outcome:
         return bool(self.points) and not self.failure and all(point.exact for point in self.points)
 
     def worst(self, who: str) -> Score | None:
-        """Return the worst score of kvbus or of a router; None if it was never compared."""
+        """Return the worst score of ``who`` (kvbus or a router) in this case.
+
+        Return None if its blocks were never compared with the engine's.
+        """
         found = [point.scores[who] for point in self.points if who in point.scores]
         return max(found, key=sum, default=None)
 

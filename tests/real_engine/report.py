@@ -65,7 +65,9 @@ def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, 
                 *map(case_row, outcomes),
             ]
         ),
-        "\n".join(f"* {outcome.engine}, {outcome.case}: {each}" for outcome in outcomes for each in remarks(outcome)),
+        "\n".join(
+            f"* **{outcome.engine}, {outcome.case}:** {each}" for outcome in outcomes for each in remarks(outcome)
+        ),
         "## The vLLM router, directly and through kvbus",
         "\n".join(
             [

@@ -236,7 +236,7 @@ def test_from_start_needs_a_replay_endpoint():
 
 @contextmanager
 def snapshots(seq, *chunks):
-    """Answer one snapshot request from a ROUTER socket in a separate thread, until the ``with`` block ends."""
+    """Yield the endpoint of a ROUTER socket that answers one snapshot request, in a separate thread."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         router.rcvtimeo = 60_000

@@ -261,7 +261,10 @@ def test_all_groups_on_request(capture, masked):
 
 
 def test_counting_copies_is_what_makes_the_mamba_capture_exact():
-    """If kvbus did not count copies, a router of this capture would lack blocks."""
+    """If kvbus did not count copies, it would remove blocks of which the engine has another copy.
+
+    A router that gets this recorded stream from kvbus would then lack these blocks.
+    """
     assert matches_truth("vllm033_mamba_64_16", Played("vllm033_mamba_64_16", duplicates="ignore").router) is not None
 
 

@@ -23,8 +23,7 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
     """The fields of a store whose values it usually has in common with other stores, such as medium and adapter.
 
     The index keeps one object for each distinct value. If the texts among the fields are too long, the chunk has an
-    object of its own. ``weight`` is then the total length of these texts in bytes; otherwise it is 0. A chunk whose
-    meta has a weight has a :class:`Rest`.
+    object of its own. ``weight`` is then the total length of these texts in bytes; otherwise it is 0.
     """
 
     block_size: int

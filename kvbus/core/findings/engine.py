@@ -229,7 +229,7 @@ REQUEST_WAITS: Final = note(
     "a request to the engine waits in kvbus, because kvbus has no free file descriptor",
     "nothing needs to be done: kvbus sends the request as soon as a descriptor is free; with a higher limit "
     "(ulimit -n) kvbus sends more requests at a time",
-    "kvbus counts no batch as lost while the request waits.",
+    "While the request waits in kvbus, no batch of the engine counts as lost.",
 )
 
 # -- messages of an engine

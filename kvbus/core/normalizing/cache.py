@@ -132,7 +132,10 @@ class EngineCache:
             self.cleared.append(removals)
 
     def dump(self) -> dict[str, Any]:
-        """Return the facts about this cache, without its blocks, as plain data, which a new process can load."""
+        """Return what kvbus has learned about this cache, such as block sizes, as plain data.
+
+        A new process can load the data. They do not contain the blocks.
+        """
         stream = self.stream
         return {
             "granularity": stream.sizes.dump(),

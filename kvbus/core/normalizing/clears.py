@@ -75,7 +75,7 @@ class Clears:
         cache.stream.media |= index.media_names
         if medium is None:
             emptied = second or self.empty
-        else:  # an engine always has a device, so the clear of another medium never empties it
+        else:  # an engine always has a device, so the clear of another medium never empties its cache
             emptied = medium == DEVICE_MEDIUM and not self.all_tiers and self.empty
         survive = self._survivors(medium, second=second)
         cache.left_out.keep(survive)

@@ -63,7 +63,10 @@ class SuppressedBlocks:
         return sum(block not in known for block in chunk.hashes)
 
     def store(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
-        """Remember the blocks of a store that is not announced, as coarse blocks or as a tail block."""
+        """Remember the blocks of a store that is not announced.
+
+        They are a tail block, or coarse blocks: large blocks whose tokens the engine also announces in smaller blocks.
+        """
         if treatment is Treatment.TAIL:
             self._store_tail(key, chunk.hashes[0], chunk, 0)
             return

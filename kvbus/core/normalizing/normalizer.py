@@ -257,7 +257,10 @@ class Normalizer:
             index.count()
 
     def dump(self) -> dict[str, Any]:
-        """Return the normalizer's facts, without the blocks, as plain data, which a new process can load."""
+        """Return what the normalizer has learned about the engine, such as block sizes, as plain data.
+
+        A new process can load the data. They do not contain the blocks.
+        """
         return self._cache.dump()
 
     def load(self, data: dict[str, Any]) -> None:

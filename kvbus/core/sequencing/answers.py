@@ -243,7 +243,7 @@ class Requests:
     def unread(self, request: int, now: float) -> None:
         """Extend the time limits of a request, because messages of its answer wait in this process.
 
-        So it is not the publisher that is late.
+        So kvbus is late, not the publisher.
         """
         asked = self.open
         if asked is not None and asked.id == request:
@@ -315,9 +315,10 @@ class Requests:
         return None if asked.is_state else self._add(asked, seq, payload)
 
     def _add(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Deliver or hold a batch of an answer, which belongs to the known epoch.
+        """Take a batch of an answer after the answer has shown that it belongs to the known epoch.
 
-        If the batch was delivered before, only record its fingerprint.
+        Deliver the batch if it is the next one, or keep it in the reorder buffer until the batches before it arrive. If
+        it was delivered before, only record its fingerprint.
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         epoch.buffer.keeps = True
@@ -487,7 +488,7 @@ class Requests:
         return Input.ANSWERED
 
     def _sync_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """Handle the end of the answer with the epoch's history, or the lack of an answer."""
+        """Handle the end of an answer to a request for all batches of the epoch, or the lack of an answer."""
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if not answered and not asked.items and asked.once_more:
             return Input.SILENT

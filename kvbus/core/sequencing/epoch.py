@@ -281,7 +281,7 @@ class UnverifiedBatches:
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
-        """Keep a live batch whose seq is so high that the batches before it cannot be a gap.
+        """Keep a live batch whose seq is too high for a gap (:meth:`Epoch.is_far`).
 
         Return the last :data:`MIN_CONSECUTIVE` such batches if their seqs are consecutive, otherwise an empty list.
         """
@@ -531,7 +531,10 @@ class Conflict:
         self._ended = -inf
 
     def epoch_began(self, now: float) -> bool:
-        """Count a new epoch. Return whether there were too many new epochs, so that a pause begins."""
+        """Count a new epoch, and begin a pause if there were too many of them within :data:`WINDOW` seconds.
+
+        Return whether a pause begins.
+        """
         if len(self._begun) == MAX_EPOCHS and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:
                 self._pause = FIRST_PAUSE

@@ -554,11 +554,11 @@ class Sequencer:
         tracker.next = tracker.log_end = tracker.live_end = following
 
     def complete(self, *, certain: bool) -> None:
-        """Record that the batch which is being delivered emptied the publisher's cache.
+        """Record that the batch which is being delivered clears the publisher's cache.
 
         Batches that are missing before it do not matter any more. If a lost batch or a new epoch is queued after this
-        batch, nothing is recorded, because later batches are missing. If it is not ``certain`` that the cache is empty,
-        kvbus continues to request the history that the publisher may have.
+        batch, nothing is recorded, because later batches are missing. If it is not ``certain`` that the clear emptied
+        the complete cache, kvbus continues to request the older batches that it lacks.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             self._epoch_state.emptied(certain=certain)

@@ -497,7 +497,7 @@ class LogStreams:
         remembered time.
         """
         if self._dirty:
-            return  # a stream is about to be read again, so this reader has not passed all records to the relay
+            return  # the log has to be read again for some stream, so the relay does not have all records
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:

@@ -18,10 +18,10 @@ START: Final = 0
 
 
 TICKS: Final = 32
-"""Number of units in a second, in which the present time is used as the number of a writer's turn.
+"""Units of time in a second. The number of a writer's turn is the present time in these units since 1970.
 
-A turn is the time in which one writer owns a stream. See :func:`now_as_turn`. The number of such units since 1970 fits
-into :data:`TURN_BITS` bits until 2106.
+A turn is the time in which one writer owns a stream. See :func:`now_as_turn`. The present time in these units fits into
+:data:`TURN_BITS` bits until 2106.
 """
 
 UNREACHABLE: Final = "unreachable"

@@ -212,9 +212,9 @@ class NatsLog:
         self._location = location
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
-        """By stream key: the epoch of the last writer of this process that has failed.
+        """For each stream, the epoch of the newest writer that has failed in this process, by the stream's key.
 
-        It is kept here because the server may have lost it, and no epoch may be used twice.
+        The next writer needs a higher epoch. The process remembers the epoch, because the server may have lost it.
         """
 
     async def claim(self, key: str) -> NatsWriter:

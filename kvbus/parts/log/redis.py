@@ -281,7 +281,7 @@ class RedisReader:
         self._level = dict.fromkeys(self._next, -1)
         """By stream: how many times :meth:`ends` had been called when the stream was last read to its end.
 
-        It is -1 while the stream lags.
+        It is -1 while Redis may have more records of the stream.
         """
 
     @contextlib.asynccontextmanager

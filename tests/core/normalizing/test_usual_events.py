@@ -10,7 +10,7 @@ from tests.doubles.payloads import cleared, payload, plain_all, removed, store
 
 
 def settled(**rules):
-    """Return a bench with a group whose block size is proven, and with blocks 1 to 20 in one chain."""
+    """Return a normalizer for tests that knows the block size of a group, and has blocks 1 to 20 in one chain."""
     bench = Bench(**rules)
     for first in range(1, 20, 2):
         bench.feed(store([first, first + 1], first - 1 or None, lora_id=None, lora_name=None))

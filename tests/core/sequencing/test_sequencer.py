@@ -261,10 +261,11 @@ class TestAfterAPause:
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
     def test_a_state_is_known_as_one_behind_a_snapshot(self):
-        """A state in a replay answer does not look like a new epoch, even if kvbus began with a snapshot.
+        """kvbus recognizes a state in a replay answer even if it began with a snapshot.
 
-        After a snapshot, kvbus has no fingerprint for the first seq of the answer. Batches that were sent after the
-        request arrive live before the answer.
+        The batches of a state have other contents than the live batches with the same seqs. This must not look like a
+        new
+        epoch, although kvbus has no fingerprint for the first seq of the answer.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))
