@@ -215,6 +215,8 @@ class Subscriber:
             if self._closed:
                 raise SubscriberClosedError("the subscriber is closed")
             await self._wait()
+            if self._closed:
+                continue  # send no further request: nobody would close its connection
             now = self._now()
             self._reachability.look(now)
             if self._sockets.unread:

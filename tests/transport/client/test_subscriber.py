@@ -25,7 +25,9 @@ from kvbus.client import (
     Unreachable,
 )
 from kvbus.client import subscriber as subscriber_module
+from kvbus.client.sequence import Sequence
 from kvbus.common.errors import BindError
+from kvbus.core.sequencing.actions import Ask
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import encode_batch
@@ -208,6 +210,26 @@ def test_cancelling_a_receive_loses_nothing(loops):
             assert (await subscriber.receive()).seq == 0
 
     loops(main)
+
+
+def test_a_request_that_is_due_when_the_subscriber_closes_is_not_sent(loops, monkeypatch):
+    """Nobody would close the connection of the request before the ZeroMQ context ends."""
+    sent = []
+
+    async def main():
+        async with engine() as publisher:
+            subscriber = subscribed(publisher)
+            await until(subscriber, Synced)
+            waiting = asyncio.ensure_future(subscriber.receive())
+            await asyncio.sleep(0)
+            monkeypatch.setattr(Sequence, "tick", lambda *_: [Ask(99, 0)])
+            monkeypatch.setattr(StreamSockets, "ask", lambda *_: sent.append(_))
+            await subscriber.aclose()
+            with pytest.raises(SubscriberClosedError):
+                await waiting
+
+    loops(main)
+    assert not sent
 
 
 def test_closing_ends_whoever_waits(loops):
