@@ -220,8 +220,8 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
 def _at_rank(endpoint: str, rank: int) -> str:
     """Return the endpoint of one rank, from the endpoint of rank 0.
 
-    The port of rank r is the port of rank 0 plus r. If the system is to pick the port, the endpoint is the same for all
-    ranks.
+    The port of rank r is the port of rank 0 plus r. If the port is ``0`` or ``*``, the system chooses a port for each
+    rank, so the endpoint is returned unchanged.
     """
     return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 

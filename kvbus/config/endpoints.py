@@ -24,7 +24,12 @@ _BROKERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to bind or to connect to: a TCP host and port, or the path of a local socket with port 0."""
+    """An address to bind or to connect to: a TCP host and port, or the path of a local socket.
+
+    Attributes:
+        host: the host, or the path.
+        port: the port; 0 for a local socket.
+    """
 
     host: str
     port: int

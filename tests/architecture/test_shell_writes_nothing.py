@@ -36,9 +36,8 @@ QUESTION = re.compile(r"^(\S+?):(\d+): note: Revealed type is \"(.*)\"$")
 
 
 def changed(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Return the targets that a statement assigns or deletes, and the objects that it changes by a method, such as
-    a list
-    to which it appends.
+    """Return the targets that a statement assigns or deletes, and the objects that it changes by a method, such as a
+    list to which it appends.
     """
     if isinstance(statement, ast.Assign | ast.Delete):
         yield from statement.targets

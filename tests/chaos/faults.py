@@ -228,8 +228,7 @@ async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
     """Make the engine unreachable until the ``with`` block ends.
 
     If the cell has proxies (links), they refuse connections. If it has network namespaces, the engine's namespace drops
-    all
-    packets.
+    all packets.
     """
     if cell.networks:
         async with _rules(cell.networks["engine"], [(chain, "-j", "DROP") for chain in ("INPUT", "OUTPUT")]):
@@ -285,8 +284,7 @@ async def _file_limit(cell: Cell, fault: Fault) -> str | None:
     """Set the maximum size of kvbus's files to one byte, so that its writes fail with EFBIG.
 
     Unlike a full disk (ENOSPC), this fault needs neither root nor a mount. It also prevents that kvbus overwrites a
-    part
-    of an existing file.
+    part of an existing file.
     """
     async with cell.bus.child.lock:
         pid = cell.bus.child.pid

@@ -80,9 +80,8 @@ class Round:
     """A round's kind, and its faults in order of time.
 
     ``mixed``: all kinds of faults. ``wire``: only faults of single live batches, which kvbus's counters must show
-    exactly.
-    ``router``: faults of one router, which must not affect the other router. ``single``: one fault. ``long``: one fault
-    that lasts until kvbus has noticed it.
+    exactly. ``router``: faults of one router, which must not affect the other router. ``single``: one fault. ``long``:
+    one fault that lasts until kvbus has noticed it.
     """
 
     flavour: Flavour

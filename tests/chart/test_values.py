@@ -112,8 +112,7 @@ def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
     """The values schema refuses unknown keys in every object, except in maps whose keys the operator chooses.
 
     Such maps, for example labels and quantities, define the type of their values. `global` may have any keys, because
-    other
-    charts use it.
+    other charts use it.
     """
     schema = json.loads((chart / "values.schema.json").read_text())
     open_ones = {where for where, node in objects(schema, "") if node.get("additionalProperties", True) is True}

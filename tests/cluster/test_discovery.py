@@ -76,7 +76,9 @@ class Place:
 
 
 class Found(Process):
-    """A kvbus process that discovers its sources in Kubernetes, and sends each worker under its own topic."""
+    """A kvbus process that discovers its sources in Kubernetes, and publishes each worker's stream under a separate
+    topic.
+    """
 
     def __init__(self, directory: Path, discover: dict[str, Any]) -> None:
         super().__init__(directory, keeps_state=False)

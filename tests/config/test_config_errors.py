@@ -1,4 +1,7 @@
-"""Tests for the errors about an invalid key or value. The golden configurations contain complete errors."""
+"""Tests for the errors about an invalid key or value.
+
+The golden configurations (tests/golden) also test the complete texts of errors.
+"""
 
 from __future__ import annotations
 

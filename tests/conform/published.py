@@ -1,9 +1,7 @@
-"""Import modules of published engines, which ``.ci/engines.sh`` has extracted from their wheels, without the engines.
+"""Import modules of published engines without installing the engines. This module needs no kvbus.
 
-This module needs no kvbus.
-
-The modules import other modules of their engine, which are absent. A stand-in replaces each absent module: it provides
-every name, but nothing that works.
+``.ci/engines.sh`` has extracted the modules from the engines' wheels. They import other modules of their engine, which
+are absent. A stand-in replaces each absent module: it provides every name, but nothing that works.
 """
 
 from __future__ import annotations

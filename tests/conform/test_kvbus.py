@@ -34,8 +34,7 @@ async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscr
     """If routers get no state on subscription, kvbus sends no clear in the first epoch of its output.
 
     So it does not keep clause 11.3 of the specification (docs/spec) there. Routers still notice the new epoch, because
-    they
-    have to subscribe again.
+    they have to subscribe again.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

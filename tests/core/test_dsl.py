@@ -1,6 +1,5 @@
 """Tests for the script helpers in ``dsl.py``: a script fails at a command that the test does not expect, and the
-failure
-names the command.
+failure names the command.
 """
 
 import pytest

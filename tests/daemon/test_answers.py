@@ -14,8 +14,7 @@ async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp
     """Before kvbus sends the first part of a state, it commits on disk which seqs belong to this state.
 
     Otherwise, if kvbus were killed after this part, a restarted kvbus would answer the router's next request with the
-    rest
-    of the state from the journal.
+    rest of the state from the journal.
     """
     cut_states(monkeypatch, 1)
     async with (

@@ -99,8 +99,7 @@ def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
     """The values of llm-d's page and the values file of kvbus make a valid pod together.
 
     The test merges them as llm-d-modelservice does: the pod's fields from kvbus's file, the container and the
-    annotations
-    from the page.
+    annotations from the page.
     """
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     own = shown("routers/llm-d.md", "my-values.yaml")

@@ -34,8 +34,7 @@ async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
     """Doctor also probes discovered engines.
 
     A finding names the entry of `sources` in the configuration file (`sources[1]`). The number of engines that an
-    earlier
-    entry discovers does not change it.
+    earlier entry discovers does not change it.
     """
     one = Worker("pod-1", 1)
     await one.start()

@@ -378,8 +378,7 @@ class Model:
         """Let all messages arrive and time pass without faults. Return the seconds until both routers are exact.
 
         If the engine no longer has some of the lost batches, the routers hold only part of the blocks, and the source
-        must be
-        ``partial``.
+        must be ``partial``.
         """
         began = self.now
         while self.now - began <= NEVER:

@@ -19,7 +19,7 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def recorded() -> dict[str, str]:
-    """Return the recorded hash of each golden case, by the case's name."""
+    """Return the recorded hash of each golden case's output, by the name of the case."""
     lines = FILE.read_text().splitlines()
     return {name: value for value, _, name in (line.partition(" ") for line in lines)}
 

@@ -89,8 +89,7 @@ def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
     """The image's byte code names its source by a hash, not by a date.
 
     Byte code with dates would be stale if the image's files get the date of a commit. It would also be different in
-    each
-    build.
+    each build.
     """
     code = "import pathlib; print({path.read_bytes()[4] for path in pathlib.Path('/opt/kvbus').rglob('*.pyc')})"
     assert podman.shell(f'python -c "{code}"').strip() == "{1}", "PEP 552: hash-based, unchecked"

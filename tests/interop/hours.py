@@ -3,11 +3,9 @@
     python -m tests.interop.hours [--minutes 60] [--rate 4] [--directory DIR]
 
 The caches are full and evict. In each round one ordinary thing happens: a router or an engine restarts, the engines
-pause,
-or kvbus is restarted with SIGTERM. Then the engines stop publishing, every router must hold exactly the engines'
-blocks,
-and the resource usage of kvbus is recorded. Exit code 1: a router was wrong, or a resource grew. The results are in
-DIR/hours.json.
+pause, or kvbus is restarted with SIGTERM. Then the engines stop publishing, every router must hold exactly the engines'
+blocks, and the resource usage of kvbus is recorded. Exit code 1: a router was wrong, or a resource grew. The results
+are in DIR/hours.json.
 """
 
 from __future__ import annotations

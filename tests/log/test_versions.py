@@ -69,8 +69,7 @@ async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, m
     """An aggregator removes a source if it cannot read any of the stream's records.
 
     To cause this, the test changes the stream's pointer after the aggregator has found the source, but before the
-    source
-    begins to read.
+    source begins to read.
     """
     kind = Memory()
     async with fleet(kind) as log:

@@ -59,8 +59,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
     Return the router and the stream's relay with its engines.
 
     ``asks_on`` says whether the router repeats a replay request until it gets a complete answer. Otherwise it repeats
-    the
-    request only until it has all batches before the live batch that showed the gap.
+    the request only until it has all batches before the live batch that showed the gap.
     """
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # a state has at least one batch for each source

@@ -59,9 +59,9 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
 
 
 def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
-    """kvbus wrongly counted batches as lost that the engine's replay buffer no longer had when kvbus connected.
+    """Batches that the engine's replay buffer no longer has when kvbus connects do not count as lost.
 
-    This happened if the first batch of the replay buffer had already arrived live.
+    A former kvbus counted them, if the first batch of the replay buffer had already arrived live.
     """
     world = World(Setup(buffer_steps=3))
     world.publish(0, [("chain", 3, "GPU")], 7)

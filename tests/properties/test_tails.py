@@ -120,8 +120,7 @@ def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
     """Routers hold the engine's complete blocks, and no tail blocks.
 
     If ``block_size`` is not configured, kvbus may announce a tail block as a block before it gets the first complete
-    block.
-    So the test checks the routers only after that block.
+    block. So the test checks the routers only after that block.
     """
     bench, pool = Bench(block_size=pinned), Pool()
     if proven:

@@ -94,8 +94,7 @@ async def dialled(port: int, kind: bytes, *, minor: int = 0, pace: float = 0.0) 
     """Yield a peer that has connected to a port and completed the handshake.
 
     With ``pace``, the peer waits this many seconds after each message, and has small buffers. So kvbus must wait when
-    it
-    sends to the peer.
+    it sends to the peer.
     """
     raw = socket.socket()
     if pace:

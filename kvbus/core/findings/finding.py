@@ -123,7 +123,10 @@ class Findings:
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began, and with its key as the operator has written it."""
+        """Return a finding with the time at which it began.
+
+        Replace the configuration key in it by the one that the operator has written.
+        """
         key = self._written(finding.key)
         known = self._now.get((finding.id, key))
         return msgspec.structs.replace(finding, since=None if known is None else known.since, key=key)

@@ -27,7 +27,8 @@ class Clears:
     def all_tiers(self) -> bool:
         """Whether AllBlocksCleared clears every memory tier of the engine.
 
-        The operator's configuration decides. If it is ``auto``, the first event of the epoch decides.
+        The operator's configuration decides. If it is ``auto``, the first event of the epoch decides: all tiers are
+        cleared if this event is an AllBlocksCleared without a medium, as SGLang sends it.
         """
         rule = self._cache.spec.clears
         return self._cache.stream.clears_all_tiers if rule == "auto" else rule == "all"

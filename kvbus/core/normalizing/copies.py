@@ -27,7 +27,8 @@ class Copies:
     """The counter of the copies that one source's blocks have besides the first one.
 
     Args:
-        rule: the rule that the operator has configured: ``count``, ``last`` or ``ignore``.
+        rule: the operator's setting. ``count``: the engine sends a removal for each copy. ``last``: it sends one
+            removal, when the last copy is gone. ``ignore``: a repeated store is not a copy.
         stats: the counters of the source.
 
     Attributes:

@@ -271,7 +271,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq + 1)
         while seq != self.next and not buffer.fits(payload):
             stats.held_overflow += 1
-            stats.missing += self.synced  # the batch that is dropped below becomes missing again
+            stats.missing += self.synced  # a dropped batch is missing again; before the sync, nothing counts as missing
             if buffer.last <= seq:
                 return
             buffer.drop_last()

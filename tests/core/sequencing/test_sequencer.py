@@ -264,8 +264,7 @@ class TestAfterAPause:
         """kvbus recognizes a state in a replay answer even if it began with a snapshot.
 
         The batches of a state have other contents than the live batches with the same seqs. This must not look like a
-        new
-        epoch, although kvbus has no fingerprint for the first seq of the answer.
+        new epoch, although kvbus has no fingerprint for the first seq of the answer.
         """
         script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
         script.after(up(), snapshot(29))

@@ -305,8 +305,7 @@ def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
     """kvbus corrects itself after it has mistaken the separate seqs of two topics for one common series.
 
     kvbus receives batch 0 of topic a, batch 1 of topic b, and batch 2 of topic a, because the other batches are lost.
-    Then
-    a batch comes that contradicts a common series.
+    Then a batch comes that contradicts a common series.
     """
     socket = Socket("each", A, B, replay=False)
     socket.up()

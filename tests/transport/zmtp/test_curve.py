@@ -112,7 +112,7 @@ def dialled():
 
 
 def steps(side, number):
-    """Return the step with this number of a new handshake, after all earlier steps have been done."""
+    """Begin a new handshake at this side, and do its steps up to the one with this number. Return that step."""
     for at, step in enumerate(side()):
         if at == number:
             return step
