@@ -159,7 +159,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the slow tests first. In a run of the fast tier, leave them out."""
+    """Run the slow tests first. Leave them out if only the fast tests run (``--tier fast``)."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     if _is_fast(config):
         slow = [item for item in items if item.get_closest_marker("slow")]

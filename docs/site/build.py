@@ -61,7 +61,7 @@ Add kvbus to the engine's pod as a sidecar, in [one of three ways](../KUBERNETES
   "endpoint": "tcp://127.0.0.1:15557", "replay_endpoint": "tcp://127.0.0.1:15657"}'
 ```
 
-For SGLang, use the same option without `enable_kv_cache_events`."""
+For SGLang, use the same `--kv-events-config` without `enable_kv_cache_events`."""
 
 _KUBERNETES_LOOK: Final = """\
 Check that it works:

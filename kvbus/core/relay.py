@@ -7,7 +7,7 @@ It receives events and returns commands. Invariants:
 * Routers get an AllBlocksCleared before any batch of a new epoch, and before any batch after lost batches.
 * A block is in the index of a live source if and only if it was announced to routers.
 
-For sources that are read from a log, kvbus publishes the log's records under the log's numbers, and indexes only
+For sources that are read from a log, kvbus publishes each record under the seq that it has in the log, and indexes only
 records with tokens (:mod:`kvbus.core.log_relay`).
 """
 

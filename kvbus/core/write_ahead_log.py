@@ -1,7 +1,7 @@
 """The records of the write-ahead log: the relay's decisions since the last checkpoint, in order.
 
 A record describes a change of indexes, numberings and journals. The relay makes a decision, keeps its record, and has
-:mod:`kvbus.core.applying` apply it. After a restart, kvbus loads the checkpoint and applies the records of the log
+:mod:`kvbus.core.applying` apply it. After a restart, kvbus loads the checkpoint and applies the log's records
 again. The state is then the same, because applying a record is deterministic. The daemon writes a record to the disk
 before it sends any batch that the record causes.
 """

@@ -84,7 +84,7 @@ class Store(Protocol):
             wait for the disk and the machine was restarted.
         refused: number of files that could not be used, and that the store moved aside.
         keeps_state: whether the bus keeps its state in the store. If it is False, the store has only the reservations.
-        checkpoint_after: size of the log in bytes after which a new checkpoint may begin.
+        checkpoint_after: size of the write-ahead log in bytes after which a new checkpoint may begin.
         reserve_ahead: number of seqs that are reserved together.
         location: the directory of the store, as a text for log lines.
     """
@@ -118,10 +118,10 @@ class Store(Protocol):
         """Write the reservations to the disk. They replace the reservations that are there."""
 
     def checkpoint(self, names: Sequence[str], slices: Iterable[bytes], pause: Callable[[], bool]) -> Iterator[None]:
-        """Write a new checkpoint. It replaces the earlier checkpoint and the log up to now.
+        """Write a new checkpoint. It replaces the earlier checkpoint and the write-ahead log up to now.
 
         The caller must advance the returned iterator, because the store writes only then. The iterator yields whenever
-        ``pause`` returns True. Between two steps, the caller may append frames to the log.
+        ``pause`` returns True. Between two steps, the caller may append frames to the write-ahead log.
 
         Until the iterator ends, the earlier checkpoint and its log remain valid if they have the same ``names`` (of
         sources and outputs). If they have other names, there is no valid state until the iterator ends.

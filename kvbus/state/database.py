@@ -57,7 +57,7 @@ class Head(msgspec.Struct):
         names: names of the sources and outputs that the state belongs to.
         first: number of the checkpoint's first slice; 0 if there is no valid checkpoint.
         count: number of slices in the checkpoint.
-        start: number of the last frame of the log that the checkpoint includes.
+        start: number of the last frame of the write-ahead log that the checkpoint includes.
         writes: how often this row was written.
         reserved: the seqs reserved for each stream, and other data that stays valid if the state cannot be used.
     """

@@ -120,7 +120,10 @@ def _reservations_only(config: Config) -> SqliteStore | None:
     """
     base = default_directory()
     if base is None:
-        log.warning("seq reservations cannot be kept: found no directory in memory; after a restart, seqs begin at 0")
+        log.warning(
+            "seq reservations cannot be kept: found no directory in memory, such as /dev/shm; "
+            "after a restart, seqs begin at 0"
+        )
         return None
     path = base / name_of(config, Base(base))
     try:

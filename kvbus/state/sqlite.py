@@ -203,7 +203,7 @@ class SqliteStore:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def load(self, names: Sequence[str], feed: Callable[[bytes], None], apply: Callable[[bytes, bytes], None]) -> bool:
-        """Read the checkpoint and then the log from the database.
+        """Read the checkpoint and then the write-ahead log from the database.
 
         See :meth:`kvbus.state.contract.Store.load`.
         """

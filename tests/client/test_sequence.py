@@ -166,8 +166,8 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
 def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
     """Batches were lost, because requests got no answer. A later answer holds a state, which the client must apply.
 
-    The state begins at a higher seq than requested. If the client took it for a replay without its oldest batches, the
-    client's view would lack the blocks of the lost batches.
+    The state begins at a higher seq than requested. If the client treated it as a replay without its oldest batches,
+    the client's view would lack the blocks of the lost batches.
     """
     stream = Stream()
     stream.connected()

@@ -175,11 +175,11 @@ class Model:
         self._time_passes(1.0)
 
     def checking_subscribes(self) -> None:
-        """The checking router subscribes."""
+        """The router that checks seqs (:class:`Checking`) subscribes."""
         self.checking.subscribe()
 
     def checking_asks(self) -> None:
-        """The checking router requests a replay."""
+        """The router that checks seqs (:class:`Checking`) requests a replay."""
         self.checking.ask(self.bus, self.now)
 
     def checking_reads(self) -> None:

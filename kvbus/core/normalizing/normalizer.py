@@ -87,8 +87,8 @@ class Normalizer:
     def _clear(self, run: Iterable[Step], clears: int) -> int:
         """Apply consecutive AllBlocksCleared events of a batch.
 
-        ``clears`` is the number of clears without a medium that the batch had before this call. Return the number after
-        this call, which is the argument of the next call.
+        ``clears`` is the number of the batch's earlier clears that name no medium. A clear after them is a second one.
+        Return this number with the clears of ``run`` added, for the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             everything = clears_all(event)

@@ -22,7 +22,7 @@ SENTINEL: Final = 2.0
 """Timeout in seconds of a request to one Sentinel."""
 
 STOP: Final = 2.0
-"""Timeout in seconds of closing a connection."""
+"""Maximum time in seconds to wait until a connection is closed."""
 
 MOST_KEYS: Final = 500
 """Number of keys that the server examines for each SCAN command. It limits the time in which the server is blocked."""

@@ -83,7 +83,7 @@ class StateDue:
         self._tail_bytes += size
 
     def wrote_state(self, size: int, position: int, now: float) -> None:
-        """Note that a state of ``size`` bytes was appended at ``position``, even if :meth:`due` was False."""
+        """Record that a state of ``size`` bytes was appended at ``position``, even if :meth:`due` was False."""
         self._tail_bytes, self._state_bytes, self.position = 0, size, position
         self._state_at = self._written_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause

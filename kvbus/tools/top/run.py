@@ -103,7 +103,7 @@ class Watch:
         url: base URL of the bus.
         interval: seconds between two readings.
         count: number of readings; None for no limit.
-        choice: the user's choice at the start.
+        choice: what the screen shows at the start; the user can change it.
         login: credentials for the bus.
         as_json: whether each reading is written as a JSON object instead of text lines.
     """

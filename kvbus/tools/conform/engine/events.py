@@ -1,4 +1,4 @@
-"""A strict decoder of payloads, after section 6 of docs/spec.
+"""A strict decoder of payloads, as section 6 of docs/spec defines them.
 
 It records each deviation from the specification, and still decodes the rest of the payload.
 """
