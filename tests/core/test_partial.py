@@ -288,7 +288,8 @@ class TestAClear:
 @pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
 @pytest.mark.parametrize("tiers", [False, True])
 def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
-    """A state in a later replay answer ends `partial`, although kvbus had given up its request for older batches.
+    """A state in a later replay answer makes a `partial` source complete, even after kvbus gave up requesting older
+    batches.
 
     Another kvbus, from which this kvbus reads, sends such a state. A usual batch is not a state. Nor is a batch with a
     clear that leaves blocks on another tier.

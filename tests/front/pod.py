@@ -97,7 +97,7 @@ class Pod:
         self.url = f"http://127.0.0.1:{self.port}"
 
     async def say(self, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open a connection to the front, and send these bytes."""
+        """Open a connection to kvbus's HTTP front (the proxy in front of the engine's API), and send these bytes."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         for part in parts:
             writer.write(part)

@@ -126,7 +126,7 @@ class Silent(Double):
 
 
 class ByPod(Silent):
-    """A double that reads the live stream.
+    """A double of a router that reads the live stream.
 
     When one rank is cleared, it clears all ranks of the worker, as some routers do.
     """

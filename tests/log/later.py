@@ -41,7 +41,7 @@ def of_the_former_schema(written: record.Record) -> bytes:
 
 
 def next_in_count(last: int) -> int:
-    """Return the next epoch as the former schema counts it."""
+    """Return the epoch after ``last`` in the former record schema, whose epochs are consecutive numbers."""
     return last + 1
 
 

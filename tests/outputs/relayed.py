@@ -43,7 +43,7 @@ class StateReader:
 
     @property
     def holes(self) -> list[int]:
-        """Seqs after the reader's first batch that the reader did not get."""
+        """Seqs that the reader did not get, counted from its first batch on."""
         got = set(self.seqs)
         return [seq for seq in range(self.seqs[0], self.seqs[-1]) if seq not in got]
 

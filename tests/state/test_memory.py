@@ -18,7 +18,10 @@ MORE = 1.2
 
 
 def most_memory(what: str, directory: Path) -> tuple[str, int]:
-    """Return whether a state was loaded, and the peak memory of the process in kilobytes."""
+    """Run `tests.state.filled` with the action ``what`` (fill or load) in a process of its own.
+
+    Return whether it loaded a state (``yes``), and the peak memory of the process in kilobytes.
+    """
     command = [sys.executable, "-m", "tests.state.filled", what, str(directory), str(LOG)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     loaded, memory = done.stdout.split()

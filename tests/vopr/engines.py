@@ -143,7 +143,7 @@ class EngineNode:
 
 
 class Directory:
-    """Finds engines by address. The address of an engine may be moved to another engine."""
+    """The simulated engines by address. A test may move an address to another engine."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, EngineNode] = {}

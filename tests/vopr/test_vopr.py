@@ -95,7 +95,7 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
     """The simulation finds each old defect of kvbus when it is added again.
 
-    If plans have changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now.
+    If the random plans of faults have changed, `make vopr ARGS="--defect NAME"` shows which seeds find the defect now.
     """
     worlds = FOUND_IN[defect]
     assert any(finding(defect, seed, 1) for seed in worlds[: None if LONG else 1])

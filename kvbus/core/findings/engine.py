@@ -174,7 +174,7 @@ RANK_SHIFTED: Final = problem(
 RANK_OUT_OF_RANGE: Final = problem(
     "rank_out_of_range",
     "{at}.data_parallel_size",
-    "a batch names rank {rank}, but data_parallel_size is {size}",
+    "a batch names rank {rank}, but data_parallel_size is {size} (ranks begin at 0)",
     "set data_parallel_size to the engine's number of ranks",
 )
 

@@ -212,7 +212,7 @@ def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
-    """Return whether an engine's removal names medium and group as kvbus's own removal of this chunk's blocks does.
+    """Return whether an engine's removal has the same medium and group as kvbus's own removal of this chunk's blocks.
 
     The result is False if the tokens of the blocks are unknown: kvbus marks the removal of such blocks.
     """

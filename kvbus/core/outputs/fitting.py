@@ -30,7 +30,7 @@ The function builds removals of the cleared blocks, for routers that must not ge
 """
 
 Others = Sequence[tuple[Index, int | None]]
-"""For each of some other ranks, the index of its blocks and its first group.
+"""The other ranks whose blocks a router does not distinguish from this rank's: the index of each, and its first group.
 
 A router that accepts one group gets the blocks of the first group of each rank, and these groups may differ.
 """

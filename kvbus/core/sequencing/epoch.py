@@ -443,7 +443,7 @@ class Epoch:
         return not self.gap_attempts
 
     def give_up(self) -> None:
-        """Give up the missing batches before the first held batch: they count as lost."""
+        """Give up the missing batches before the first batch in the reorder buffer: they count as lost."""
         tracker = self.tracker
         self.history.missing_before(tracker.buffer.first if tracker.buffer else tracker.log_end)
         tracker.give_up(self.lost_because)
@@ -458,7 +458,7 @@ class Epoch:
         self.tracker.jump(seq)
 
     def unconfirmed(self) -> None:
-        """Plan to request the history again: no answer has confirmed that the delivered batches are complete."""
+        """Plan to request older batches again: no answer has confirmed that the delivered batches are complete."""
         self.interrupted = False
         self.lost_because = LostReason.NO_ANSWER
         self.history.missing_before(NOTHING, pending=True)

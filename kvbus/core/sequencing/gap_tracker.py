@@ -197,7 +197,7 @@ class GapTracker:
         return self.log_end - self.next - len(self.buffer) if self.synced else 0
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
-        """Deliver a live batch that is the next one in order. No batch may be held."""
+        """Deliver a live batch that is the next one in order. The reorder buffer must be empty."""
         end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
@@ -207,12 +207,15 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """Hold a live batch, because it is not certain that all earlier batches were delivered."""
+        """Keep a live batch in the reorder buffer, because not all earlier batches were certainly delivered."""
         self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Deliver or hold a batch of a replay answer. It was neither delivered nor held before."""
+        """Deliver a batch of a replay answer, or keep it in the reorder buffer.
+
+        It was neither delivered nor in the buffer before.
+        """
         if seq == self.next and not self.buffer:
             self._found_next(seq, payload)
         else:
@@ -244,7 +247,7 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def drain(self) -> None:
-        """Deliver the held batches that follow the last delivered batch without a gap."""
+        """Deliver the batches in the reorder buffer that follow the last delivered batch without a gap."""
         buffer = self.buffer
         while buffer and (payload := buffer.take(self.next)) is not None:
             self._deliver(self.next, payload)
@@ -255,10 +258,11 @@ class GapTracker:
         self._actions.append(Deliver(seq, payload, fingerprint))
 
     def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
-        """Hold a batch until all earlier batches are delivered. ``found`` says that the batch has come by replay.
+        """Keep a batch in the reorder buffer until all earlier batches are delivered.
 
-        If the buffer is full, drop the held batches with the highest seqs. They are missing again, and kvbus requests
-        them.
+        If the buffer is full, drop the batches with the highest seqs. They are missing again, and kvbus requests them.
+
+        ``found`` says that the batch has come by replay.
         """
         stats, buffer = self._stats, self.buffer
         if self.synced:
@@ -287,9 +291,9 @@ class GapTracker:
         self._stats.recovered += 1
 
     def contest(self, seq: int, payload: bytes) -> bool:
-        """Compare a live batch with the held batch of the same seq. Return whether they differ.
+        """Compare a live batch with the batch of the same seq in the reorder buffer. Return whether they differ.
 
-        If they differ, drop the held batch and all held batches after it, so that kvbus requests them by replay.
+        If they differ, drop that batch and all later batches from the buffer, so that kvbus requests them by replay.
         """
         if self.buffer.get(seq) == payload:
             return False
@@ -299,7 +303,7 @@ class GapTracker:
         return True
 
     def drop_far(self, reach: int) -> int:
-        """Drop the held batches that follow a hole of at least ``reach`` batches. Return the number of dropped batches.
+        """Drop the batches in the reorder buffer that follow a hole of at least ``reach`` batches. Return their number.
 
         A publisher does not lose a number of batches as large as ``reach``. So the hole is not a gap, but a seq is
         damaged or of another epoch. The batches of the hole do not count as missing.
@@ -328,7 +332,10 @@ class GapTracker:
         self._stats.missing += self.log_end - self.next - len(self.buffer)
 
     def give_up(self, reason: LostReason) -> None:
-        """Give up the missing batches before the first held batch. If no batch is held, give up all missing batches."""
+        """Give up the missing batches before the first batch in the reorder buffer.
+
+        If the buffer is empty, give up all missing batches.
+        """
         first = self.buffer.first if self.buffer else self.log_end
         count = first - self.next
         self._stats.lost += count
@@ -358,7 +365,7 @@ class GapTracker:
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """Count the pending batches as lost, and the held batches as batches of an old epoch, because the epoch ends.
+        """Count the pending batches as lost, and the batches in the reorder buffer as old, because the epoch ends.
 
         The attributes ``next``, ``log_end`` and ``live_end`` stay unchanged.
         """
@@ -366,7 +373,7 @@ class GapTracker:
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.buffer)
 
     def forget_ahead(self) -> None:
-        """Drop the held batches, and forget that batches after the last delivered one exist.
+        """Drop the batches in the reorder buffer, and forget that batches after the last delivered one exist.
 
         Call :meth:`write_off` before.
         """

@@ -476,7 +476,7 @@ class Appender:
                     await self._wake.wait()
 
     async def _look(self, writer: Writer) -> None:
-        """If it is time, check that the log still has the newest state, because new readers begin at this state."""
+        """Check from time to time that the log still has the newest state, because new readers begin at this state."""
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return

@@ -125,8 +125,8 @@ class StateSlots:
     def _find_slow(self, now: float) -> None:
         """Let routers that have received a state for more than :data:`SLOW_AFTER` seconds count as slow.
 
-        Their states then occupy slots for slow routers. If these slots are taken, the routers must wait for a new
-        state.
+        Their states then occupy slots for slow routers. If these slots are taken, kvbus stops sending them this state,
+        and they wait for a new one.
         """
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_slot for routers in groups)

@@ -43,7 +43,9 @@ RESUBSCRIBE = 0.5
 
 
 class StreamBrokenError(Exception):
-    """An error: the relay has ended a subscription, so the gateway must drop the blocks that it got from it."""
+    """An error: the relay has ended a subscription, so the gateway must drop the blocks that it got from this
+    subscription.
+    """
 
 
 class Call:
