@@ -177,7 +177,10 @@ def _run(
 
 
 def _free(found: Findings, key: Path) -> str | None:
-    """Return a line of YAML with a free address for a key whose address collides: another port, or another path."""
+    """Return a line of YAML for a configuration key whose address collides with another one.
+
+    The line gives the key another port, or another path, that is free.
+    """
     value = found.value(key) or ""
     head, _, tail = value.rpartition(":")
     if value.startswith("ipc://") or not tail.isdigit():

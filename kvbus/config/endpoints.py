@@ -82,7 +82,7 @@ def parse_endpoint(endpoint: str) -> Address:
         if not path or path in {"*", "@"} or any(c.isspace() or c == "\0" for c in path):
             raise ValueError("an ipc endpoint needs a path without spaces")
         if set(re.findall(r"\{[^}]*\}?|\}", path)) - {_RANK}:
-            raise ValueError("an ipc endpoint may have only the placeholder {rank}")
+            raise ValueError("in an ipc endpoint, {rank} is the only allowed placeholder")
         if len(path.encode()) > _MAX_IPC_PATH:
             raise ValueError(f"an ipc path has at most {_MAX_IPC_PATH} bytes")
         return Address(path, 0)

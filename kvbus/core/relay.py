@@ -149,7 +149,7 @@ class Relay:
     def take_commands(self) -> list[Command]:
         """Return the collected commands and empty the list.
 
-        Reading an answer to a router may have added commands to it.
+        The list may also have commands that were added while an answer to a router was read.
         """
         out = self._out
         commands, out.commands = out.commands, []

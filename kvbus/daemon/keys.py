@@ -51,7 +51,9 @@ def read_keys(config: Config) -> Keys:
 
 
 def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
-    """Return why a list of keys cannot limit the rights of its keys in this section; empty if it can.
+    """Return why the keys on a list cannot have rights in this section of the configuration.
+
+    The result is empty if they can.
 
     Args:
         at: the section of the configuration.

@@ -111,7 +111,7 @@ class IndexServer:
         refusal = self._access.refusal(request)
         if refusal is not None:
             self.questions["forbidden"] += 1
-            log.warning("/query refused to %s: %s", request.remote, refusal)
+            log.warning("a query from %s was refused: %s", request.remote, refusal)
             return problem(403, refusal)
         self._answering += 1
         try:

@@ -1,4 +1,4 @@
-"""Signs, colours and tables that the terminal screens of ``kvbus top`` and ``kvbus demo`` share."""
+"""Special characters, colours and tables that the terminal screens of ``kvbus top`` and ``kvbus demo`` share."""
 
 from __future__ import annotations
 

@@ -334,7 +334,10 @@ class MissingConnection:
             self._looking.cancel()
 
     def look(self, now: float) -> None:
-        """Start an attempt to find the reason, if the deadline has passed and no attempt is running."""
+        """Start an attempt to find out why the connection is missing.
+
+        Do nothing if the deadline has not passed, or if an attempt is running.
+        """
         if now < self.deadline or (self._looking is not None and not self._looking.done()):
             return
         first = self._pause == self._after

@@ -112,7 +112,7 @@ class Seat:
 
     @classmethod
     def at_free_ports(cls, kind: Kind, layout: Layout, sources: int, directory: Path) -> Self:
-        """Return a seat for a router of this kind, at free ports.
+        """Return a seat (a router and the output that it reads) for a router of this kind, at free ports.
 
         The seat has one stream for each source if the layout is ``per_source``, and one stream for all sources
         otherwise.

@@ -152,7 +152,7 @@ def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
 
 
 def prefixes(pool):
-    """Yield the prefixes that end at each ``FINE`` tokens of the complete blocks."""
+    """Yield, for each complete block in memory, the prefixes that end after every ``FINE`` tokens of the block."""
     for prompt, _ in pool.memory:
         if len(prompt) % WHOLE == 0:
             yield from (tuple(prompt[:end]) for end in range(len(prompt) - WHOLE + FINE, len(prompt) + 1, FINE))

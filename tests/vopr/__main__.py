@@ -34,7 +34,8 @@ def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float)
 
 
 class Longest:
-    """The longest time after which routers were exact again, for all faults together and for each kind of fault.
+    """The longest time from a fault until routers were exact again, for all faults together and for each kind of
+    fault.
 
     The time for one kind counts only worlds in which no other kind of fault happened before.
     """

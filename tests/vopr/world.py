@@ -117,7 +117,9 @@ class World:
         self._errors.append(error or WrongError(message))
 
     def _look(self) -> None:
-        """Check what must always hold. This method is called after each iteration of kvbus's event loop."""
+        """Check the invariants of kvbus and its routers. This method is called after each iteration of kvbus's event
+        loop.
+        """
         if self._errors:
             raise self._errors[0]
         daemon = self.bus.daemon

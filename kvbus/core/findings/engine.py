@@ -309,7 +309,7 @@ NO_PREFIX: Final = problem(
     "groups",
     "no group of this model has blocks that form prefixes (its groups are sliding window, chunked local or mamba): "
     "routers get no block",
-    "set groups: all, if the routers can use such blocks",
+    "set groups: all, if the routers can use the blocks of these groups",
     "With groups: prefix, the default, kvbus announces only blocks of groups whose blocks form prefixes.",
 )
 REANNOUNCED: Final = problem(

@@ -198,7 +198,7 @@ class OutputStream:
     def heartbeat_due(self, now: float) -> bool:
         """Return whether the stream should send an empty batch, because it was silent for ``heartbeat`` seconds.
 
-        A stream sends no heartbeats if it is closed, if it is read from a log, or if ``heartbeat`` is 0.
+        A stream sends no heartbeats if it is closed, if its batches come from a log, or if ``heartbeat`` is 0.
         """
         if not self.heartbeat or self.closed or self.numbered:
             return False

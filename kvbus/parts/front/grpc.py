@@ -321,7 +321,7 @@ class GrpcFront:
         return "passed"
 
     async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:
-        """Answer a call that asks for the endpoints of the engine's events with kvbus's endpoints.
+        """Answer a call for the endpoints of the engine's events. Put kvbus's endpoints in place of the engine's.
 
         The other fields of the engine's answer stay unchanged. If the engine answers with an error, forward it.
         """

@@ -155,7 +155,10 @@ class Pulled:
         self._contradicted = 0
         """The sequence of the last message whose header did not name the message before it; see :data:`ANOTHER`."""
         self._times = 0
-        """Number of consumers that have delivered the same contradictory message; see :data:`ANOTHER`."""
+        """Number of consumers that delivered the same message although its header names another message before it.
+
+        See :data:`ANOTHER`.
+        """
         self._believed = ""
         """Name of the consumer whose contradictory messages are accepted; empty if there is none. See :data:`ANOTHER`.
 

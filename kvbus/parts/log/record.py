@@ -150,7 +150,7 @@ class Stream(NamedTuple):
         cluster, model, worker, rank = found.groups()
         stream = cls(_unescaped(cluster), _unescaped(model), _unescaped(worker), int(rank))
         if stream.key != key:
-            raise ValueError(f"{key!r} is not the key of a stream: {stream.key!r} is")
+            raise ValueError(f"{key!r} is not the key of a stream; the key must be written as {stream.key!r}")
         return stream
 
 

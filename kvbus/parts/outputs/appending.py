@@ -480,7 +480,7 @@ class Appender:
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
-        kept = True  # if the log does not answer, assume that it has the state
+        kept = True  # if the log does not answer, assume that it still has the newest state
         try:
             kept = await writer.keeps(self._due.position or START)
         except UnavailableError as error:

@@ -241,7 +241,7 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
 """By role: a function that returns whether a text in this role stays unchanged. Other texts get a pseudonym."""
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-"""By the first msgpack byte of a number: how many bytes of the number follow it."""
+"""Number of bytes that follow the first byte of a msgpack number. The key is this first byte."""
 
 _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
 """By the first msgpack byte of a text, a byte string or an extension: how many bytes encode its length."""

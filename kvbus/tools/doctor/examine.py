@@ -137,8 +137,8 @@ async def examine(
 ) -> Report:
     """Probe every endpoint of a configuration, including the endpoints of discovered engines. Return the report.
 
-    If a bus runs this configuration, its own findings are included. ``router`` is the name of a router's profile. If it
-    is given, the outputs are also compared with the forms that this router can decode.
+    If a bus runs this configuration, its own findings are included. ``router`` is the name of a router's profile.
+    If it is given, kvbus also checks whether this router can decode the events of the outputs.
     """
     with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()

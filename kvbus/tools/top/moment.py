@@ -182,10 +182,10 @@ class History:
         self.moments.append(moment)
 
     def rate(self, value: Callable[[Moment], float | None]) -> float:
-        """Return by how much a counter grew per second, over the newest `RATE_OVER` readings.
+        """Return by how much a counter grew per second, over the newest `RATE_OVER` readings of the bus.
 
-        ``value`` is a function that returns the counter from a moment. The rate is 0 if fewer than two moments have the
-        counter.
+        ``value`` is a function that returns the counter's value in a reading (a `Moment`). The rate is 0 if fewer than
+        two readings have the counter.
         """
         now = self.moments[-1]
         end = value(now)

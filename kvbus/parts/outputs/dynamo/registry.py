@@ -35,7 +35,7 @@ class Scope(NamedTuple):
 
     @property
     def workers(self) -> str:
-        """The path in the store under which the workers that serve this endpoint have their model cards and instances.
+        """The path of the model cards and instances of this endpoint's workers in Dynamo's discovery store.
 
         The complete path of a record begins with :data:`CARDS` or :data:`INSTANCES`, and this path follows.
         """
@@ -43,7 +43,7 @@ class Scope(NamedTuple):
 
     @property
     def events(self) -> str:
-        """The path in the store under which the workers that serve this endpoint have their event sources."""
+        """The path of the event sources of this endpoint's workers in Dynamo's discovery store."""
         return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
 
 

@@ -89,7 +89,10 @@ class Driver(Adapter):
         self._answered = False
 
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Start the program, and write the streams to its input."""
+        """Start the program, and write a line of JSON to its input.
+
+        The line has the endpoints and topics of the streams, and the block size.
+        """
         self._answered = False
         try:
             self._process = await asyncio.create_subprocess_exec(
