@@ -319,7 +319,7 @@ class PrefixRouter:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise RouterError(f"the router cannot follow a stream: {self._failure!r}") from self._failure
+            raise RouterError(f"the router has stopped because of an error: {self._failure!r}") from self._failure
 
     def _inside(self) -> bool:
         try:
