@@ -191,8 +191,8 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        # An offloaded block may be announced without tokens and without a group. So a store without tokens does not
-        # select the worker's group.
+        # The index keeps one group of each worker, the group of the first store. A store without tokens does not count,
+        # because an offloaded block may be announced without tokens and without a group.
         if tokens:
             self._groups.setdefault(worker, _group(event))
         else:

@@ -223,7 +223,7 @@ class Sequence:
         if self._changed(message.publisher_id):
             sequencer.publisher_changed(now)
         if known and seq < sequencer.next:
-            self.stats.duplicates += 1  # the publisher's id shows that the batch is repeated, and not of a new epoch
+            self.stats.duplicates += 1  # the publisher id has not changed, so the batch is repeated, not of a new epoch
         else:
             sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
         out = self._take()

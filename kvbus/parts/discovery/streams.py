@@ -515,9 +515,9 @@ class LogStreams:
         """Abandon the epochs of streams whose writers have been silent for :data:`LEASE_TTL`, and remove their blocks.
 
         A silence is the time from the writer's last record to the time up to which this reader has read the log. It
-        does not last until the present, because a slow reader would then abandon a running writer. If a stream is a
-        source and is read again, the silence also counts before its first record comes, because the relay may still
-        have its blocks.
+        does not last until the present, because a slow reader would then abandon a running writer. If this reader
+        begins to read the stream of a source again from its newest state, the silence continues until the next record,
+        because the relay may still have the source's blocks.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):

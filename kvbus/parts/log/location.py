@@ -235,7 +235,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, the error that caused it, the cause of that error, and so on."""
     at: BaseException | None = error
     found = set()
-    while at is not None and id(at) not in found:  # an error that was raised again may be its own context
+    while at is not None and id(at) not in found:  # stop at an error that was raised again: it may be its own context
         found.add(id(at))
         yield at
         at = at.__cause__ if at.__suppress_context__ else at.__context__

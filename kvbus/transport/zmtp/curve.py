@@ -195,7 +195,7 @@ class Server:
         # public key.
         vouched = Box(transient, PublicKey(owner)).decrypt(vouch, _OF_VOUCH + vouch_nonce)
         if not hmac.compare_digest(vouched, self._client + self._keys.public):
-            raise ProtocolError(Reason.CURVE, "a vouch for another connection")
+            raise ProtocolError(Reason.CURVE, "the client's vouch is for another connection or server")
         if owner not in self._keys.clients:
             raise ProtocolError(Reason.KEY, "a key that is not on the list")
         self.peer = wire.parse_metadata(properties)
