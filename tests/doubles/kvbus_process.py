@@ -29,7 +29,7 @@ class Program:
     """A kvbus command that a test can run several times. A signal goes only to the newest process of this object.
 
     Args:
-        directory: directory of the log, the standard output, the state and the runtime files.
+        directory: directory of the log file, the standard output, the state and the runtime files.
         args: command line after ``python -m kvbus``.
         name: name of the log file.
     """
@@ -127,7 +127,7 @@ class KvbusProcess(Program):
     """`kvbus run` with a configuration that a test may change between two starts.
 
     Args:
-        directory: directory of the configuration, the log and the runtime files.
+        directory: directory of the configuration, the log file and the runtime files.
         config: kvbus's configuration. ``http`` is a free loopback port by default.
     """
 

@@ -69,7 +69,7 @@ READ: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
 return {found[1] or '', found[2] or ''}
 """
-"""A Lua script that returns the newest epoch and the newest position from a stream's hash.
+"""A Lua script that returns the newest epoch, and the position of the newest record, from a stream's hash.
 
 If the hash lacks one of the two, an empty string is returned in its place.
 """
