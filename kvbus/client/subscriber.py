@@ -277,7 +277,7 @@ class Subscriber:
         self._follow(self._sequence.replayed(frames, self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Handle a snapshot. The sockets call this."""
+        """Handle the frames of a snapshot: queue the updates that result from it. The sockets call this."""
         self._follow(self._sequence.snapshot(frames, self._now()))
 
     def on_connection(self, up: bool) -> None:

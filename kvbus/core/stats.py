@@ -49,7 +49,7 @@ class SourceStats(msgspec.Struct):
     They are cache hits that the engine announces, or stores of real copies. kvbus cannot distinguish them.
     """
     most_copies: int = 0
-    """Highest number of copies that one block has had at the engine, without the block itself."""
+    """Highest number of copies of one block at one time. The block's first store is not counted as a copy."""
 
     # Numbers of rejected batches and events, of filtered ones, and of refused connections, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)

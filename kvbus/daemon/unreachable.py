@@ -191,7 +191,10 @@ class Unreachable:
             self._feed(FurtherRankFound(slot, found))
 
     async def _rank_at(self, stream: SourceStream, endpoint: str) -> int | None:
-        """Return the rank that a publisher at an endpoint sends; None without a publisher or without a rank."""
+        """Return the rank in the next batch of the publisher at an endpoint.
+
+        Return None if no publisher answers there, or if the batch has no rank.
+        """
         dialling = self._dial(endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
         async with self._room, dialling as dialled:
             if dialled.connection is None or dialled.outcome.socket_type not in PUBLISHERS:

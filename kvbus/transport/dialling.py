@@ -33,8 +33,8 @@ It is short, because a ZeroMQ socket sends its greeting immediately.
 READY_S: Final = 0.3
 """Seconds to wait for the peer's READY before kvbus sends its own READY.
 
-libzmq does not answer a READY whose socket type does not fit its own: it closes the connection. Then kvbus would not
-learn the peer's socket type.
+If kvbus sent its READY first, with a socket type that the peer does not accept, then a libzmq peer would close the
+connection without a READY. kvbus would not learn the peer's socket type.
 """
 GREETING_BYTES: Final = 64
 _OLD: Final = (b"\1\0", SIGNATURE + b"\1")

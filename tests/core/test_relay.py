@@ -205,9 +205,10 @@ class TestNumbering:
         assert again.seq == 5003
 
     def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
-        """An output without a former process begins with the engine's first batch, not with a clear.
+        """If no former kvbus process used the output, its batch 0 is the engine's first batch, without a clear
+        before it.
 
-        If batch 0 began with AllBlocksCleared, readers would conclude that the engine is SGLang.
+        Readers take a stream that begins with AllBlocksCleared for SGLang's, because SGLang begins its streams so.
         """
         (first,) = self.relay().handle(BatchReceived(0, batch(0, A, rank=3)), 0.0)
         _, (event,), rank = unpack(first.payload)

@@ -49,7 +49,10 @@ class Brokers(Kafka):
         return all(len(part["isr"]) == len(part["replicas"]) for part in parts)
 
     async def move(self) -> None:
-        """Stop the leader with SIGTERM, so that it hands over its partitions before it ends."""
+        """Move the tested partition to another leader: stop its present leader with SIGTERM.
+
+        On this signal, a broker hands over its partitions before it ends.
+        """
         await asyncio.to_thread((await asked(self.leader, "a leader")).kill, signal.SIGTERM)
 
     async def victims(self) -> list[Server]:

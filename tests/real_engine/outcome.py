@@ -87,7 +87,10 @@ class Outcome:
 
     @contextlib.contextmanager
     def caught(self, directory: Path) -> Iterator[None]:
-        """Record an error as this case's failure, so that the next cases are played."""
+        """If the ``with`` block fails, record the error as this case's failure, so that the next cases are played.
+
+        The complete traceback goes to the file ``failure`` in ``directory``.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001

@@ -1,6 +1,6 @@
 """Tests for an engine's PUB socket that carries the batches of two workers, with common seqs and with separate seqs.
 
-LMCache's coordinator is proposed to use common seqs (LMCache#4768).
+Common seqs are a proposal for LMCache's coordinator (LMCache#4768).
 """
 
 from __future__ import annotations

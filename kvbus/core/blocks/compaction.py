@@ -77,9 +77,8 @@ routers that apply a clear to all sources. ``none``: nowhere.
 
 
 Plan = tuple[int, bool, Sequence[Piece]]
-"""The content of a snapshot batch: its source, whether AllBlocksCleared comes first, and the pieces (blocks).
-
-The source is given by its position among the snapshot's parts.
+"""The content of one batch of a snapshot: the index of its source in the snapshot's list of sources (:class:`Part`),
+whether the batch begins with AllBlocksCleared, and the pieces, which are its blocks.
 """
 
 

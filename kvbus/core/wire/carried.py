@@ -66,9 +66,9 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def set_aside(event: BlockStored) -> Extras:
-    """Replace the values of a store's undecoded fields that routers cannot read. Return the original values, by field.
+    """Replace each value that routers cannot read, in the store's undecoded fields, by one that they can read.
 
-    The undecoded fields are listed in :data:`CARRIED`.
+    Return the original values, by field. The undecoded fields are listed in :data:`CARRIED`.
     """
     count = len(event.block_hashes)
     odd: Extras = {}

@@ -25,7 +25,7 @@ from kvbus.transport.zmtp.wire import Frame, take_frame
 MAX_IDENTITY: Final = 255
 
 _NO_ANSWER: Final = frozenset({Reason.REFUSED, Reason.CURVE, Reason.KEY, Reason.NONCE})
-"""Failures of a handshake to which kvbus sends no ERROR.
+"""Reasons for which a handshake fails without an ERROR from kvbus to the peer.
 
 After an ERROR, libzmq never dials again. Then a router could not connect even after its key was added to the
 allow-list.

@@ -270,7 +270,7 @@ class EngineJudge:
         """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # there are several publishers, which cannot be distinguished before their live batches have come
+            return  # Batches of several publishers cannot be judged yet: only their live batches show which belong together.
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
