@@ -51,7 +51,7 @@ _PROBABILITY = click.FloatRange(0, 1)
     show_default=True,
     help="Number of newest batches that kvbus play keeps for replays.",
 )
-@click.option("--loop", is_flag=True, help="Begin again at the end, as a new epoch of the engine.")
+@click.option("--loop", is_flag=True, help="After the last batch, begin again with the first, as a new epoch.")
 @click.option(
     "--subscribers", type=click.IntRange(0), default=0, help="Number of subscribers to wait for at each epoch's start."
 )

@@ -34,7 +34,7 @@ def _discovery(value: str) -> str:
     except ValueError:
         files, etcd = False, None
     if not (files or etcd) or "@" in value or "?" in value or "#" in value:
-        raise ValueError("must be file:///DIRECTORY, or http://host:2379 of etcd")
+        raise ValueError("must be file:///DIRECTORY, or the address of etcd, such as http://host:2379")
     return value.rstrip("/")
 
 

@@ -200,8 +200,8 @@ def variable(path: paths.Path) -> str:
 def _is_service_link(name: str, value: str) -> bool:
     if _SERVICE.fullmatch(name) or _SERVICE_LINK.fullmatch(name):
         return True
-    # KVBUS_HTTP_PORT=9477 is a mistake of the user, and is reported. KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 was set by
-    # Kubernetes, and is ignored.
+    # KVBUS_HTTP_PORT=9477 was set by a user, and is reported, because it names no key. Kubernetes sets
+    # KVBUS_HTTP_PORT=tcp://10.0.0.7:9477 for a Service with the name kvbus-http, and kvbus ignores it.
     return bool(_SERVICE_PORT.fullmatch(name)) and value.startswith(("tcp://", "udp://", "sctp://"))
 
 

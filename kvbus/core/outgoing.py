@@ -386,7 +386,7 @@ class Outgoing:
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # With one stream for all sources, the stream may exist before the first source.
+            # A stream for all sources may exist before the first source. Its rank is then 0.
             known = self._sources[0 if output.spec.merged else at] if not output.spec.merged or self._sources else None
             payload = encode(stream.wire, [], record.wall, 0 if known is None else output.rank_of(at, known))
             stream.beat_ts = record.wall

@@ -119,8 +119,8 @@ class Source:
         It is negative if the engine's clock is ahead, and 0 if the difference is tolerable.
         """
         self._clock_seen = 0, 0
-        """Number of live batches at the last comparison of the clocks, and number of comparisons in a row with a
-        difference.
+        """Number of live batches at the last comparison of kvbus's clock with the engine's, and number of successive
+        comparisons with a difference.
         """
         self._rises: dict[str, tuple[int, float]] = {}
         """For each reason of refusals, its count at the last tick, and the time at which the count last rose."""

@@ -404,7 +404,10 @@ class Daemon:
             self._unsent.append(stats.last_batch)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Carry out commands of the relay after those that are already waiting. See :meth:`flush`."""
+        """Add commands of the relay to the commands that are not yet carried out, and carry out all of them.
+
+        See :meth:`flush`.
+        """
         self._commands += commands
         self.flush()
 

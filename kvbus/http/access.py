@@ -129,7 +129,10 @@ class Access:
         return HttpRefusal.TOKEN if found is None else Caller(found.name, found.content, found)
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
-        """Return the reason why a request does not come from a local program that kvbus trusts; None if it does."""
+        """Check that a request comes from a local program that kvbus trusts.
+
+        Return None if it does, otherwise the reason.
+        """
         # Check both ends of the connection. The proxy of a service mesh forwards the requests of all clients from
         # 127.0.0.6 to the pod's address, so a loopback address of the client alone does not prove that the client is
         # local.

@@ -123,8 +123,8 @@ class Store(Protocol):
         The caller must advance the returned iterator, because the store writes only then. The iterator yields whenever
         ``pause`` returns True. Between two steps, the caller may append frames to the write-ahead log.
 
-        Until the iterator ends, the earlier checkpoint and its log remain valid if they have the same ``names`` (of
-        sources and outputs). If they have other names, there is no valid state until the iterator ends.
+        Until the iterator ends, the earlier checkpoint and its write-ahead log remain valid if they have the same
+        ``names`` (of sources and outputs). If they have other names, there is no valid state until the iterator ends.
         """
 
     def close(self) -> None:

@@ -323,7 +323,7 @@ class Database:
         return self.run(f"DELETE FROM {table} WHERE id IN ({some})", last).rowcount > 0  # noqa: S608
 
     def delete_state(self, head: Head) -> None:
-        """Delete the checkpoint and the log. The reservations remain."""
+        """Delete the checkpoint and the write-ahead log from the database. The reservations remain."""
         head.first, head.start = 0, self.last
         self.run("BEGIN")
         self.run("DELETE FROM log")

@@ -179,8 +179,10 @@ def unwritable(config: Config) -> str:
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
     """Return the directories that ``state_dir: auto`` may use.
 
-    ``make`` says whether a missing base directory is created. This is done only for one that other machines may see
-    (:attr:`Base.shared`), such as a directory in the user's home directory.
+    Args:
+        config: the configuration.
+        make: whether to create a base directory that is missing. Only a base directory that other machines may see
+            (:attr:`Base.shared`) is created, such as one in the user's home directory.
 
     Returns:
         The directories that exist; the directories that do not exist but can be created; and the reasons why no

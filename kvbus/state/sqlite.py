@@ -152,7 +152,7 @@ class SqliteStore:
             self.reserved = head.reserved
             self.older = head.older or (head.boot != self._boot and not head.synced)
             if mark is None:
-                raise DamagedError("the mark in the lock file is damaged")
+                raise DamagedError("the lock file does not show how far the database was written")
             if not self.older and (head.writes < mark.writes or self.database.last < mark.last):
                 raise DamagedError("the newest commits of the database are missing")
         except FAULTS as error:

@@ -475,7 +475,8 @@ DISCOVERY: Final = (
     ),
     row(
         "discovery_lag_seconds",
-        "Time since kvbus last reached the end of the log: about 1 if kvbus keeps up, 0 without a log.",
+        "Time since kvbus last reached the end of the log: about 1 if kvbus keeps up, because it looks once a second; "
+        "0 without a log.",
         "lag",
     ),
     row(

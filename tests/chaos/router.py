@@ -126,7 +126,7 @@ class Following:
 
 
 async def serve(following: list[Following]) -> None:
-    """Answer the campaign's requests, which are lines on stdin, until stdin ends."""
+    """Answer the requests of the chaos test, which are lines on stdin, until stdin ends."""
     reader = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := (await reader.readline()).decode():

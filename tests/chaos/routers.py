@@ -13,7 +13,7 @@ from tests.doubles.child import Child, python
 
 
 class Router:
-    """A router process of the campaign, to which the campaign sends requests.
+    """A router process of the chaos test, which sends requests to it.
 
     Args:
         name: name of the process.

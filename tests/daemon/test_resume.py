@@ -161,7 +161,10 @@ def test_blocks_that_were_kept_by_another_rule_are_learned_anew(
 
 
 def test_a_state_of_another_meaning_of_clears_is_refused(tmp_path: Path) -> None:
-    """If ``sources[].clears`` has changed, the write-ahead log would clear other blocks than routers have cleared."""
+    """kvbus does not use a saved state if ``sources[].clears`` has changed since.
+
+    Under the new setting, the clears in the write-ahead log would remove other blocks than routers have removed.
+    """
     engine = {"endpoint": "ipc:///engine", "name": "a"}
     with process(load(None, env={}, overrides={"sources": [engine], "outputs": [{}]}), tmp_path):
         pass

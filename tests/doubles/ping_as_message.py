@@ -17,7 +17,10 @@ REDIAL: Final = 5.0
 
 
 class PingAsMessage:
-    """A router with one connection to a live stream. It connects again whenever the connection breaks."""
+    """A router that treats a ZMTP PING as a message, and never answers it. It reads one live stream.
+
+    It connects again whenever its connection breaks.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self.view = PlainSetRouter()

@@ -18,7 +18,7 @@ HOST = "10.0.0.9"
 
 
 class BusState:
-    """A configuration, and the sources of it that are present."""
+    """A configuration, and those of its sources that exist in the running kvbus: the given slots, or all of them."""
 
     def __init__(self, *slots: int, **overrides: Any) -> None:
         front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", **overrides.pop("front", {})}

@@ -19,7 +19,7 @@ AFTER = [store([3], 1), removed([1])]
 
 
 def begun(**settings) -> Script:
-    """Return a relay in sync that has relayed one batch, so that block 1 is live."""
+    """Return a script whose relay has read the engine's history and relayed one batch, so that block 1 is live."""
     script = Script(**settings)
     script >> live(0, *BEFORE)
     script.whatever()

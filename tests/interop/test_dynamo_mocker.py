@@ -67,7 +67,10 @@ class Plane:
             self.held.setdefault(at, []).append(session)
 
     def settle(self, *places: int) -> None:
-        """Wait until the frontend's router knows the newest session of each of these workers."""
+        """Wait until the frontend's router knows, for each worker, the prefix that this worker has cached last.
+
+        ``places`` are the workers' positions in ``workers``.
+        """
         for at in places:
             session = self.held[at][-1]
             wait_for(partial(self._knows, session, at), f"session {session} of worker {at} known; {self.directory}", 60)

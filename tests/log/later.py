@@ -36,7 +36,7 @@ def pointer_with_more_fields(pointer: contract.Pointer) -> bytes:
 
 
 def of_the_former_schema(written: record.Record) -> bytes:
-    """Encode a record in the schema of the former version of kvbus."""
+    """Encode a record in the schema before the present one, which the previous version of kvbus wrote."""
     return checked(record.SCHEMA - 1, *msgspec.msgpack.decode(_write(written))[1:-1])
 
 

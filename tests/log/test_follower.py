@@ -68,7 +68,7 @@ def test_each_seq_that_a_reader_can_stand_at_is_named():
 class Written(NamedTuple):
     """A record of a history, and the blocks that a reader must hold after it.
 
-    The blocks are None within a state that every reader must read to its end.
+    The blocks are None while no reader can know them: inside a state that follows a gap, until its last record.
     """
 
     data: bytes

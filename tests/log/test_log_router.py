@@ -25,7 +25,7 @@ WORKER = Worker("pod.a.engine.3", 0)
 
 @pytest.fixture
 def router(kind, monkeypatch):
-    """A function that creates a client of this log, which the test opens."""
+    """A function that creates a client (:class:`LogRouter`) of this kind of log. The test opens the client."""
 
     def make(**more):
         name, keys = found_by(kind, monkeypatch)
@@ -47,7 +47,9 @@ async def holds(router, leaf):
 
 @contextlib.asynccontextmanager
 async def following(kind, router):
-    """Yield an engine's leaf with ten blocks, and a client that has read these blocks from the log."""
+    """Yield a log; the kvbus beside an engine with ten blocks, which writes the log; and a client that has read these
+    blocks from the log.
+    """
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)

@@ -398,7 +398,7 @@ def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> 
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
     """All batches of an aggregator have the rank that the newest records name.
 
-    The key of a stream may name another rank, because the engine names its rank only later.
+    The key of a stream may name another rank: kvbus makes the key before the engine's batches name their rank.
     """
     relay = relay_of()
     spec = relay.sources[0].spec

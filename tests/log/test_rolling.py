@@ -33,7 +33,10 @@ async def region(kind, server, directory):
 
 
 async def fields_of_records(kind):
-    """Return the numbers of fields that the records of each worker's stream have, from its newest state on."""
+    """Return, by worker, how many fields the records of its stream have, from the newest state on.
+
+    Records of versions that add fields have more fields, so the number shows which versions wrote the records.
+    """
     log = kind.open()
     pointers = await log.pointers()
     reader = await log.read({key: pointer.position for key, pointer in pointers.items()})

@@ -1,8 +1,9 @@
 """Tests for late routers of a stream whose blocks kvbus divides: they get the complete state in batches of limited
 size.
 
-One block of an engine may be many blocks of the router. The limit must count the router's blocks. The stage is that of
-``test_compaction``. The tests compare the state with a router that was connected from the start, and with the model.
+One block of an engine may be many blocks of the router. The limit must count the router's blocks. The engines and the
+relay are the ``Stage`` of ``test_compaction``. The tests compare the state with a router that was connected from the
+start, and with the model.
 """
 
 from collections import Counter

@@ -111,7 +111,10 @@ def rights(dialect: str, tenant: str) -> Rights:
 
 
 class Shown:
-    """A model of the blocks in a tenant's view, computed from the batches of the witness."""
+    """A model of the blocks in a tenant's view.
+
+    It is computed from the batches of the witness, an output with all blocks.
+    """
 
     def __init__(self, tenant: str, *, inherits: bool) -> None:
         self.tenant = tenant
@@ -192,7 +195,7 @@ class Views(Stage):
 
 
 class Tenant:
-    """A router on its tenant's first stream. It checks that no batch has blocks or tokens of another tenant."""
+    """A router of one tenant. It checks that no batch of its stream has blocks or tokens of another tenant."""
 
     place: Place
 

@@ -793,7 +793,10 @@ class World:
         self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
-        """Break the answers of late routers and the connections of subscribers. Subscribers keep their blocks."""
+        """Drop the replay answers that late routers are still reading, and break the connections of all
+        subscribers, as the end
+        of kvbus does. Subscribers keep their blocks.
+        """
         self.late.clear()
         for subscriber in self.subscribers.values():
             subscriber.cut()

@@ -439,7 +439,7 @@ class Network:
         """
 
     def begin_numbering(self) -> None:
-        """Record the highest seqs when a new kvbus process starts."""
+        """Record the highest seqs that routers have seen before a new kvbus process starts: its seqs must be higher."""
         self.floors = dict(self.seen)
 
     def descriptor(self) -> int:

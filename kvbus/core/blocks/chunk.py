@@ -16,7 +16,10 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens, slice_array
 
 ITEM_BYTES: Final = 140
-"""Assumed memory in bytes of each chunk, and again of each of its blocks: Python objects, the hash, a table entry."""
+"""Number of bytes that kvbus assumes for a chunk, and the same number for each of the chunk's blocks.
+
+They are the memory of the Python objects, the hash and a table entry.
+"""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):

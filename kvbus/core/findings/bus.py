@@ -11,8 +11,8 @@ from kvbus.core.findings.finding import note, problem
 LISTENS_ELSEWHERE: Final = problem(
     "listens_elsewhere",
     "{at}.{name}",
-    "a bus runs, but nothing listens at {endpoint}",
-    "the running bus has another configuration: restart it",
+    "kvbus runs, but nothing listens at {endpoint}",
+    "the running kvbus has another configuration: restart it",
     "Routers that connect to this port reach no process.",
 )
 PORT_TAKEN: Final = problem(
@@ -115,7 +115,7 @@ ENGINE_LEFT_OUT: Final = problem(
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",
     "{at}",
-    "the log of {name} has {count:,} records of a schema that this version does not read",
+    'the log that the discovery "{name}" reads has {count:,} records of a schema that this version does not read',
     "upgrade this kvbus; in a later upgrade, upgrade readers of the log before its writers",
     "Routers get no block of the streams that these records belong to.",
 )

@@ -268,7 +268,8 @@ class Admission:
     def _parts(self, event: BlockStored, key: TableKey, extras: Extras | None, *, complete: bool) -> list[Checked]:
         """Return a store as one part, or as several consecutive parts if it has more than :data:`MAX_RUN` blocks.
 
-        ``complete`` says that the store has exactly the tokens of its blocks. Otherwise the parts have no chunk.
+        ``complete`` says that the store has exactly the tokens of its blocks. Otherwise the ``chunk`` of each part is
+        None (see :class:`Checked`).
         """
         count = len(event.block_hashes)
         if count <= MAX_RUN:

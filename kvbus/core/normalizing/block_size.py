@@ -52,9 +52,9 @@ class Treatment(Enum):
 
 
 SETTLE_EVENTS: Final = 32
-"""Number of stores with one block after which further ones do not change the detected block size.
+"""Number of stores with one block after which further stores with one block do not change the detected block size.
 
-If the engine has a radix tree, stores of two different sizes come long before that.
+An engine with a radix tree has blocks of different sizes, and its first stores already show this.
 """
 
 YOUNG: Final = 4
@@ -220,11 +220,16 @@ class GroupSizes:
         """
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
-        """Return whether a new detector has to learn the sizes, beginning with the store that these arguments describe.
+        """Return whether a new detector has to learn the group's sizes, beginning with this store.
 
-        The device is preferred to every other medium. Until the device stores blocks, a store of several smaller blocks
-        is preferred to the known size. If the first store on the device has the known size, the present detector
-        continues with the stores on the device.
+        The device is preferred to every other medium. Until the device stores blocks, a store of several blocks that
+        are smaller than the known size is preferred to it. If the first store on the device has the known size, the
+        present detector continues with the stores on the device.
+
+        Args:
+            medium: the medium of the store.
+            size: the number of tokens in each block of the store.
+            blocks: the number of blocks of the store.
         """
         if not self.detector.knows:
             return medium != self.medium

@@ -85,7 +85,7 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
     Return None unless the removal has a valid count for every block.
     """
-    raw_counts: Any = event.remaining_copy_counts  # the type is Any: msgspec leaves a missing raw field UNSET
+    raw_counts: Any = event.remaining_copy_counts  # Any, because a raw field may also be UNSET
     if raw_counts is msgspec.UNSET:
         return None
     try:

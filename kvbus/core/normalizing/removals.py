@@ -57,7 +57,7 @@ class Removals:
         """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
         key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
         counts = counts_left(event)
-        removal: Any = event  # the type is Any: msgspec leaves a missing raw field UNSET
+        removal: Any = event  # Any, because a raw field may also be UNSET
         unchanged = removal.locality is removal.ownership is removal.remaining_copy_counts is UNSET
         if key in self._cache.index.tables:
             self._gone.setdefault(key, {})
@@ -192,9 +192,10 @@ class Removals:
             self._leave(order, chunks)
 
     def _leave(self, order: list[Hash], chunks: dict[Hash, Chunk]) -> None:
-        """Append removals of one table's blocks to the outgoing events, in the order ``order``.
+        """Queue removals for routers, in the order ``order``. The blocks all belong to one group and lie on one medium.
 
-        Consecutive blocks with the same medium and group share an event of up to :data:`MAX_RUN` blocks.
+        Consecutive blocks whose medium and group the engine wrote in the same way share an event of up to
+        :data:`MAX_RUN` blocks.
         """
         for (medium, group_idx, hash_only), run in groupby(order, lambda block: _spelling(chunks[block])):
             names = tuple(run)

@@ -119,8 +119,8 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # Give this medium the reasons of all refused stores of the source, too. The parent may be unknown
-                # because its store was refused on another medium.
+                # Record for this medium the reasons for which any store of the source was refused. The parent may be
+                # unknown because its store was refused on another medium.
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
@@ -238,7 +238,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
     """Fill in the missing fields of a store of consecutive blocks. Take them from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
-    sent: Any = run  # The type is Any, because msgspec leaves a missing raw field UNSET.
+    sent: Any = run  # Any, because a raw field may also be UNSET, unlike its declared type
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
     if sent.cache_salt is UNSET and meta.cache_salt is not None:

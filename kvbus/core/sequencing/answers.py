@@ -344,7 +344,10 @@ class Requests:
         return self.caught_up
 
     def _take_compacted(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Handle a batch of an answer that may contain a state. A state is valid only when it is complete."""
+        """Pass a batch of an answer to the gap tracker, which uses a state only when it has the complete state.
+
+        Return the sequencer's next input; None if nothing changes.
+        """
         epoch = asked.epoch
         if seq > epoch.tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
             if self._spec.snapshot and asked.purpose is Purpose.GAP:

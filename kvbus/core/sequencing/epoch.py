@@ -41,7 +41,8 @@ If there are more, the batches with the lowest seqs are dropped.
 """
 
 STALE_PAUSE: Final = 1.0
-"""Seconds for which kvbus sends no request about stale batches after an answer has shown that earlier ones were copies.
+"""Seconds for which kvbus sends no request about stale batches, after an answer has shown that earlier stale batches
+were only repeated.
 
 A stale batch has an old seq whose fingerprint is not known any more.
 """

@@ -215,7 +215,7 @@ Targets = tuple[tuple[Guard, Phase], ...]
 
 
 def to(phase: Phase) -> Targets:
-    """Return the list of possible next phases in a table row, for an input that always leads to the same phase."""
+    """Return the last item of a row of :data:`ROWS` whose inputs always lead to the same phase."""
     return ((Guard.ALWAYS, phase),)
 
 

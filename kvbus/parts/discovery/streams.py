@@ -481,11 +481,11 @@ class LogStreams:
             opened.drained()
 
     def _waited(self) -> bool:
-        """Return whether new engines may be yielded although this reader has not caught up with the log.
+        """Return whether it is time to yield the new engines, although this reader has not caught up with the log.
 
         After each new source, the records since its newest state have to be read again. So during a long read, new
-        engines are collected and yielded together. The set of engines is yielded at most every :data:`LIST_SECONDS`
-        seconds, and the time between two sets is at least half of the present lag.
+        engines are collected and yielded together. From one time to the next, at least :data:`LIST_SECONDS` seconds
+        pass, and at least half of the present :attr:`lag`.
         """
         return self._clock() - self._shown_at >= max(LIST_SECONDS, self.lag / 2)
 

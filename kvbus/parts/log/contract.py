@@ -58,7 +58,10 @@ The same refusal may occur several times.
 """
 
 MAX_REFUSED: Final = 1000
-"""Maximum number of refusals that a log keeps until its caller counts and removes them."""
+"""Maximum number of entries in :data:`Refused`, the queue of unreadable records and streams.
+
+The log's caller counts and removes the entries.
+"""
 
 UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"

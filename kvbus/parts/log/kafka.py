@@ -161,7 +161,10 @@ class KafkaReader:
         self._next: dict[TopicPartition, int] = {}
         """By partition: the offset after the last record that :meth:`take` has returned."""
         self._known: dict[TopicPartition, int | None] = {}
-        """By partition: the leader from which records were read at the last successful check by :func:`_confirm`."""
+        """By partition: the broker from which the records were read at the last successful check by :func:`_confirm`.
+
+        It is None if the consumer knew no leader of the partition.
+        """
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:

@@ -38,10 +38,11 @@ down.
 """
 
 HEARTBEAT: Final = 1
-"""Time in seconds without a message after which the server sends a heartbeat, which confirms that it has the request.
+"""Seconds without a message after which the NATS server sends a heartbeat, while a request for messages is open.
 
-The consumer is on one of several servers, and the reader may be connected to another one. Without heartbeats the reader
-would not notice that the consumer's server is down.
+The heartbeat shows that the server still has the request. A consumer, which keeps the reader's position, is on one of
+several servers, and the reader may be connected to another one. Without heartbeats the reader would not notice that the
+consumer's server is down.
 """
 
 SILENCE: Final = 3.0

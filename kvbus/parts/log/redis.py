@@ -277,7 +277,10 @@ class RedisReader:
         Each :meth:`take` checks one of them again.
         """
         self._asked = 0
-        """Number of calls of :meth:`ends` so far."""
+        """Number of calls of :meth:`ends` so far.
+
+        Each call's number stands for the end of the streams at the time of the call.
+        """
         self._level = dict.fromkeys(self._next, -1)
         """By stream: how many times :meth:`ends` had been called when the stream was last read to its end.
 

@@ -103,9 +103,11 @@ class Pseudonyms:
     def text(self, value: bytes, taken: Callable[[str], object] = lambda _: False) -> bytes:
         """Return the pseudonym of a text. It has the text's length in bytes, and is UTF-8 if the text is.
 
+        If a pseudonym must not be used, the pseudonym of this pseudonym is tried next, and so on. The last one of
+        this series is the text itself.
+
         Args:
-            value: the text. The search for a pseudonym tries one text after another, and ``value`` itself last. So
-                ``taken`` must return False for ``value``. Otherwise the search may never end.
+            value: the text. ``taken`` must return False for it. Otherwise the search may never end.
             taken: function that returns whether a text must not be used as a pseudonym.
         """
         try:

@@ -34,9 +34,10 @@ PAUSE_SECONDS: Final = 0.1
 """Seconds until a listener accepts again after the operating system had no resources for another connection."""
 
 RESERVE: Final = 64
-"""Number of file descriptors that routers cannot use, so that HTTP probes, engines and state files can always get one.
+"""Number of file descriptors that kvbus keeps free of routers, so that HTTP probes, engines and state files can always
+get one.
 
-It is at most a quarter of all descriptors of the process.
+If a quarter of the process's descriptors is less than this number, kvbus keeps only that quarter free.
 """
 
 FIRST: Final = 0.1

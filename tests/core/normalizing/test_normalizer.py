@@ -190,8 +190,9 @@ def tail(name, parent=None, size=16, **more):
 
 
 class TestTails:
-    """Tests for the end of a prompt, which vLLM with partial hits announces as one block that is smaller than the
-    blocks of its group.
+    """Tests for tail blocks: blocks that are smaller than the other blocks of their group.
+
+    vLLM with partial hits (cache hits that may end inside a block) announces the end of a prompt as a tail block.
     """
 
     @pytest.mark.parametrize("block_size", [16, 32])

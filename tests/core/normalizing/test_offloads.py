@@ -8,8 +8,10 @@ from tests.doubles.payloads import plain_all, store, tokens_of
 
 
 def test_salt_session_and_keys_are_those_of_the_blocks():
-    """kvbus also adds the blocks' salt, session and keys. Without them, the block of one tenant would be announced as
-    everybody's.
+    """If a store has no tokens, kvbus adds the salt, the session and the keys of the same blocks on another medium,
+    too.
+
+    Without them, the block of one tenant would be announced as everybody's.
     """
     bench = Bench()
     salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}

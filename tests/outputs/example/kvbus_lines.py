@@ -91,7 +91,7 @@ class LinesOutput:
         """Do nothing, because no reader of a file can subscribe."""
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Do nothing, because no reader of a file is connected."""
+        """Do nothing. The readers of a file have no connection to kvbus that could be closed and opened again."""
 
     @property
     def routers(self) -> list[RouterView]:

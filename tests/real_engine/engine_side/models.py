@@ -1,7 +1,7 @@
-"""Make tiny models without weights, adapters and a tokenizer, with the engine's own Python: python models.py DIRECTORY.
+"""Make tiny models, adapters and a tokenizer, with the engine's own Python: python models.py DIRECTORY.
 
-The engine makes random weights (``--load-format dummy``). The tokenizer knows only single bytes, because prompts are
-token ids.
+The models have no weights: the engine makes random weights (``--load-format dummy``). The tokenizer knows only single
+bytes, because prompts are token ids.
 """
 
 from __future__ import annotations

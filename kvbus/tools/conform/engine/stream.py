@@ -431,7 +431,7 @@ class Stream:
             self.missing += message.seq - expected
             self.blocks.lose()
         elif message.seq < self._overlap and (self._state or self.knows(message)):
-            self._overlap *= message.seq < self._overlap - 1  # becomes 0 after the last batch of the replay answer
+            self._overlap *= message.seq < self._overlap - 1  # 0 (no overlap) after the replay answer's last batch
             return False
         elif self.knows(message) and not rejoined:
             ledger.broken("3.1", f"number {message.seq} was sent twice", message.evidence)
