@@ -115,7 +115,7 @@ ENGINE_LEFT_OUT: Final = problem(
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",
     "{at}",
-    'the log that the discovery "{name}" reads has {count:,} records of a schema that this version does not read',
+    "the log that the discovery {name} reads has {count:,} records of a schema that this version does not read",
     "upgrade this kvbus; in a later upgrade, upgrade readers of the log before its writers",
     "Routers get no block of the streams that these records belong to.",
 )

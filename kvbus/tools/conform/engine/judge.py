@@ -270,7 +270,7 @@ class EngineJudge:
         """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # Batches of several publishers cannot be judged yet: only their live batches show which belong together.
+            return  # cannot be judged: only live batches show which batches are of the same publisher
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
