@@ -248,7 +248,7 @@ TOPIC: Final = problem(
     "{at}.topic",
     "no live batch comes under topic {prefix}: the engine publishes under {elsewhere}",
     "set topic to the engine's topic, or leave topic empty",
-    "kvbus accepts no live batch of this engine. If the engine has a replay, kvbus gets the batches by it, but late.",
+    "kvbus accepts no live batch of this engine. If the engine answers replay requests, kvbus gets the batches late.",
 )
 OTHER_TOPIC: Final = problem(
     "other_topic",

@@ -118,9 +118,9 @@ class Carrier(Discoverer, Protocol):
 
     @property
     def lag(self) -> float:
-        """Number of seconds by which the carrier may lag.
+        """Number of seconds by which this carrier (a discoverer that also reads a log for the relay) may lag.
 
-        The carrier has read everything that the log had this many seconds ago.
+        It has read everything that the log had this many seconds ago.
         """
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:

@@ -367,8 +367,8 @@ class KubernetesSettings(Section):
     )
     replay_port: PodPort = key(
         "kv-replay",
-        "Port of the replay, as a name in the pod or a number. A pod without a port of this name has no replay. The "
-        "pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the number "
+        "Replay port: the name of a port of the pod, or a number. From a pod without this port, kvbus gets no replay. "
+        "The pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the number "
         "of ranks.",
         example="kv-replay",
     )
