@@ -82,7 +82,7 @@ def command(
     Exit codes: 0 ended by Ctrl-C or SIGTERM, 2 a bad option, 69 the address is taken, 78 a source cannot be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if not sources and not log_files:
-        raise click.UsageError("give a SOURCE or --log, for example http://127.0.0.1:9477")
+        raise click.UsageError("give a SOURCE, for example http://127.0.0.1:9477, or --log")
     if (tls_certificate is None) != (tls_key is None):
         raise click.UsageError("TLS needs both --tls-certificate and --tls-key")
     curve = curve_keys(curve_secret_key, curve_server_key)

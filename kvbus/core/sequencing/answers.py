@@ -33,7 +33,7 @@ A single batch is not enough: the last delivered batch may itself belong to a ne
 """
 
 MAX_PATIENT_PROBE: Final = 8
-"""Maximum number of times ``probe_interval`` between two probes, while the publisher's batches may be in transit."""
+"""Maximum time between two probes, in units of ``probe_interval``, while batches may be in transit."""
 
 
 class Restart(NamedTuple):

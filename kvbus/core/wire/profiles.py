@@ -130,7 +130,7 @@ class Profile(msgspec.Struct, frozen=True):
     one_group: bool = False
     """Whether the router accepts the blocks of only one KV-cache group of each engine.
 
-    kvbus sends it only the first group whose blocks are part of prefixes, and leaves out the number of the group.
+    kvbus sends it only the first group whose blocks form prefixes, and leaves out the number of the group.
     """
     topics: Topics = "any"
     one_stream: str = ""

@@ -184,7 +184,7 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 NEWEST: Final = 2**63 - 1
 """A seq that is higher than any real seq. The answer to a replay request from this seq is only END."""
 REACH: Final = 16
-"""Number of batches by which a replay that doctor requests goes back before the newest batch."""
+"""doctor's replay request begins this number of batches before the newest batch."""
 ENOUGH_S: Final = 1.0
 """Seconds for which doctor continues to listen after the first BlockStored event."""
 LISTENING: Final = 0.6
