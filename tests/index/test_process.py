@@ -188,7 +188,7 @@ def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
             assert second.ended() == 69
             assert "cannot listen on http 127.0.0.1" in second.said
     for args, why in (
-        ((), "give a SOURCE or --log"),
+        ((), "or --log"),
         (("nonsense",), "such as tcp://"),
         (("a=",), "nor [NAME=]"),
     ):
