@@ -124,10 +124,10 @@ class StreamState:
         return snapshot
 
     def ending_after(self, start: int) -> StateSnapshot:
-        """Return a snapshot whose batches fit into the seqs from ``start`` up to the snapshot's own seq.
+        """Return a snapshot for an answer that begins at the seq ``start``. Its batches end at the snapshot's own seq.
 
         Use the snapshot that other routers are reading if the journal has every batch after that snapshot. Otherwise
-        take a new one. If there are too few seqs from ``start`` on, publish empty batches until there are enough.
+        take a new one. If its batches need more seqs than there are from ``start`` on, publish empty batches first.
         """
         stream = self.stream
         snapshot = self._known()

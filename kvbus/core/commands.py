@@ -71,9 +71,9 @@ class Answer(Protocol):
     def messages(self) -> Iterator[list[bytes]]:
         """Yield the messages of the answer. The caller reads the next one only when the router can receive it.
 
-        A message is ``[]`` while the next message is being built. It is an
-        :class:`~kvbus.core.outputs.snapshot.Unfinished` part if more frames of the same message follow. Reading a
-        message may change the relay. So the caller carries out the commands of
+        A yielded ``[]`` is not a message: the next message is being built. A yielded
+        :class:`~kvbus.core.outputs.snapshot.Unfinished` is a part of a message, and further frames of it follow. The
+        building of a message may change the relay. So the caller carries out the commands of
         :meth:`~kvbus.core.relay.Relay.take_commands` before it sends the message.
         """
 

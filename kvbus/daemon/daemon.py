@@ -270,7 +270,10 @@ class Daemon:
 
     @property
     def findings(self) -> list[Finding]:
-        """The current findings about the bus itself, without those about single sources and routers."""
+        """The current findings about this kvbus.
+
+        Findings about a single source or a single router are not among them.
+        """
         return self._bus_log.findings
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:

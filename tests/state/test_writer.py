@@ -297,7 +297,8 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
 def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
     """If kvbus had to delete its state's database on a full disk, the next process begins above all used seqs.
 
-    The highest reserved seq in the lock file is too low: the disk was full when kvbus reserved further seqs.
+    It cannot begin at the highest reserved seq of the lock file. kvbus used higher seqs, whose reservation it could not
+    write to the full disk.
     """
     process = started(tmp_path)
     with room_for(100):

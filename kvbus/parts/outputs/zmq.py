@@ -96,9 +96,10 @@ class ViewDispatcher:
 
 
 class NoListener:
-    """A listener without connections, for the stream of a view.
+    """A listener without connections, for a view's version of a stream.
 
-    The routers of a view connect to the listener of the output's own stream.
+    Routers do not connect to it. They connect to the listener of the stream with all blocks, and
+    :class:`ViewDispatcher` passes each connection to the view of the router's key.
     """
 
     def close(self, linger: float = 0.0) -> None:
@@ -235,9 +236,10 @@ class ZmqOutput:
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Start serving one stream of a view.
+        """Start serving a view's version of one stream.
 
-        The routers of the view connect to the listener of the output's own stream.
+        Its routers connect to the listener of the stream with all blocks, and :class:`ViewDispatcher` passes them to the
+        view.
         """
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
