@@ -180,7 +180,7 @@ def held_back(process: Process, count: int) -> None:
 def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
     """kvbus restores its state after a gap was filled and thousands of waiting batches were delivered in slices.
 
-    The batches are more than the fingerprints that kvbus keeps (`RING`).
+    There are more batches than fingerprints that kvbus keeps (`RING`).
     """
     process = started(tmp_path)
     process.publish(10)

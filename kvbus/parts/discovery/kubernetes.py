@@ -368,8 +368,8 @@ class KubernetesSettings(Section):
     replay_port: PodPort = key(
         "kv-replay",
         "Replay port: the name of a port of the pod, or a number. From a pod without this port, kvbus gets no replay. "
-        "The pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the number "
-        "of ranks.",
+        "The pod annotation `kvbus/replay-port` overrides it. The pod annotation `kvbus/data-parallel-size` is the "
+        "number of ranks.",
         example="kv-replay",
     )
     server: ApiUrl | None = key(

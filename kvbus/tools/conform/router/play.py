@@ -163,7 +163,10 @@ class Engine:
             rank.publisher.publish(payload)
 
     def clear(self) -> None:
-        """Make the router drop all its blocks, and stop the simulated faults in replay answers, before the next case."""
+        """Make the router drop all its blocks, and stop the simulated faults in replay answers.
+
+        A new case can then begin.
+        """
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
             rank.publisher.publish(self._pack([CLEARED], at))
