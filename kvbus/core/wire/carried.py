@@ -125,9 +125,9 @@ def known_names(extras: Extras) -> list[str]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text that represents a value of any type. Different values have different texts.
+    """Return a text for a value of any type, which kvbus sends in place of a value that routers cannot read.
 
-    It replaces values that routers cannot read.
+    Different values have different texts.
     """
     return f"msgpack:{_encode(value).hex()}"
 

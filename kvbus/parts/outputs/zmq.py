@@ -238,8 +238,8 @@ class ZmqOutput:
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
         """Start serving a view's version of one stream.
 
-        Its routers connect to the listener of the stream with all blocks, and :class:`ViewDispatcher` passes them to the
-        view.
+        Its routers connect to the listener of the stream with all blocks, and :class:`ViewDispatcher` passes them to
+        the view.
         """
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
