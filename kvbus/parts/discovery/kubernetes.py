@@ -33,8 +33,8 @@ time.
 TIMEOUT: Final = 10.0
 """Timeout in seconds of reading the list of pods.
 
-The timeout of a watch is this long plus :data:`WATCH`, because the API server should end the watch after :data:`WATCH`
-seconds.
+A watch has a timeout that is longer by :data:`WATCH` seconds, because the API server should end it after
+:data:`WATCH` seconds.
 """
 PAUSE: Final = 1.0
 """Minimum time in seconds from the start of one watch to the start of the next."""

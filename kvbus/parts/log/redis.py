@@ -267,10 +267,7 @@ class RedisReader:
         self._keys = {names(location, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
-        """The keys of lagging streams, in the order in which they are read.
-
-        The server may have more records of them.
-        """
+        """The keys of lagging streams, of which the server may have more records. They are read in this order."""
         self._wrong: dict[bytes, None] = {}
         """Keys that should hold a Redis stream and hold another type of value.
 

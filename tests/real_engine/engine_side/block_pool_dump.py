@@ -37,7 +37,7 @@ def dump(manager: Any, publisher: Any) -> dict[str, Any]:
 
 
 def serve(manager: Any, publisher: Any) -> None:
-    """Start an HTTP server in a thread, which answers GET /dump."""
+    """Start an HTTP server in a thread, which answers GET /dump with the blocks that the engine's block pool holds."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
