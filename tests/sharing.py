@@ -26,7 +26,10 @@ holds for ``nats`` and ``redis``.
 
 
 def place(nodeid: str) -> str:
-    """Return the name of the group with which a test shares a worker; the test's own id if it has no group."""
+    """Return the name of the group of tests with which a test runs in the same pytest-xdist worker process.
+
+    If the test has no group, return the test's own id.
+    """
     for server in ("kafka", "nats", "redis"):
         if f"[{server}" in nodeid or nodeid.startswith(f"tests/log/test_{server}_"):
             return server

@@ -156,7 +156,7 @@ def named_streams(sources: list[str]) -> dict[str, Stream]:
 
 
 def log_router(path: Path) -> LogRouter:
-    """Return an object that follows the engines' streams in a log, as a YAML file describes the log.
+    """Return an object that follows the engines' streams in the log that a YAML file describes.
 
     Raises:
         ConfigError: the file is malformed.

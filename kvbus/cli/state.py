@@ -32,7 +32,7 @@ _DIRECTORY = click.option(
     "-d",
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory, instead of a configuration that names it.",
+    help="The state directory. Without it, kvbus uses the directory that the configuration names.",
 )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PORT: Final = 65535
-_MAX_IPC_PATH: Final = 107  # in bytes; sun_path has 108, including a final zero
+_MAX_IPC_PATH: Final = 107  # in bytes; Linux's sun_path has room for 108 bytes, including a final zero byte
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")

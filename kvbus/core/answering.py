@@ -302,7 +302,7 @@ class ReplayAnswer:
         Return the snapshot that holds the state.
         """
         state, stream = self.state, self.state.stream
-        snapshot = state.ending_after(first)  # may publish empty batches, which change next_seq
+        snapshot = state.ending_after(first)  # this call may publish empty batches, which change the stream's next_seq
         end = snapshot.seq + 1
         chunks = snapshot.chunks(end - first)
         if self._begins_late(first, end - first - chunks.count, begun=begun):

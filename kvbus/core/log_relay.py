@@ -30,7 +30,10 @@ epoch.
 """
 
 LAST: Final = (1 << EPOCH_BITS) - 1
-"""The seq, within an epoch of a log's writer, that ends the epoch of a writer that is gone. No record has this seq."""
+"""The highest seq in an epoch of a log's writer. No record has it.
+
+If a writer is gone, kvbus clears the blocks of the writer's stream under this seq.
+"""
 
 
 class LogRelay:
@@ -57,7 +60,7 @@ class LogRelay:
         source.stats.bytes += len(event.payload)
         content = event.payload
         if event.begins:
-            source.ranked = False  # the state that begins names the rank again
+            source.ranked = False  # until a batch of the new state names the rank
             if not content:  # the state has no blocks
                 content = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(content, self._max_events) if content else None

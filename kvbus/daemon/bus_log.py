@@ -85,5 +85,5 @@ class BusLog:
             if stats.failing:
                 yield catalogue.DISCOVERY_FAILS(at=at, name=source.name, why=stats.failing)
             elif not stats.engines and age > FIRST_ANSWER_S:
-                yield catalogue.NO_ENGINE_FOUND(at=at, where=f"{source.name} lists no engine")
+                yield catalogue.NO_ENGINE_FOUND(at=at, where=f'the discovery "{source.name}" lists no engine')
         yield from left_out_findings(self._daemon.configured, self._daemon.discovery.left_out)

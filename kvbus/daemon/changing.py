@@ -276,7 +276,7 @@ class Changes:
     def _place_views(self, changed: list[int]) -> None:
         """Make the relay create the streams of the changed views, and serve these views to routers.
 
-        Routers that read the previous views of the same numbers are already disconnected.
+        Routers that read the previous views with these numbers are already disconnected.
         """
         daemon = self._daemon
         commands: list[Command] = []

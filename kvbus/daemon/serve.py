@@ -1,9 +1,9 @@
 """Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, and SIGHUP makes it read its files again.
 
 A reload reads keys, tokens, certificates and the log level. A changed file causes a reload too. Discovery adds and
-removes sources while kvbus runs. Every other configuration key needs a restart. kvbus continues its streams after it,
-so routers do not notice the restart. If the changed configuration changes such a key, the log names the key. If the
-changed configuration is invalid, the log lists all its mistakes.
+removes sources while kvbus runs. Every other configuration key needs a restart, after which routers get the state
+again. If the changed configuration changes such a key, the log names the key. If the changed configuration is invalid,
+the log lists all its mistakes.
 """
 
 from __future__ import annotations

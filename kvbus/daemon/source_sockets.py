@@ -313,9 +313,9 @@ class SourceSockets:
             self._feed(RequestWaits(*key))
 
     def _go_on(self) -> None:
-        """Schedule the oldest request that waits for free file descriptors.
+        """Schedule the oldest request to an engine that waits for free file descriptors.
 
-        Each iteration of the event loop sends one request.
+        Each iteration of the event loop sends one such request.
         """
         if self._waiting and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._send_oldest)

@@ -53,7 +53,7 @@ class Timeline:
         Each process numbers its changes from 1. The identifier shows a client which process has numbered a change.
         """
         self.last = 0
-        """The number of the newest change; 0 before the first."""
+        """The number of the newest change of the state of a source or router; 0 before the first change."""
         self._kept: deque[Transition] = deque(maxlen=MAX_CHANGES)
         self._routers: dict[tuple[str, int, str, float], RouterView] = {}
         self._counted: list[tuple[int, int]] = []

@@ -314,7 +314,11 @@ class SqliteStore:
                 self.refused += self._move_aside(str(error))
             self._create()
         except FAULTS as again:
-            log.debug("no empty database can be created, so only the mark has the reservations: %s", again)
+            log.debug(
+                "the state was deleted after a failed write, and no new database can be created (%s): only the lock "
+                "file shows which seqs are reserved",
+                again,
+            )
             self._abandon()
         raise self._error(error) from error
 

@@ -130,7 +130,7 @@ class Pump:
             # loop would call this method all the time.
             if not self._pending():
                 self._call_those_behind(0, pending=False)
-            return  # messages that arrive after the check wait in libzmq until the pump resumes
+            return  # messages that arrive later wait in libzmq until the pump resumes
         try:
             more, taken = True, 0
             for taken in range(CAP):
@@ -151,7 +151,7 @@ class Pump:
             if pending:
                 self.kick()
         except BaseException:
-            if self.socket.closed:  # its context has closed the socket, so no message can follow
+            if self.socket.closed:  # the ZeroMQ context has closed its sockets, so no message can follow
                 self.close()
             else:
                 self.kick()

@@ -76,8 +76,8 @@ class Sender:
     """A sender that sends the messages of all its sessions in rounds, so that no session delays another one.
 
     Args:
-        limit: maximum number of limited sessions that take part in the rounds. A further limited session waits until
-            one of them ends, or until a peer of one of them stops reading.
+        limit: maximum number of limited sessions (see :class:`Session`) that take part in the rounds. A further
+            limited session waits until one of them ends, or until a peer of one of them stops reading.
         counted: called with 1 when a limited session begins to take part in the rounds, and with -1 when it stops.
         clock: returns the time in seconds, to measure the progress of peers; None for the event loop's clock.
         stall_timeout: seconds without progress after which a session is stalled.

@@ -147,7 +147,7 @@ class SmallDisk(Namespaces):
 class Network(Namespaces):
     """A network namespace with a veth pair to this process's namespace.
 
-    ``outside`` is the address of the pair's end here, and ``address`` that of the inner end.
+    ``outside`` is the address of the pair's end in this process's namespace, and ``address`` that of the other end.
     """
 
     def __init__(self, directory: Path, name: str) -> None:

@@ -46,8 +46,9 @@ def test_a_short_campaign() -> None:
 @pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The campaign finds a wrong view: the test adds a block to the recorded truth that the engine's cache does not
-    have.
+    """The campaign reports that a router's view is wrong.
+
+    For this, the test adds a block that the engine's cache does not have to the recorded blocks of the engine.
     """
     honest: Callable[..., engines.Truth] = engines.truth_of
 

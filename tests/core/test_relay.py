@@ -260,7 +260,7 @@ class TestSnapshots:
     def test_by_the_replay_endpoint(self, envelope):
         """kvbus also answers a snapshot request at its replay endpoint, as vllm#50134 proposes.
 
-        The answer has batches under the seq of the next live batch, and then END.
+        The answer has the batches of the state, all with the seq of the next live batch, and then END.
         """
         relay = self.relay()
         for seq, event in enumerate((A, B, removed([2]), C)):

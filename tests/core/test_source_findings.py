@@ -1,6 +1,6 @@
-"""Tests for kvbus's findings about complete streams.
+"""Tests for the findings about a source after kvbus has received a stream.
 
-The captured streams of healthy engines cause none of them.
+The captured streams of healthy engines cause no finding.
 """
 
 import pytest

@@ -140,7 +140,7 @@ async def test_discovery_that_finds_nothing(
     daemon = Daemon(load(None, env={}, overrides=over))
     await daemon.start()
     try:
-        said = "bus: no engine is found: workers lists no engine [sources[0].discover]: start an engine"
+        said = 'bus: no engine is found: the discovery "workers" lists no engine [sources[0].discover]: start an engine'
         await eventually(lambda: said in caplog.text, "the log line")
         overview = await asked(daemon, "/overview")
     finally:

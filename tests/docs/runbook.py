@@ -109,7 +109,7 @@ OWN: dict[str, dict[str, Any]] = {
     "router_misreads": OUTPUT,
     "output_not_probed": {**OUTPUT, "type": "mqtt"},
     "log_away": {**OUTPUT, "name": "kafka.password_file", "where": "kafka-0:9092", "why": "authentication failed"},
-    "no_engine_found": {**DISCOVER, "where": "workers lists no engine"},
+    "no_engine_found": {**DISCOVER, "where": 'the discovery "workers" lists no engine'},
     "discovery_fails": DISCOVER,
     "engine_left_out": {**DISCOVER, "do": "raise limits.max_sources"},
     "log_other_schema": {**DISCOVER, "name": "fleet"},

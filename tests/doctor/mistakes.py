@@ -139,7 +139,7 @@ class Mistake:
         key: the configuration key in doctor's first line.
         says: words in doctor's first line; empty if only a running bus notices the mistake.
         running: the first finding of a running bus; empty if the bus does not start, or does not notice the mistake.
-        number: the mistake's number in the score; 0 if it does not count for the score.
+        number: the mistake's number in `NUMBERED` (test_score.py); 0 if it is not counted there.
     """
 
     what: str

@@ -57,7 +57,8 @@ async def test_who_cannot_be_asked_is_a_finding_with_the_cause(file):
 async def test_no_engine_at_all_is_a_problem(file):
     write(file, [])
     findings, _ = await said(file)
-    assert findings["sources[0].discover"].startswith("no engine is found: workers lists no engine [")
+    said_first = 'no engine is found: the discovery "workers" lists no engine ['
+    assert findings["sources[0].discover"].startswith(said_first)
 
 
 async def test_an_engine_that_is_left_out_is_a_finding(file):

@@ -192,7 +192,7 @@ class Model:
         self.checking.read_live()
 
     def trusting_subscribes(self) -> None:
-        """The router that checks no seqs (:class:`Trusting`) subscribes and gets the state."""
+        """The trusting router, which requests no replay and checks no seq, subscribes and gets the state."""
         self.trusting.subscribe(self.bus, self.now)
 
     # -- faults

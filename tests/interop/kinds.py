@@ -72,7 +72,7 @@ class GoZeromq(Router):
 class Double(Router, abc.ABC):
     """A router under test in this process: a double, which follows the rules of a real router.
 
-    It reads all the time, because a SUB that nobody reads does not subscribe again.
+    It reads all the time, because a SUB that nobody reads does not subscribe again after a reconnection.
     """
 
     def __init__(self, _directory: Path, _name: str) -> None:

@@ -47,7 +47,7 @@ async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
 
 
 class BusState(contextlib.AsyncExitStack):
-    """A leaf that writes a stream, a reader of the stream, and an aggregator with a router."""
+    """A kvbus that writes a stream to a log, a reader of the stream, and an aggregator with a router."""
 
     def __init__(self, kind: Any, log: Fleet, directory: Any, monkeypatch: Any) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """A region (engines, kvbus processes that write and read a log, and routers) whose processes are replaced under
 traffic.
 
-The engines, one leaf for each engine, the log's server and two aggregators are processes. When an aggregator ends, one
-of its routers goes to the other aggregator, and the other router waits until the aggregator is back. New routers start
-at each quiet point. Each router must then hold the engines' blocks.
+The engines, a kvbus beside each engine that writes to the log (a leaf), the log's server and two aggregators are
+processes. When an aggregator ends, one of its routers goes to the other aggregator, and the other router waits until
+the aggregator is back. New routers start at each quiet point. Each router must then hold the engines' blocks.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class KafkaCutting:
             raise errors.KafkaConnectionError("cut")
 
     async def answered(self, connection, answer):
-        """Return the answer to a request, unless the answer is the one to cut."""
+        """Return the answer to a request. If the connection is to be cut at this answer, raise an error instead."""
         found = await answer
         self.over(connection)
         return found

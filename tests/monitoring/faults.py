@@ -242,7 +242,10 @@ class Scene:
         return {"name": "locked", "endpoint": self.locked, **keys}
 
     async def start(self) -> None:
-        """Start the engines, then the buses, then the routers. Only the damaged state is wrong so far."""
+        """Start the engines, then the buses, then the routers.
+
+        So far only the saved state of one bus is damaged. All other faults begin in :meth:`go_wrong`.
+        """
         self.steady = await self.engines.start()
         self.engines.keep(every(0.02, lambda: self.steady.publish(batch(16))))
         self.wrong = {name: await self.engines.start() for name in WRONG}

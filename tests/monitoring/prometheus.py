@@ -42,7 +42,7 @@ def alerts(file: Path = RULES) -> dict[str, dict[str, Any]]:
 
 
 def faster(duration: str) -> str:
-    """Convert a duration of the alert rules, such as ``5m``, to the shortened one of the test, in milliseconds."""
+    """Divide a duration of the alert rules, such as ``5m``, by `SCALE`. Return it in milliseconds, such as ``7500ms``."""
     return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 // SCALE}ms"
 
 

@@ -90,9 +90,10 @@ def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
 
 
 def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None:
-    """kvbus must notice a restart by a replay that begins before its last batch.
+    """The last batch that kvbus delivered is from a new epoch, but kvbus took it for the next batch of the old epoch.
 
-    If the request reached back by only one batch, kvbus would compare the new epoch's batch with itself.
+    kvbus must notice this by a replay that begins before that batch. If the replay began with it, kvbus would compare
+    the batch with itself.
     """
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)

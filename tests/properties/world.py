@@ -370,7 +370,7 @@ class Subscriber:
             self.go_on()
 
     def go_on(self) -> None:
-        """Stop reading the state or the answer, and apply the live batches that have waited."""
+        """End the reading of the stream's state or of a replay answer. Apply the live batches that have waited."""
         waited, self.waiting, self.state = self.waiting or [], None, None
         for seq, payload in waited:
             self.receive(seq, payload)

@@ -29,7 +29,8 @@ PAUSE: Final = 512
 """Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Minimum number of blocks in a table for which kvbus joins blocks that were stored one by one into events.
+"""Minimum number of blocks in a table from which on kvbus announces several blocks in one event, although the engine
+stored them one by one.
 
 Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
 know the engine's block size yet.

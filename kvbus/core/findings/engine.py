@@ -114,14 +114,14 @@ BOTH_DIAL: Final = problem(
     "the engine runs (its replay answers), but nothing listens at {endpoint}: the engine and kvbus both dial, or the "
     "engine publishes at another port",
     'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
-    "One side has to bind the port, and the other side has to connect.",
+    "Either the engine or kvbus has to bind the port, and the other one has to connect to it.",
 )
 BOTH_BIND: Final = problem(
     "both_bind",
     "{at}.bind",
     "a publisher already listens at {endpoint}: the engine and kvbus both bind",
     "set bind: false, or give the engine a concrete host in its endpoint",
-    "One side has to bind the port, and the other side has to connect.",
+    "Either the engine or kvbus has to bind the port, and the other one has to connect to it.",
 )
 NO_ENGINE_DIALLED_IN: Final = problem(
     "no_engine_dialled_in",
@@ -218,9 +218,9 @@ REPLAY_ALONE: Final = problem(
 REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
     "outputs[].curve_client_keys",
-    "an llm-d router of output {outputs} lacks blocks: a complete answer to its replay request would need more than "
-    "{limit:,} empty batches, it refuses a shorter answer, and kvbus cannot tell which router at its address sent the "
-    "request",
+    "an llm-d router of output {outputs} lacks blocks: it accepts only a replay answer from seq 0 on, which would need "
+    "more than {limit:,} empty batches; kvbus does not know whether the router gets the state on its live connection, "
+    "because several routers have its address",
     "give each router a CURVE key (curve_client_keys) or an output of its own, and restart the routers",
 )
 REQUEST_WAITS: Final = note(

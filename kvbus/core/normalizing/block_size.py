@@ -151,7 +151,7 @@ class BlockSizeDetector(msgspec.Struct):
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += self.support <= YOUNG  # stop above YOUNG: a higher count has no further effect
+            self.support += self.support <= YOUNG  # no need to count beyond this: a higher count has no effect
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):
@@ -253,7 +253,8 @@ class BlockSizes:
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
-        relearned: whether kvbus would now treat blocks differently that it has already announced. The caller resets it.
+        relearned: whether kvbus has announced blocks in another way than it would announce them now. The caller resets
+            it.
     """
 
     def __init__(self, pinned: int | None, index: Index) -> None:

@@ -85,7 +85,8 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
     Return None unless the removal has a valid count for every block.
     """
-    raw_counts: Any = event.remaining_copy_counts  # Any, because a raw field may also be UNSET
+    # The field is declared as Raw, but it is UNSET if the engine left it out. Any lets mypy accept the comparison.
+    raw_counts: Any = event.remaining_copy_counts
     if raw_counts is msgspec.UNSET:
         return None
     try:

@@ -120,7 +120,7 @@ class Normalizer:
     def reset(self, *, same_epoch: bool = False) -> None:
         """Forget all blocks of the engine.
 
-        If the epoch is still the same, keep the other facts that the stream has shown about the engine.
+        If the epoch is still the same, keep everything else that the stream has shown, such as the engine's block size.
         """
         stream, names_cleared = self._cache.stream, self.names_cleared
         stream.media |= self.index.media_names
@@ -264,5 +264,5 @@ class Normalizer:
         return self._cache.dump()
 
     def load(self, data: dict[str, Any]) -> None:
-        """Restore the result of :meth:`dump`. The caller adds the blocks of both indexes."""
+        """Restore the result of :meth:`dump`. The caller adds the live blocks and the tail blocks to their indexes."""
         self._cache.load(data)

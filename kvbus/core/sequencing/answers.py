@@ -459,7 +459,7 @@ class Requests:
             epoch.interrupted = True
             epoch.gap_attempts = 0
         elif asked.saw_last_delivered:
-            epoch.interrupted = False  # the publisher has no newer batch, so only END is missing
+            epoch.interrupted = False  # the publisher has no newer batch, so the answer lacked only END
         elif epoch.interrupted:
             epoch.gap_attempts += 1
         waits = asked.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)

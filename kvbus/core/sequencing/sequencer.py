@@ -142,7 +142,8 @@ class Sequencer:
         asked = self._requests.open
         if self.phase in REQUESTS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
-        elif self.phase is Phase.CATCH_UP and asked is not None:  # keep the request: its answer has the missed batches
+        elif self.phase is Phase.CATCH_UP and asked is not None:
+            # Keep the open request: the rest of its answer has the batches that kvbus missed.
             asked.phase = Phase.CATCH_UP
             if not self.spec.compacted:
                 self.tracker.drain()

@@ -118,8 +118,8 @@ def readable(event: dict[str, Any]) -> dict[str, Any]:
 def known_names(extras: Extras) -> list[str]:
     """Return the names of a store's extras that the struct BlockStored defines.
 
-    Extras are usually fields that it does not define. These are among them because their values have an unexpected
-    type.
+    Most extras are fields that BlockStored does not define. A field that it defines is an extra if its value has an
+    unexpected type.
     """
     return [name for name in extras if name in _KNOWN]
 

@@ -82,7 +82,7 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def by_event(self) -> bool:
-        """Whether events have to be translated one by one before a batch is encoded for this family.
+        """Whether events have to be translated one by one before a batch is encoded for this family of routers.
 
         If not, kvbus encodes the batch without changing its events.
         """

@@ -218,7 +218,7 @@ class LogStreams:
         """
         relayed = self._relayed.get(_key_of(endpoint))
         if relayed is None:
-            return  # the log erased the stream after its engine was yielded; the next set of engines lacks it
+            return  # the log has erased the stream, and the next set of engines will not contain its engine
         opened = self._slots[slot] = _OpenStream(relayed, feed, drained, self._stale(relayed))
         relayed.slot = slot
         if not opened.ends:
@@ -461,8 +461,8 @@ class LogStreams:
         If the record came after this reader had caught up with the log, the stream's writer is running. If this reader
         had assumed that the writer is gone, the stream is then read again from its newest state.
         """
-        # Limit the time to the present. Otherwise, if one writer's clock is ahead, all other streams would become
-        # stale.
+        # Limit the record's time to the present. Otherwise, if one writer's clock is ahead, all other streams would
+        # become stale.
         self._newest = max(self._newest, min(written, time.time()))
         relayed.written = written
         if self._level_once and not relayed.alive:

@@ -351,7 +351,7 @@ class KafkaLog:
         The consumer is stopped at the end of the ``async with`` block. With ``keep``, it is stopped only if the block
         has failed.
         """
-        # Subscribe to the topic at first, because the consumer then learns the topic's partitions.
+        # A consumer that subscribes to the topic learns the topic's partitions. Its subscription ends below.
         async with translated_errors(self._location):
             options = self._location.options()
             consumer = AIOKafkaConsumer(

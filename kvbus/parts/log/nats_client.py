@@ -32,7 +32,7 @@ NO_MESSAGE: Final = 10037
 """JetStream's error code if a stream does not have the requested message."""
 
 CODES: Final = {
-    10014: (UNREACHABLE, "the consumer no longer exists"),
+    10014: (UNREACHABLE, "kvbus's consumer no longer exists at the NATS server"),
     10023: ("stream_full", "the server has no room"),
     10039: ("denied", "the account has no JetStream"),
     10047: ("stream_full", "the server has no room"),

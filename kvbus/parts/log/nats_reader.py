@@ -161,9 +161,10 @@ class Pulled:
         See :data:`ANOTHER`.
         """
         self._believed = ""
-        """Name of the consumer whose contradictory messages are accepted; empty if there is none. See :data:`ANOTHER`.
+        """Name of the consumer whose contradictory messages are accepted; empty if there is none.
 
-        kvbus accepts them because :data:`MOST_TIMES` consumers before it have delivered the same contradictory message.
+        :data:`ANOTHER` says when a message is contradictory. kvbus accepts such messages after :data:`MOST_TIMES`
+        earlier consumers have delivered the same contradictory message.
         """
         self._deleted: set[int] = set()
         """Sequences of messages that were deleted from the JetStream stream, as the stream's leader has listed them."""
@@ -320,7 +321,7 @@ class Pulled:
                         continue
                     found.append(self._count(message))
         if self._asked and now() - self._heard > SILENCE:
-            raise UnavailableError("the server of the consumer does not answer")
+            raise UnavailableError("the NATS server that has kvbus's consumer does not answer")
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
@@ -383,7 +384,7 @@ class Pulled:
             return
         self._asked = 0
         if status != "408":  # 408: the request has expired. Any other status: the consumer no longer exists
-            raise UnavailableError(f"the consumer no longer exists ({status})")
+            raise UnavailableError(f"kvbus's consumer no longer exists at the NATS server ({status})")
 
     def _count(self, message: Msg) -> Message:
         self._taken += 1

@@ -353,7 +353,10 @@ def _bounds(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Anonymizer:
-    """An anonymizer of messages, which replaces values by the pseudonyms of ``names``. It keeps no message."""
+    """An anonymizer of messages. It keeps no message.
+
+    It replaces each value in a message by a pseudonym, which ``names`` computes.
+    """
 
     def __init__(self, names: Pseudonyms) -> None:
         self._names: Final = names

@@ -70,7 +70,7 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     names = ", ".join(sorted(listed.engines)) or "no engine"
     report.seen.append(Seen(key, source.name, f"finds {names}"))
     if not engines:
-        report.add([catalogue.NO_ENGINE_FOUND(at=key, where=f"{source.name} lists no engine")])
+        report.add([catalogue.NO_ENGINE_FOUND(at=key, where=f'the discovery "{source.name}" lists no engine')])
     if not isinstance(discoverer, Carrier):
         return listed
     if unread := discoverer.counts[OTHER_SCHEMA]:

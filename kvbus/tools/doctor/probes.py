@@ -303,7 +303,7 @@ class Prober:
     async def _dialled_in(self, looked: Looked, limit: asyncio.Timeout) -> None:
         endpoint = looked.stream.endpoint
         if looked.stream.interposed and not self._may_bind:
-            looked.taken = "bus"  # a running bus has the port, and peers that listen there are its routers
+            looked.taken = "bus"  # a running bus has the port, and would serve doctor there as a router
             return
         here = local(endpoint)
         async with dial(here, Role.SUB, seconds=1.0) as dialled:

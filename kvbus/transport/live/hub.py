@@ -230,7 +230,7 @@ class Hub:
 
     @property
     def routers(self) -> list[RouterView]:
-        """Status of the connected routers, over all of their streams, and of the most recently disconnected routers."""
+        """Status of each connected router, combined from all its streams, and of the last routers that disconnected."""
         return [*map(self._view, self._members.values()), *self._left]
 
     def _view(self, member: _Member) -> RouterView:

@@ -99,7 +99,8 @@ class LivePublisher:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
 
-        # The batches of the current burst, and the ring of earlier batches that some router has not got yet.
+        # The stream's topic, the batches of the current burst, and the ring of the earlier batches that some router has
+        # not got yet.
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
         self._burst: list[Entry] = []

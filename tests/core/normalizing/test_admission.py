@@ -84,7 +84,8 @@ def test_spellings_that_are_very_long_are_not_kept(kind):
 
 
 def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
-    """A store of another size shows that the blocks without a group number are radix nodes, which kvbus cuts.
+    """A store whose block is larger than earlier blocks shows that all blocks without a group number are radix nodes,
+    which kvbus cuts.
 
     The store has one LoRA adapter. kvbus then also cuts the blocks of other adapters, but not the blocks of group 5.
     """

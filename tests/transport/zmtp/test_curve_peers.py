@@ -145,7 +145,7 @@ async def test_who_is_left_waiting_keeps_nobody_out():
 
 @both_loops
 async def test_floods_keep_nobody_out(dial):
-    """kvbus serves clients with a valid key while other peers send many half, forged and unencrypted handshakes."""
+    """kvbus serves clients with a valid key while other peers send many incomplete, forged and unencrypted handshakes."""
     settings = Settings(handshake_timeout=2.0, max_half_open=8)
     greeted = HELLO + Client(THEM.dials(US), SUB).start()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()

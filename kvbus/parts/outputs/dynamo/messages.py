@@ -26,7 +26,7 @@ SEED: Final = 1337
 MASK: Final = 2**64 - 1
 
 SALT_TAG: Final = "dynamo-cache-salt:"
-"""The prefix by which a Dynamo worker marks the string with the cache namespace in vLLM's ``extra_keys``."""
+"""Prefix of the cache namespace in vLLM's ``extra_keys``. A Dynamo worker puts it there."""
 
 _DIGEST: Final = 64
 """Number of hexadecimal characters in the digest by which vLLM identifies an image in ``extra_keys``."""

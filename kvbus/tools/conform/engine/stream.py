@@ -493,7 +493,7 @@ class Silence:
             self._ledger.broken("3.6", f"nothing was sent for more than {SILENCE_S:g} s")
 
     def ended(self, payload: Payload | None) -> None:
-        """Record that a batch has ended the silence. ``payload`` is its decoded payload."""
+        """Record that a batch has ended the silence. ``payload`` is its payload; None if it cannot be decoded."""
         if self._silent >= _PAUSE_S and not self._reported and payload is not None and payload.empty:
             self._ledger.kept("3.6")
         self.restart()

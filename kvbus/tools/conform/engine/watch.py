@@ -192,8 +192,8 @@ class Watch:
             return
         gap = self.judge.gap_before(message)
         if gap is not None:
-            # Begin the request one batch earlier, with a batch that certainly exists. A seq that the answer skips after
-            # this batch was then never sent.
+            # Request also the batch before the gap, which certainly exists. If the answer has this batch, but skips a
+            # seq after it, a batch with that seq was never sent.
             answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)

@@ -360,7 +360,7 @@ FAULTS: Final = (
          steps=(_long(),), cache=device(1, 2)),
     Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another rank holds as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Seen(),
-                Batch([removed(1)], rank=1)),  # sent only after the router has read the batches of rank 0
+                Batch([removed(1)], rank=1)),  # this removal is sent after the router has read the batches before it
          cache=device(1, 2) | device(3, rank=1)),
     Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="one of two ranks is cleared",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
