@@ -154,7 +154,7 @@ def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool)
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Number of data-parallel ranks to judge; rank r is at each port plus r.",
+    help="Number of data-parallel ranks to judge; the ports of rank r are those of rank 0, plus r.",
 )
 @curve_options
 @_options(*_REPORT)

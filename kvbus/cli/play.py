@@ -24,7 +24,11 @@ _PROBABILITY = click.FloatRange(0, 1)
 @click.command("play")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay; no replay without it.")
+@click.option(
+    "--replay-endpoint",
+    metavar="ENDPOINT",
+    help="Endpoint that answers replay requests. Without it, nothing answers them.",
+)
 @click.option(
     "--bind/--connect",
     default=None,

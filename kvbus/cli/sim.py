@@ -62,7 +62,11 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     help="List the engine releases that --dialect accepts.",
 )
 @click.option("--endpoint", default="tcp://*:5557", show_default=True, help="Endpoint of the live stream of rank 0.")
-@click.option("--replay-endpoint", metavar="ENDPOINT", help="Endpoint of the replay of rank 0; no replay without it.")
+@click.option(
+    "--replay-endpoint",
+    metavar="ENDPOINT",
+    help="Endpoint at which rank 0 answers replay requests. Without it, no rank answers them.",
+)
 @click.option(
     "--bind/--connect",
     default=None,
@@ -107,7 +111,7 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     type=click.IntRange(1),
     default=10_000,
     show_default=True,
-    help="Number of newest batches that a replay can have.",
+    help="Number of newest batches that each rank keeps for replays.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the events.")
 @click.option(

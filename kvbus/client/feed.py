@@ -158,7 +158,7 @@ class Feed:
         self._workers.clear()
 
     def apply(self, batch: Batch) -> None:
-        """Apply the events of a batch to the index, and count the events that are refused."""
+        """Apply the events of a batch to the index, and count the events that the index refuses."""
         worker = self._workers.get(batch.rank)
         if worker is None:
             worker = self._workers[batch.rank] = Worker(self._name, batch.rank)

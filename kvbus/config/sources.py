@@ -142,9 +142,9 @@ class FoundSource(SourceConfig):
     """Where the engine was found, as a text for the operator: the name of the ``discover`` entry, and a place."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return each rank with a slot, counted from ``first``.
+        """Return each rank with a provisional slot. The ranks get consecutive slots from ``first`` on.
 
-        If the worker has had another slot before, kvbus later replaces the slot by that one.
+        If the worker has had another slot before, kvbus later replaces the provisional slot by that slot.
         """
         return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
 

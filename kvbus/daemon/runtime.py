@@ -57,7 +57,7 @@ class RunningClock:
         return now - self.paused
 
     def stood(self) -> float:
-        """Return the seconds for which the process was stopped since the previous call of this method."""
+        """Return how many seconds the process was suspended, as by SIGSTOP, since the previous call of this method."""
         self.time()
         before, self._announced = self._announced, self.paused
         return self.paused - before

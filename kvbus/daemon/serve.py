@@ -103,7 +103,10 @@ class Reloader:
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Start checking all files for changes every ``key_reload_interval`` seconds."""
+        """Start checking the files with keys, tokens and certificates every ``key_reload_interval`` seconds.
+
+        If the configuration's file is to be checked too, start checking it.
+        """
         self._begin(self._watch())
         if self._file is not None:
             self._begin(self._watch_file(self._file))
@@ -312,7 +315,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
             # signal has ended this process.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-            os._exit(128 + signum)  # reached if there is no default action, as in PID 1 of a container
+            os._exit(128 + signum)  # reached if the signal has no default action, as in PID 1 of a container
         log.info("%s: shutting down; send the signal again to exit at once", signal.Signals(signum).name)
         stop.set()
 

@@ -171,7 +171,7 @@ class AccessScopes:
         return [*names, _digest(repr(readers))] if names else []
 
     def hidden(self, config: Config, output: int) -> dict[int, frozenset[int]]:
-        """Return the numbers of the views that show no events of a source, by the source's slot."""
+        """For each source, by its slot: return the numbers of the views that show no events of the source."""
         views = self.of_output(output)
         workers = {stream.index: worker_of(config, stream) for stream in config.streams()}
         return {

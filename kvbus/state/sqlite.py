@@ -130,7 +130,7 @@ class SqliteStore:
             self.reserved.floor = _unknown()
             log.info("%s is of an older kvbus: the numbering continues above %d", old_directory, self.reserved.floor)
         self._create()
-        self._lock.sync()  # after a power cut, the lock file must show that there was a store
+        self._lock.sync()  # even after a power cut, the lock file must show that this directory had a database
 
     def _go_on_empty(self, mark: Mark) -> None:
         """Create an empty database, because an earlier process could not write its database. Keep the reservations.

@@ -181,9 +181,9 @@ class Pump:
         return True
 
     def close(self) -> None:
-        """Stop reading, and close the socket in the next iteration of the event loop.
+        """Stop reading now, and close the socket in the next iteration of the event loop.
 
-        The current iteration may still have an event for the socket's descriptor.
+        The socket is not closed earlier, because the current iteration may still have an event for its descriptor.
         """
         if self.closed:
             return

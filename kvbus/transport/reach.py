@@ -200,7 +200,7 @@ def _look_up(host: str, port: int) -> Found:
         if isinstance(address[0], str)
     ]
     # libzmq with ZMQ_IPV6 looks up IPv6 addresses, and IPv4 addresses only if there are none. It tries only the first
-    # one.
+    # address that it finds.
     mapped = socket.getaddrinfo(host, port, family=socket.AF_INET6, type=socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[
         0
     ][4][0]

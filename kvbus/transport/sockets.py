@@ -41,7 +41,7 @@ KEEPALIVE: Final[dict[int, int]] = {
 }
 _COMMON: Final[dict[int, int]] = {
     **KEEPALIVE,
-    zmq.LINGER: 0,  # a close never blocks, and drops messages that are not sent yet
+    zmq.LINGER: 0,  # closing a socket never blocks, and drops messages that are not sent yet
     zmq.IPV6: 1,  # accept IPv6 and IPv4 if the host supports both
     zmq.HANDSHAKE_IVL: 3_000,  # ms until a peer without a handshake is disconnected; a refused peer may then try again
     zmq.RECONNECT_IVL: 100,

@@ -51,7 +51,7 @@ class Fed:
         return self
 
     def held(self, *blocks):
-        """Return for each rank how many of these consecutive blocks it holds, from the first one."""
+        """For each rank, return how many of these consecutive blocks it holds, counted from the first block."""
         return {worker.rank: count for worker, count in self.index.longest_prefix(tokens(*blocks)).items()}
 
 

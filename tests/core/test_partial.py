@@ -235,7 +235,7 @@ class TestAClear:
         ids=["live", "gone", "unknown", "tokenless", "left out", "no medium we know"],
     )
     def test_does_not_end_it_where_another_tier_was(self, spoken: Iterable[Any], checkpoint: bool):
-        """vLLM's clear empties only the device. If another tier had blocks before, these stay unknown."""
+        """vLLM's clear empties only the device. If another tier had blocks before, the source stays ``partial``."""
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
     def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):

@@ -87,7 +87,10 @@ class Renaming:
             self.pair(value, name)
 
     def same_batch(self, value: bytes, name: bytes) -> None:
-        """Check that two batches of a relay are equal except for the renamed fields of the engines' events."""
+        """Check that two batches of a relay are equal except for the renamed fields of the engines' events.
+
+        ``value`` is the payload of the batch in the first run, and ``name`` its payload in the run with other names.
+        """
         (ts, events, rank), (other, renamed, same_rank) = msgspec.msgpack.decode(value), msgspec.msgpack.decode(name)
         assert (ts, rank, len(value)) == (other, same_rank, len(name))
         self.same([_named(event) for event in events], [_named(event) for event in renamed])

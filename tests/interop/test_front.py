@@ -37,7 +37,8 @@ HEALTH = "/grpc.health.v1.Health/Check"
 async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bool, tmp_path: Path) -> None:
     """The router asks kvbus's front for the event endpoints, and so connects to kvbus.
 
-    It joins late, batches are lost on the live stream, and the engine restarts.
+    It holds exactly the engine's blocks, although it joins late, batches are lost on the live stream, and the engine
+    restarts.
     """
     if lacking := VLLM_ROUTER() or vllm_frontend.lacking():
         pytest.skip(lacking)

@@ -96,11 +96,11 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Create the log, and give the user all rights for it."""
+        """Create the log, and give kvbus's user all rights for it."""
 
     @abc.abstractmethod
     async def change(self, password: str) -> None:
-        """Change the user's password at the server, and close the connections that were made with the old password."""
+        """Change the password of kvbus's user at the server, and close the connections made with the old password."""
 
     @abc.abstractmethod
     async def forbid(self) -> None:

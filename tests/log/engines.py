@@ -54,7 +54,10 @@ class EnginesProcess:
         self._told({"do": "run", "rate": rate})
 
     def pause(self, truth: Path) -> list[set[int]]:
-        """Stop publishing, and return the blocks that each engine holds."""
+        """Stop publishing, and return the blocks that each engine holds.
+
+        The process writes them to the file ``truth``.
+        """
         self._told({"do": "pause", "truth": str(truth)})
         return [set(blocks) for blocks in msgspec.msgpack.decode(truth.read_bytes())]
 

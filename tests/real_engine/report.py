@@ -106,7 +106,10 @@ def remarks(outcome: Outcome) -> list[str]:
 
 
 def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
-    """Return the table row for all runs with the same source of events, with or without a restart of the router."""
+    """Return the table row for all runs in which the router reads the same events (the engine's or kvbus's).
+
+    ``restart`` selects the runs in which the router restarts, or the runs in which it does not.
+    """
     runs = [run for run in routed if (run.restart, run.events) == (restart, events)]
 
     def total(name: str) -> int:

@@ -151,10 +151,7 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
 
 
 async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
-    """A router whose key is on the list of one output cannot read the other output.
-
-    One handler authenticates the routers of both outputs.
-    """
+    """A router whose key is only on the list of one output cannot read the other output."""
     ports = free_ports(2)
     other = tmp_path / "others.keys"
     other.write_text(keys.stranger.public.decode())

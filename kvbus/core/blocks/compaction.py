@@ -156,9 +156,10 @@ class _Contents:
         return clears + sum(self._batches_of(at, per_batch) for at in range(len(self.parts)))
 
     def _batches_of(self, at: int, per_batch: int) -> int:
-        """Return the number of batches for one source. ``at`` is the position of the source's part in the snapshot.
+        """Return the number of batches that the snapshot needs for one source, with up to ``per_batch`` blocks each.
 
-        A source that is cleared has at least one batch, for the clear.
+        ``at`` is the position of the source's part in the snapshot. A source that is cleared has at least one batch,
+        for the clear.
         """
         needed = -(-self.sizes[at] // per_batch)
         return max(1, needed) if self.clears == "each" or not at else needed

@@ -255,7 +255,7 @@ OTHER_TOPIC: Final = problem(
     "{at}.topic",
     "the engine publishes several streams: kvbus reads topic {own} and refuses batches under {second}",
     "configure a source for each topic of this endpoint, with the topic's complete name as topic",
-    "Routers do not learn of the blocks that the engine announces under the other topic.",
+    "Routers do not learn of the blocks that the engine announces under the refused topic.",
 )
 TOPIC_UNKNOWN: Final = problem(
     "topic_unknown",

@@ -44,7 +44,11 @@ class Journal:
         self.bytes = 0
         self._payloads: deque[bytes] = deque()
         self._seqs: array[int] = array("Q")
-        """The seq of the first batch of each entry. At the beginning are the seqs of :attr:`_spare` dropped entries."""
+        """The seq of the first batch of each entry.
+
+        The array begins with the seqs of :attr:`_spare` dropped entries, because the seqs of many entries are removed
+        at a time.
+        """
         self._spare = 0
         """Number of items at the beginning of :attr:`_seqs` whose entries were dropped."""
         self._empty: dict[int, int] = {}

@@ -142,8 +142,8 @@ class OpenRequest(msgspec.Struct):
     def begins_beyond(self, seq: int) -> bool:
         """Return whether the answer begins after the last delivered batch, so that it cannot show the epoch.
 
-        ``seq`` is the first batch of the answer. For a request about a gap, such an answer is normal: the batches
-        between the last delivered batch and ``seq`` are known to be missing, and the publisher has dropped them.
+        ``seq`` is the first batch of the answer. The result is False for a request about a gap, because such an answer
+        is normal then: the batches before ``seq`` are known to be missing, and the publisher has dropped them.
         """
         return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
 

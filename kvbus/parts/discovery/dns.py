@@ -134,7 +134,7 @@ class DnsDiscoverer:
         return tuple(answer.rrset or ())
 
     async def _addresses_of(self, resolver: dns.asyncresolver.Resolver, name: str) -> list[str]:
-        for kind in ("A", "AAAA"):  # IPv6 only if a host has no IPv4 address
+        for kind in ("A", "AAAA"):  # look up IPv6 addresses only if the host has no IPv4 address
             records = await self._look_up(resolver, name, kind)
             if records:
                 return sorted({record.address for record in records})

@@ -196,10 +196,7 @@ class LogStreams:
 
     @property
     def lag(self) -> float:
-        """Number of seconds by which the reader may lag.
-
-        It has read everything that the log had up to this many seconds ago.
-        """
+        """Maximum age in seconds of what the reader knows: it has read every record that the log had this long ago."""
         return self._clock() - self._level_at
 
     # -- sources -------------------------------------------------------------------------------------------------------

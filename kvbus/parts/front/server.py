@@ -379,7 +379,7 @@ class FrontServer:
 
 
 def _refusal(request: web.Request) -> tuple[str, int, str] | None:
-    """Return why a request cannot be forwarded: the key of kvbus's counters, the HTTP status, and a text.
+    """Return why a request cannot be forwarded: the outcome that kvbus counts, the HTTP status, and a text.
 
     Return None if the request can be forwarded.
     """

@@ -254,7 +254,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Pointer)
 
 
 def write_pointer(pointer: Pointer) -> bytes:
-    """Encode a pointer, which says where a stream's newest state begins, for Kafka or NATS."""
+    """Encode a pointer as Kafka and NATS store it. A pointer says where the newest state of a stream begins."""
     return msgspec.msgpack.encode(pointer)
 
 

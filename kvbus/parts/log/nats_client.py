@@ -48,7 +48,9 @@ SAYS: Final = {
     "secure connection not available": ("tls_failed", "no TLS: the server has none at this port"),
     "certificate required": ("client_certificate_refused", "the server requires a certificate from kvbus"),
 }
-"""By a phrase in an error's text, in lower case: the reason for kvbus's counters, and a sentence for the operator."""
+"""Maps a phrase in the text of a server's error (in lower case) to the reason for kvbus's counters and to a sentence
+for the operator.
+"""
 
 
 class Link:

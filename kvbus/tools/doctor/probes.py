@@ -123,7 +123,7 @@ class Heard:
                 return
         message = parse_live(frames, self._limits)
         if not isinstance(message, Reason):
-            if live and self.source.topics.own in {None, topic}:  # another topic may number its batches separately
+            if live and self.source.topics.own in {None, topic}:  # batches of other topics may have another numbering
                 self._number(message)
             self._look_into(message, live=live)
         if live:

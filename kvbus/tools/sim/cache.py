@@ -297,7 +297,7 @@ class PrefixCache:
             if copies:
                 slot = next(iter(copies.values()))
                 self._reference(slot)
-                # Use the object in the pool, so that all requests share one object for a block.
+                # Use the object that the pool has for this block, so that all requests share it.
                 block = slot.block or block
                 self._flush(onboarded, GPU)
             elif any(block.digest in held for _, held in self._tiers.values()):

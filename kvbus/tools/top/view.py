@@ -90,7 +90,7 @@ def render(
     ]
     reasons = _reasons(history, choice)
     age = now - moment.at
-    # A paused screen is old without a failure, because it sends no requests.
+    # A paused screen is old although no request has failed, because it sends no requests.
     trouble = trouble if age > _STALE_S and not choice.paused else None
     room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
     shown = _shares(room, len(sources), len(outputs), len(routers))
@@ -354,9 +354,10 @@ def _line(finding: dict[str, str]) -> str:
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """Return the lines of the panel "reasons": findings about the bus, sources and routers, then the counts by reason.
+    """Return the lines of the panel "reasons": findings, and then how often kvbus refused or dropped data, by reason.
 
-    The count that grows fastest is the first of the counts. At most ``_MAX_REASONS`` lines are returned.
+    The findings are about the bus, sources and routers. The reason whose count grows fastest comes first. At most
+    ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
     found: list[Text] = []

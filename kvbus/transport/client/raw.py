@@ -61,7 +61,7 @@ class Mailbox:
     async def aclose(self) -> None:
         """Close the socket."""
         self._pump.close()
-        await asyncio.sleep(0)  # the pump closes the socket in the loop's next iteration
+        await asyncio.sleep(0)  # wait for the loop's next iteration, in which the pump closes the socket
 
 
 class RawSubscriber:

@@ -162,7 +162,7 @@ class StreamSockets:
             self._live.close()
             self._live = None
         try:
-            await asyncio.sleep(0)  # the pumps close their sockets in the loop's next iteration
+            await asyncio.sleep(0)  # wait for the next iteration of the loop, in which the pumps close their sockets
         finally:
             self._end()
 

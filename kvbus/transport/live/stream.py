@@ -227,7 +227,8 @@ class LivePublisher:
             if router.position is None or router.position >= first:
                 continue
             router.position = first
-            if router.state is not RouterState.WAITING:  # the state that a waiting router gets includes this batch
+            # a waiting router has lost nothing: its state will include this batch
+            if router.state is not RouterState.WAITING:
                 self._lose(router, dropped)
 
     def _lose(self, router: Router, entry: Entry) -> None:

@@ -88,7 +88,13 @@ class TestNamedClears:
 
     @pytest.mark.parametrize(("clears", "left"), [("auto", {3, 5}), ("all", {5})])
     def test_several_in_a_batch(self, clears, left):
-        """If the first clear of a batch means only one tier, the second clear means the other tiers."""
+        """A batch has several clears.
+
+        With ``clears: auto``, the first empties only the device, and the next only other tiers.
+
+        So block 3, which is stored on the device after the first clear, stays. With ``all``, each clear empties every
+        tier.
+        """
         bench = Bench(clears=clears)
         self.feed(bench, store([1, 2]))
         self.feed(bench, removed([2]), cleared(), store([3, 4]), removed([4]), cleared(), cleared(), store([5]))

@@ -268,9 +268,10 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
 @both_loops
 @pytest.mark.parametrize("seed", range(8))
 async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
-    """Run a random script: readers stall and read again, streams and subscriptions come and go.
+    """In the end, every reader has all batches of a random script.
 
-    States are large, and the limit of queued data is low.
+    In the script, readers stall and read again, and streams and subscriptions come and go. States are large, and the
+    limit of queued data is low.
     """
     rng = random.Random(seed)
     async with bench_of(context, send_bytes=300_000) as bench:

@@ -117,7 +117,7 @@ class Announcer:
             threading.Thread(target=self._withdraw, args=(source.announced, last)).start()
 
     def _withdraw(self, paths: tuple[str, ...], last: bool) -> None:
-        with self._lock, contextlib.suppress(OSError):  # records that were not deleted expire after ten seconds
+        with self._lock, contextlib.suppress(OSError):  # ignore an error, because the records expire after ten seconds
             self._store.delete(paths)
             if last:
                 self._store.close()
