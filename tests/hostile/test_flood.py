@@ -66,8 +66,8 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
             seq += 1 + (n == 0 and round_ % 2)
             events = [store([seq * 4 + k for k in range(4)])]
             answers += script.relay.handle(BatchReceived(0, batch(seq, *events)), script.now)
-            assert len(source.sequencer.held) <= 51
-            assert source.sequencer.held.bytes <= 21_000
+            assert len(source.sequencer.reorder_buffer) <= 51
+            assert source.sequencer.reorder_buffer.bytes <= 21_000
             assert source.normalizer.entries <= 200
         asked = script.relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), script.now)
         for command in asked:

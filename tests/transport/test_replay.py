@@ -227,11 +227,11 @@ async def test_shares_are_bytes_and_not_messages(context):
 
     class Large:
         def __init__(self, inner):
-            self.envelope, self.outcome, self.over = inner.envelope, "complete", False
+            self.envelope, self.outcome, self.finished = inner.envelope, "complete", False
 
         def messages(self):
             for left in range(99, -1, -1):
-                self.over = not left
+                self.finished = not left
                 yield [*self.envelope, b"x" * (100_000 if left else 1)]
 
     async with served(100_001, payload=b"p" * 70, kind=Mixed) as one:
@@ -360,12 +360,12 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
         """A snapshot that takes long to build: many empty slices, then one message."""
 
         def __init__(self, inner):
-            self.envelope, self.outcome, self.over = inner.envelope, "compacted", False
+            self.envelope, self.outcome, self.finished = inner.envelope, "compacted", False
 
         def messages(self):
             for _ in range(200_000):
                 yield []
-            self.over = True
+            self.finished = True
             yield [self.envelope[0], b"", END, b""]
 
     async with served(1, kind=Slow) as one:

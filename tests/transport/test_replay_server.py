@@ -167,7 +167,7 @@ class Broken:
     def __init__(self, inner):
         self.envelope = inner.envelope
         self.outcome = "complete"
-        self.over = False
+        self.finished = False
         self._inner = inner
 
     def messages(self):
@@ -252,7 +252,7 @@ class Pieces:
     def __init__(self, inner):
         self.envelope = inner.envelope
         self.outcome = "compacted"
-        self.over = False
+        self.finished = False
         self.left = 100
         self.waits = False
         """Whether kvbus is still building the next part of the message."""
@@ -260,9 +260,9 @@ class Pieces:
     def messages(self):
         while self.left:
             self.left -= 1
-            self.over = not self.left
+            self.finished = not self.left
             frames = [self.envelope[0], b"x" * 40_000]
-            yield frames if self.over else Unfinished(frames)
+            yield frames if self.finished else Unfinished(frames)
             while self.waits:
                 yield []
 
