@@ -104,6 +104,7 @@ ROWS: Final = {
 
 SUBSCRIBERS: Final = 'kvbus_output_subscribers{output="routers"}'
 LIVE: Final = 'kvbus_output_router_states_total{output="routers",state="live"}'
+REPLAYS: Final = 'kvbus_replay_requests_total{outcome="complete",output="routers"}'
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
@@ -162,8 +163,9 @@ def test_a_capture_direct_and_through_kvbus(
         indexer.register("direct", engine.endpoint, engine.replay_endpoint, capture.block_size)
         indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
         wait_for_subscribers(engine, 2)
-        # A state could contain the first batches, and then the indexer would not get them one by one.
-        wait_for(lambda: kvbus.metric(LIVE) == 1, "the indexer reads kvbus's live stream")
+        # The indexer requests a replay from 0 when it gets its first batch. A state or an answer that came later could
+        # contain the capture's first batches, and then the indexer would not get them one by one.
+        wait_for(lambda: kvbus.metric(LIVE) == kvbus.metric(REPLAYS) == 1, "the indexer reads kvbus's live stream")
         marks = []
 
         def mark(number: int, seq: int | None = None, hashes: type = int) -> list[int]:
