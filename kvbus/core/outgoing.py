@@ -370,12 +370,11 @@ class Outgoing:
         If the stream's newest batch is empty, repeat its ``ts``, because both share an entry of the journal.
         """
         output = self._outputs[number]
-        stream = output.streams[at]
-        ts = self.wall
+        stream, source = output.streams[at], self._source_of(output, at)
         if stream.journal.beat is not None:
             ts = stream.beat_ts
-        elif not output.spec.merged or self._sources:
-            ts = max(ts, self._sources[0 if output.spec.merged else at].ts)
+        else:
+            ts = self.wall if source is None else max(self.wall, source.ts)
         self._do(wal.Heartbeat(number, at, ts), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
@@ -386,12 +385,17 @@ class Outgoing:
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # A stream for all sources may exist before the first source. Its rank is then 0.
-            known = self._sources[0 if output.spec.merged else at] if not output.spec.merged or self._sources else None
-            payload = encode(stream.wire, [], record.wall, 0 if known is None else output.rank_of(at, known))
+            source = self._source_of(output, at)
+            payload = encode(stream.wire, [], record.wall, 0 if source is None else output.rank_of(at, source))
             stream.beat_ts = record.wall
         output.stats.heartbeats += 1
         self._send(number, at, payload, 0, now)
+
+    def _source_of(self, output: Output, at: int) -> Source | None:
+        """Return the source of the stream in slot ``at``. A stream for all sources has the first one, or none yet."""
+        if output.spec.merged:
+            return self._sources[0] if self._sources else None
+        return self._sources[at]
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
         """Mark seqs at which a router may hold only a part of a state.
