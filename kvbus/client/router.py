@@ -347,7 +347,7 @@ class PrefixRouter:
         work.close()
         if self._loop is None:
             raise RouterError("the router is not open: use it in a with or async with statement")
-        raise RouterError("this would block the router's own event loop: use await settled()")
+        raise RouterError("this call would block the router's own event loop: use await settled()")
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_soon_threadsafe(loop.stop)

@@ -64,7 +64,8 @@ def parse(text: str, name: str) -> YamlFile:
     try:
         root = YAML(typ="safe", pure=True).compose(text)
         loader = YAML(typ="safe", pure=True)
-        loader.allow_duplicate_keys = True  # because `_Walk` reports all duplicates, and the loader only one
+        # The loader would stop at the first duplicate key. `_Walk` reports all of them.
+        loader.allow_duplicate_keys = True
         data = loader.load(text)
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark

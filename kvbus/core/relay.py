@@ -290,7 +290,8 @@ class Relay:
             if source.publisher_id is None or message.publisher_id is None:
                 self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
-                source.publisher_id = message.publisher_id  # no record of its own: the record EpochBegun has the id
+                # The new id needs no write-ahead record, because the record EpochBegun contains it.
+                source.publisher_id = message.publisher_id
                 source.sequencer.publisher_changed(now)
         source.down_since = None
         self._take_in(slot, source, taken, now)

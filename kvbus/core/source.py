@@ -123,7 +123,8 @@ class Source:
         comparisons with a difference.
         """
         self._rises: dict[str, tuple[int, float]] = {}
-        """For each reason of refusals, its count at the last tick, and the time at which the count last rose."""
+        """For each reason for which kvbus refuses messages or events of the engine: the count at the last tick, and the
+        time at which the count last rose."""
         self._ticked = 0.0
         self.answers_alone = 0
         """Number of replay answers in a row that brought missing batches while no batch came on the live stream."""
@@ -135,7 +136,7 @@ class Source:
         self.partial_since: float | None = None
         """The time of day at which :attr:`partial` became True; None while it is False."""
 
-        # The relation of routers and their blocks to this source.
+        # Facts about the routers that read this source, and about the blocks that they have of it.
         self.refused_replays: set[str] = set()
         """Names of the outputs whose routers refuse the newest answer to a replay from seq 0.
 

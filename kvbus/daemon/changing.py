@@ -315,8 +315,8 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        # Store the placement, which contains the reached seqs, before the reservations of these workers are removed.
-        # Otherwise these seqs would be lost if kvbus were killed after it has removed the reservations.
+        # The placement contains the seqs that the removed workers have reached. Store it before their reservations are
+        # removed. Otherwise these seqs would be lost if kvbus were killed in between.
         keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:

@@ -82,7 +82,8 @@ class EngineWatch:
             return
         for slot in self._slots(name):
             source = sources[slot]
-            # If batches have arrived during the request, do not clear: the engine may have woken up after its answer.
+            # If batches have arrived during the request, do not clear the source's blocks: perhaps the engine has woken
+            # up since it answered.
             if source.normalizer.entries and source.stats.batches == before.get(slot):
                 log.info("source %s: the engine sleeps, so its blocks are cleared", name, extra={"source": name})
                 self._feed(EngineEmptied(slot))

@@ -152,8 +152,8 @@ def _gone(before: Placement, config: Config, workers: Iterable[Worker], taken: s
     left: list[Worker] = []
     for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
         own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
-        # Two removed workers may have the same topic now, because an earlier configuration had other topics. Only the
-        # first of them keeps its slot.
+        # The new configuration may give two removed workers the same topic, although they had different topics before.
+        # Then only the first of them keeps its slot.
         if before.slots[worker] not in taken and topics.keys().isdisjoint(own):
             topics |= dict.fromkeys(own, worker)
             left.append(worker)

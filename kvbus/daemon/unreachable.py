@@ -32,7 +32,7 @@ from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import ProtocolError
 
 AFTER: Final = 3.0
-"""Seconds for which a source must be disconnected before kvbus dials its engine."""
+"""Seconds for which a source must be disconnected before kvbus dials its engine to find out why."""
 FURTHER_AFTER: Final = 30.0
 """Seconds for which a source must be connected before kvbus searches for a further rank.
 
@@ -205,7 +205,8 @@ class Unreachable:
 
 async def _rank(connection: Connection) -> int | None:
     """Return the rank in the next batch of a publisher; None if the batch has no rank."""
-    await connection.send(b"\x01" + ASKS_REPLAY)  # if the publisher is a kvbus, it sends such a subscriber no state
+    # This subscription announces a reader that requests replays. If the publisher is a kvbus, it then sends no state.
+    await connection.send(b"\x01" + ASKS_REPLAY)
     await connection.send(b"\x01")
     message = parse_live(await connection.receive(), FrameLimits())
     batch = message if isinstance(message, Reason) else decode_batch(message.payload)

@@ -16,7 +16,7 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.telemetry.readings import Driver, read_routers
 
 MAX_CHANGES: Final = 1000
-"""Maximum number of changes that the timeline keeps."""
+"""Maximum number of changes of sources and routers that the timeline keeps."""
 
 
 class Transition(msgspec.Struct, frozen=True):

@@ -128,7 +128,9 @@ class SqliteStore:
         """
         if any(old_directory.glob(_OLD)):
             self.reserved.floor = _unknown()
-            log.info("%s is of an older kvbus: the numbering continues above %d", old_directory, self.reserved.floor)
+            log.info(
+                "%s is of an older kvbus: the seqs of the outputs continue above %d", old_directory, self.reserved.floor
+            )
         self._create()
         self._lock.sync()  # even after a power cut, the lock file must show that this directory had a database
 

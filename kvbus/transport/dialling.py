@@ -177,8 +177,9 @@ async def dial(
             async with asyncio.timeout(seconds):
                 dialled = await _dial(attempt, role, curve, limits or Limits(), opened)
                 if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
-                    # Some peers close without an ERROR if kvbus's socket type does not fit theirs. They name their own
-                    # socket type only to a type that fits. So dial again with another type.
+                    # Some peers close without an ERROR if kvbus's socket type does not fit theirs. Such a peer names
+                    # its own socket type only after it has accepted kvbus's type. So dial again with another type, to
+                    # learn the peer's type.
                     with contextlib.ExitStack() as second:
                         other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
                     if other.outcome.stop is Stop.OPEN:

@@ -27,9 +27,9 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two checks whether kvbus has read all messages of an aborted answer.
+"""Seconds between two checks whether kvbus has read all received messages of an answer whose connection broke.
 
-libzmq has ended the answer, but messages that arrived before may wait to be read.
+kvbus reads them first, and only then treats the answer as aborted.
 """
 
 

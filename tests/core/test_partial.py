@@ -179,7 +179,8 @@ class TestWhatIsSaid:
         script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
         reason, heals = self.said(script)
         assert reason == (
-            "a tier that was first announced after a reset of the cache may hold blocks that were never announced"
+            "the engine named a tier for the first time after a reset of its cache, and kvbus does not know the blocks that "
+            "this tier held before"
         )
         assert "leaves its other tiers unknown" in heals
 

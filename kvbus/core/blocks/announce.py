@@ -101,9 +101,10 @@ class StoreEventBuilder:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._divided: tuple[Chunk, list[bytes]] | None = None
-        """The reblocked chunk that was used last, and the tokens of each of its sub-blocks.
+        """The reblocked chunk of the last piece that came from one, and the tokens of each of its sub-blocks.
 
-        None if no reblocked chunk was used yet.
+        The next piece is often of the same chunk, so its tokens need not be divided again. None before the first such
+        piece.
         """
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:

@@ -23,7 +23,10 @@ from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.core.wire.tokens import are_pairs, joined
 
 WINDOW: Final = 4096
-"""Maximum number of blocks in the window of :func:`chains`, where runs wait for the next block of their chain."""
+"""Maximum number of blocks in the window of :func:`chains`.
+
+A run of blocks waits there for the next block of its chain. If there are more blocks, the oldest runs leave the window.
+"""
 
 PAUSE: Final = 512
 """Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""

@@ -432,6 +432,7 @@ HASHES_ALONE: Final = problem(
 TIER_UNKNOWN: Final = problem(
     "tier_unknown",
     "{at}.endpoint",
-    "partial: a tier that was first announced after a reset of the cache may hold blocks that were never announced",
+    "partial: the engine named a tier for the first time after a reset of its cache, and kvbus does not know the "
+    "blocks that this tier held before",
     "the finding ends when {ends}",
 )

@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
     PROBLEM = "problem"
     NOTE = "note"
-    """The finding's fact may be intended, or it ends without an action of the operator."""
+    """The operator may have intended the fact, or the finding ends without an action of the operator."""
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -100,8 +100,9 @@ class StoreApplier:
         if not new or cache.has_room(new, chunk.memory):
             cache.left_out.store(key, chunk, treatment)
         elif treatment is Treatment.COARSE:
-            # kvbus does not remember this coarse block, so it may apply the block's removal to a smaller block with the
-            # same hash. So record that the blocks on this medium are uncertain.
+            # This large block, whose tokens are also announced in smaller blocks, has no room in kvbus's memory. So
+            # when the engine removes it, kvbus may remove a smaller block with the same hash instead. Record that the
+            # blocks on this medium are uncertain.
             cache.refused.add((medium, Reason.INDEX_FULL))
 
     def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:

@@ -101,7 +101,8 @@ class OpenRequest(msgspec.Struct):
     is_state: bool = False
     """Whether the answer is a state in place of the requested batches.
 
-    kvbus then ignores its batches, and evaluates only the end of the answer.
+    kvbus had asked only to see whether it lacks batches. The seq at which the state ends shows this, so kvbus does not
+    apply the state.
     """
 
     def take(self, seq: int, deadline: float) -> None:

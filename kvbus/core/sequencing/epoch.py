@@ -18,7 +18,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 MAX_GAP_BATCHES: Final = 2**32
-"""Minimum number of missing batches that kvbus does not treat as a gap, because no publisher loses that many batches.
+"""Number of seemingly missing batches from which on kvbus assumes no gap, because no publisher loses that many batches.
 
 The cause may be a damaged seq or another epoch.
 """

@@ -258,7 +258,10 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
 
 
 MAX_UNKNOWN: Final = 32
-"""Maximum number of names of unknown fields and events that kvbus keeps of each batch and source, to show them."""
+"""Maximum number of unknown fields and events whose names are kept for one batch, and also for one source.
+
+The operator sees these names.
+"""
 
 _LONGEST_NAME: Final = 48
 

@@ -76,7 +76,9 @@ class DnsSettings(Section):
     @model_validator(mode="after")
     def _sound(self) -> DnsSettings:
         if self.port is not None and self.replay_name is not None:
-            raise ValueError("replay_name needs SRV records, so leave out port; or give replay_port instead")
+            raise ValueError(
+                "replay_name needs SRV records, so leave out port; or give replay_port in place of replay_name"
+            )
         if self.replay_port is not None and self.replay_name is not None:
             raise ValueError("give replay_port or replay_name, not both")
         for server in self.servers:

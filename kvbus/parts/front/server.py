@@ -63,7 +63,7 @@ def offers(observed: BusState, front: Fronting, host: str) -> Offers:
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:
         have = f"kvbus has one stream for all ranks (output {output.name})"
-        raise UnanswerableError(f"{have}, and the answer needs one for each rank")
+        raise UnanswerableError(f"{have}, and the answer needs one stream for each rank")
     offered = {}
     for stream in streams:
         endpoint, replay_endpoint, _ = output.stream_endpoints(stream.index)

@@ -351,7 +351,8 @@ class KafkaLog:
         The consumer is stopped at the end of the ``async with`` block. With ``keep``, it is stopped only if the block
         has failed.
         """
-        # A consumer that subscribes to the topic learns the topic's partitions. Its subscription ends below.
+        # Subscribe to the topic, because the consumer then learns the topic's partitions. The subscription ends below:
+        # the caller assigns partitions itself, which aiokafka refuses to a subscribed consumer.
         async with translated_errors(self._location):
             options = self._location.options()
             consumer = AIOKafkaConsumer(

@@ -156,9 +156,9 @@ class Pulled:
         self._contradicted = 0
         """The sequence of the last message whose header did not name the message before it; see :data:`ANOTHER`."""
         self._times = 0
-        """Number of consumers that delivered the same message although its header names another message before it.
+        """Number of consumers that have delivered the present contradictory message.
 
-        See :data:`ANOTHER`.
+        Its header does not name the message that was read before it; see :data:`ANOTHER`.
         """
         self._believed = ""
         """Name of the consumer whose contradictory messages are accepted; empty if there is none.

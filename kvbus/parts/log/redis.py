@@ -276,7 +276,8 @@ class RedisReader:
         self._asked = 0
         """Number of calls of :meth:`ends` so far.
 
-        Each call's number stands for the end of the streams at the time of the call.
+        Redis is not asked for the ends of the streams. Instead, the number of a call stands for the ends at the time of
+        the call: a stream that is read to its end later has been read at least that far.
         """
         self._level = dict.fromkeys(self._next, -1)
         """By stream: how many times :meth:`ends` had been called when the stream was last read to its end.

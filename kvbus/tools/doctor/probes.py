@@ -362,9 +362,9 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
     """
     loop = asyncio.get_running_loop()
     try:
-        # Because of the first subscription, a publisher that is itself a kvbus sends no state to doctor. The second
-        # subscription is to all topics. If batches come whose topic is not the configured one, the configured topic is
-        # wrong.
+        # The first subscription announces that doctor requests replays. Then a publisher that is itself a kvbus sends
+        # doctor no state. The second subscription is to all topics: if batches come whose topic is not the configured
+        # one, the configured topic is wrong.
         await connection.send(b"\x01" + ASKS_REPLAY)
         await connection.send(b"\x01")
         enough = False

@@ -312,7 +312,8 @@ class Listener(Endpoint):
             except OSError as error:
                 if error.errno not in _NONE_LEFT:
                     continue  # the connection ended before it was accepted
-                # the listening socket stays readable, so without a pause the event loop would try again all the time
+                # No descriptor is free. The connection still waits, so the listening socket stays readable. Without a
+                # pause, the event loop would call this method again at once.
                 self.loop.remove_reader(self._bound.socket.fileno())
                 self._again = self.loop.call_later(PAUSE_SECONDS, self._listen)
                 self.refuse(Reason.NO_DESCRIPTOR, "")

@@ -334,7 +334,8 @@ class Protocol:
             frames, self._frames = self._frames, []
             return Message(frames)
         if not single or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
-            return Progress()  # a message that an application sends on its XSUB
+            # An application may send such a message on its XSUB. kvbus ignores it, because it is no subscription.
+            return Progress()
         return self._subscription(subscribe=body[0] == _SUBSCRIBE, topic=body[1:])
 
     def _subscription(self, *, subscribe: bool, topic: bytes) -> Event:

@@ -124,7 +124,7 @@ def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_B
         return None
     flags = buffer[0]
     if flags > COMMAND | LONG or flags & (COMMAND | MORE) == COMMAND | MORE:
-        raise ProtocolError(Reason.FRAME, f"a frame with flags {flags:#04x}")
+        raise ProtocolError(Reason.FRAME, f"a frame with the flags {flags:#04x}, which ZMTP does not allow")
     start = _LONG_HEAD if flags & LONG else _SHORT_HEAD
     if len(buffer) < start:
         return None

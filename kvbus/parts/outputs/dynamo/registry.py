@@ -241,7 +241,7 @@ class EtcdStore:
         self._written: dict[str, bytes] = {}
         """Records of this process that were written to etcd under the present lease, by path."""
         self._missing: set[str] = set()
-        """Paths of records that this process has written, and that the last :meth:`find` did not find unchanged.
+        """Paths of records that this process has written, and that were missing or changed at the last :meth:`find`.
 
         If the lease is valid, another process has deleted or replaced these records.
         """

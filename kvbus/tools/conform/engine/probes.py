@@ -370,7 +370,8 @@ class Api:
         if not live:
             raise ApiError(f"{what} proves nothing about clause 11.2, because no block was live before it")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
-        # The engine may also have removed all blocks one by one, which has the same effect as a clear.
+        # Instead of sending AllBlocksCleared, the engine may have removed all blocks one by one, which has the same
+        # effect.
         if at_once or not len(blocks):
             self.judge.ledger.kept("11.2")
         if what != "POST /sleep":

@@ -359,7 +359,7 @@ class Player:
                 case Seen():
                     engine.mark()
                     if not await self._until(lambda: self._read(engine)):
-                        raise UntriedError("the router has not read the batches before the fault")
+                        raise UntriedError("the router has not read the batches that the case sends before its fault")
                 case Pause(seconds):
                     await asyncio.sleep(seconds)
                 case _:
