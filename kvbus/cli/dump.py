@@ -62,8 +62,8 @@ async def rebuild(
     # never answers it.
     idle = min(within, _IDLE_S)
     attempts = math.ceil(within / idle)
-    # A snapshot is one message and may take long. If a replay can follow a failed snapshot request, the only snapshot
-    # request gets all the time. Otherwise several snapshot requests share the time equally.
+    # A snapshot is one message and may take long. With a replay endpoint, kvbus makes only one snapshot request, which
+    # gets all the time; a replay follows if it fails. Otherwise several snapshot requests share the time equally.
     timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=within / (1 if replay_endpoint else attempts))
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0

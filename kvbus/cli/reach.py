@@ -23,7 +23,7 @@ It is also the time between two checks.
 """
 
 DIAL_S: Final = 1.0
-"""Maximum duration of one check of the endpoint, in seconds."""
+"""Maximum seconds for one connection to the endpoint, which checks whether a publisher is there."""
 
 
 class UnreachableError(KvbusError):

@@ -156,8 +156,8 @@ class Sequence:
             self.stats,
         )
 
-        # The state of the live connection. If the sockets report no connection, the stream counts as connected after
-        # `connect_s`.
+        # If the sockets have not reported the live connection `connect_s` after `open` (at `_connect_at`), the stream
+        # counts as connected.
         self._connect_s: Final = timing.connect_s
         self._connect_at = inf
 

@@ -216,7 +216,8 @@ class Subscriber:
                 raise SubscriberClosedError("the subscriber is closed")
             await self._wait()
             if self._closed:
-                continue  # send no further request: nobody would close its connection
+                # The subscriber was closed during the wait. Send no request: nobody would close its connection.
+                continue
             now = self._now()
             self._reachability.look(now)
             if self._sockets.unread:

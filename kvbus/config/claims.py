@@ -44,7 +44,7 @@ class _Claim:
     def collides(self, other: _Claim) -> bool:
         mine, theirs = self.address, other.address
         if self.both and other.both and self.key[0] != other.key[0] and mine == theirs:
-            return False  # with ``interpose``, both are the one listener of source and output
+            return False  # with ``interpose``, source and output share one listener
         if self.shares(other) and not self.mixes(other):
             return False
         if mine.port != theirs.port:

@@ -25,7 +25,9 @@ def _host(value: object) -> object:
         except ValueError as error:
             raise ValueError("must be a host name or address, IPv6 in brackets, without scheme and port") from error
         if Address(address[0], 1).is_wildcard:
-            raise ValueError("is not an address that clients can connect to; null: the address that the client used")
+            raise ValueError(
+                "is not an address that clients can connect to; write null for the address that the client used"
+            )
     return value
 
 

@@ -207,8 +207,8 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # Count how many live blocks contain each sub-block. The checkpoint does not store these counts, because
-                # a block size may have changed while it was written.
+                # Count how many live blocks contain each sub-block. The checkpoint does not store these counts. If
+                # kvbus learned another block size while it wrote the checkpoint, they would be of other sub-blocks.
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

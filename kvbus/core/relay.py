@@ -314,9 +314,9 @@ class Relay:
             sequencer, topics = source.sequencer, source.topics
             taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
             source.topic = source.topic if topics.own is None else topics.own
-            # A batch that begins with a clear may be the first of a state, which replaces all earlier batches. While
-            # kvbus catches up on old batches (BACKFILL), this is certain only if the publisher's clears empty every
-            # tier. If the publisher is another kvbus, the operator configures whether they do.
+            # A batch that begins with a clear may be the first of a state, which replaces all earlier batches. In a
+            # backfill, kvbus takes it for a state only if the publisher's clears leave no block in any tier. If the
+            # publisher is another kvbus, the operator configures whether they do.
             for seq, payload in taken:
                 may_be_state = (
                     sequencer.state_may_begin(seq, payload)

@@ -51,7 +51,8 @@ class SourceStats(msgspec.Struct):
     most_copies: int = 0
     """Highest number of copies of one block at one time. The block's first store is not counted as a copy."""
 
-    # Numbers of rejected batches and events, of filtered ones, and of refused connections, by reason.
+    # Counters by reason: rejected batches and events (`Reason`), valid batches, events and blocks that are counted, and
+    # mostly not sent to routers (`Filtered`), and failed handshakes (`Refused`).
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)

@@ -484,7 +484,7 @@ class Daemon:
                 self.state.work()
                 self._show_state(self.state)
         finally:
-            # The next tick is scheduled in any case, even if this one fails.
+            # in a `finally` block, so that the next tick is scheduled even if this one has failed
             busy = self.state is not None and self.state.busy
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)

@@ -23,9 +23,10 @@ from kvbus.common.errors import BindError, os_reason
 log = logging.getLogger("kvbus.http.connections")
 
 MAX_CONNECTIONS: Final = 128
-"""Maximum number of open connections. At the maximum, the server closes an old connection for each new one.
+"""Maximum number of open connections.
 
-So Kubernetes's probes can always connect.
+At the maximum, the server closes a connection for each new one, so that Kubernetes's probes can connect. It refuses a
+new connection only while requests of all open connections are being answered.
 """
 
 TIMEOUT: Final = 10.0

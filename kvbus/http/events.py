@@ -239,7 +239,8 @@ class Events:
                 event = next(events, None)
                 while event is not None:
                     some, event = [event, *islice(events, PART - 1)], next(events, None)
-                    if event is None:  # only now, because a client resumes after the last complete batch
+                    if event is None:
+                        # Set the seq only at the batch's last part: a client resumes after its last complete batch.
                         listener.seqs[slot] = after
                     last_id = "" if event else listener.id_in(process)
                     blocks = sum(len(each.get("block_hashes", ())) for each in some)

@@ -337,7 +337,7 @@ async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits)
 # -- servers that do not speak ZMTP ---------------------------------------------------------------------------------
 
 ANSWER_S: Final = 0.7
-"""Maximum seconds for a server's answer to one probe, including the connection."""
+"""Maximum seconds for connecting to a server, asking it by TLS or HTTP, and receiving its answer."""
 
 _SHOWN: Final = 32
 _BEGINNINGS: Final = (

@@ -35,7 +35,8 @@ libzmq reports this at once, or it has abandoned the endpoint and never reports 
 REFUSED_GRACE: Final = 2.0
 """Seconds to wait, after a failed handshake, for libzmq to report that it dials the endpoint again.
 
-During these seconds the peer may add kvbus's key to its allow-list.
+If it does not, kvbus connects again. The wait is longer than :data:`GRACE`, so that the peer has time to add kvbus's
+key to its allow-list.
 """
 
 

@@ -320,7 +320,7 @@ class MissingConnection:
         self._find = find
         self._looking: asyncio.Task[None] | None = None
         self.deadline = inf
-        """The time at which :meth:`look` starts the next attempt; infinite while the connection is up."""
+        """Time of the next attempt of :meth:`look` to find the reason; infinite while the connection is up."""
 
     def missing(self, now: float) -> None:
         """Record that the connection is missing since ``now``, and schedule the first attempt to find the reason."""

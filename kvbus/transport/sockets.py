@@ -174,7 +174,7 @@ def _may_batch() -> bool:
     allowed = []
 
     def ask() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # the function exists only on Linux
+        with contextlib.suppress(OSError, AttributeError):  # sched_setscheduler exists only on Linux
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             allowed.append(True)
 

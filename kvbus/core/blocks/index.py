@@ -40,7 +40,7 @@ Copying a smaller table takes at most 1 to 2 ms. Sharing a table makes its later
 MAX_LAYERS: Final = 4
 """Maximum number of layers (later changes) on top of one table.
 
-If the number is reached, the next reader gets a copy.
+If the number is reached, the table is copied completely when it is frozen the next time.
 """
 
 

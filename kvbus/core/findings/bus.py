@@ -64,7 +64,7 @@ ROUTER_BEHIND: Final = problem(
 ROUTER_LOST_BATCHES: Final = note(
     "router_lost_batches",
     "{at}.send_hwm",
-    "{who} was cut off and lost {dropped:,} batches; {since}",
+    "{who} was cut off from the live stream and lost {dropped:,} batches; {since}",
     "give the router more CPU; if only bursts are too large, raise send_hwm",
     "The router read more slowly than the engine published.",
 )
@@ -145,7 +145,7 @@ FILE_UNUSABLE: Final = problem(
     "{key}",
     "{key} {value}: {why}",
     "correct the path, or the permissions of the file",
-    "kvbus does not start with this file.",
+    "kvbus cannot start until it can use this file or directory.",
 )
 LIBZMQ_TOO_OLD: Final = problem(
     "libzmq_too_old",
@@ -171,6 +171,6 @@ NO_BUS: Final = problem(
 OTHER_CONFIGURATION: Final = problem(
     "other_configuration",
     "sources",
-    "the bus at {url} runs another configuration: it follows {theirs}",
+    "the bus at {url} runs another configuration than doctor has read: it reads {theirs}",
     "restart the bus, or set another http address in this configuration",
 )

@@ -76,7 +76,7 @@ CURVE_NOT_INSTALLED: Final = note(
     "{at}.{name}",
     "the CURVE keys of {endpoint} cannot be tested: kvbus[curve] is not installed{detail}",
     "pip install 'kvbus[curve]'",
-    "doctor cannot test the keys on this machine. The running bus may have no problem.",
+    "On a machine without kvbus[curve], doctor cannot test the keys. The running bus may have no problem.",
 )
 HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
@@ -120,7 +120,7 @@ BOTH_BIND: Final = problem(
     "both_bind",
     "{at}.bind",
     "a publisher already listens at {endpoint}: the engine and kvbus both bind",
-    "set bind: false, or give the engine a concrete host in its endpoint",
+    "set bind: false, or write a host in place of the wildcard in the engine's own endpoint",
     "Either the engine or kvbus has to bind the port, and the other one has to connect to it.",
 )
 NO_ENGINE_DIALLED_IN: Final = problem(
@@ -366,7 +366,7 @@ API_UNUSABLE: Final = problem(
     "{at}.api",
     "the engine's API at {api} does not say whether the engine sleeps ({why})",
     "correct the source's api; remove this key if the engine is not vLLM",
-    "kvbus cannot see when the engine sleeps. Routers then keep blocks that the sleeping engine has dropped.",
+    "When the engine goes to sleep, it drops its blocks. kvbus does not see this, so routers keep these blocks.",
 )
 ENGINE_RESTARTED: Final = note(
     "engine_restarted",

@@ -104,7 +104,10 @@ class BlockSizeDetector(msgspec.Struct):
     seen: int = 0
     """Number of stores with one block that came before a size was proven. The count stops at :data:`SETTLE_EVENTS`."""
     single: int = 0
-    """Size in tokens of the smallest block among stores of one block each; in a numbered group, of the largest one."""
+    """Size in tokens of the smallest block among stores of one block each.
+
+    If the engine numbers the group, it is the size of the largest one, because the smaller ones may be tail blocks.
+    """
     divisor: int = 0
     """The greatest common divisor of the block sizes, in tokens, of all stores that have only one block."""
     variable: bool = False

@@ -57,7 +57,8 @@ class Removals:
         """Apply one removal of the engine: remove its blocks from the index, and queue it for routers."""
         key = (None if event.group_idx is UNSET else event.group_idx, medium_key(event.medium) or UNKNOWN_MEDIUM)
         counts = counts_left(event)
-        removal: Any = event  # Any, because a raw field may also be UNSET
+        # Fields declared as Raw are UNSET if the engine left them out. Any lets mypy accept the comparison with UNSET.
+        removal: Any = event
         unchanged = removal.locality is removal.ownership is removal.remaining_copy_counts is UNSET
         if key in self._cache.index.tables:
             self._gone.setdefault(key, {})

@@ -33,7 +33,10 @@ A single batch is not enough: the last delivered batch may itself belong to a ne
 """
 
 MAX_PATIENT_PROBE: Final = 8
-"""Maximum time between two probes, in units of ``probe_interval``, while batches may be in transit."""
+"""Maximum time between two probes while kvbus waits for batches that may be in transit on the live stream.
+
+A probe asks a silent publisher for its newest batches. The unit of the maximum is ``probe_interval``.
+"""
 
 
 class Restart(NamedTuple):
@@ -474,7 +477,8 @@ class Requests:
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
-            return Restart()  # batches sent before the request are missing: they were of another epoch
+            # The state lacks a batch that kvbus knew of when it sent the request. So that batch was of another epoch.
+            return Restart()
         if asked.last >= following:
             if epoch.buffer.has_lost(following, now):
                 return REBUILT
@@ -558,7 +562,8 @@ class Requests:
         if same_epoch and 0 < asked.epoch.tracker.next > seq:
             return Input.COVERED if asked.phase is Phase.SNAPSHOT else self._no_snapshot(asked, LostReason.HOLE)
         if seq + 1 < asked.log_end and not same_epoch:
-            # The snapshot lacks batches that the publisher sent before it. So these batches were of another epoch.
+            # When kvbus sent the request, it knew of batches with higher seqs than the snapshot's. A snapshot of their
+            # epoch would include them, so the publisher has begun another epoch.
             return Restart()
         asked.epoch.cover(seq)
         return None

@@ -74,9 +74,10 @@ class Topics:
         self._sequencer = sequencer
         self._stats = stats
         self._runs: dict[int | None, list[SeqBatch]] = {}
-        """Runs of batches of other topics that do not prove yet whether all topics share one numbering.
+        """The newest consecutive batches (a run) under topics that are not the source's, with their payloads emptied.
 
-        The key None has the run of the live stream. The id of a request has the run of its answer.
+        If a batch of the source continues a run, all topics share one numbering. The key None has the run of the live
+        stream. The id of a request has the run of its answer.
         """
         self.disconnected()
 

@@ -145,7 +145,10 @@ class Profile(msgspec.Struct, frozen=True):
     max_bytes: int = 0
     """Maximum size in bytes of a batch that the router accepts; 0 if there is no maximum."""
     reads_arrays: bool = False
-    """Whether the router could also decode positional events (arrays). kvbus sends it maps."""
+    """Whether a router that gets events as maps could also decode them as arrays.
+
+    Then it does not need maps (``_NEEDS``).
+    """
 
     @property
     def hashes_tokens(self) -> bool:

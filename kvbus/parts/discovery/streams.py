@@ -53,7 +53,10 @@ LIST_SECONDS: Final = 2.0
 """Time in seconds between two reads of all pointers in the log, with which kvbus finds new streams."""
 
 MEASURE: Final = 1.0
-"""Time in seconds between two requests for the end of the log, with which kvbus computes how far its reading lags."""
+"""Time in seconds between two requests for the end of the log.
+
+From the answers, kvbus computes how far its reading lags.
+"""
 
 READ_SECONDS: Final = 0.1
 """Maximum time in seconds for which one read waits for records.

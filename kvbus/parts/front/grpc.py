@@ -444,6 +444,6 @@ def local_address(peer: str) -> str:
     """
     family, _, where = unquote(peer).partition(":")
     with socket.socket(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((where.rpartition(":")[0].strip("[]"), 9))  # choose the local address; sends no packet
+        way.connect((where.rpartition(":")[0].strip("[]"), 9))  # UDP: sends no packet, only chooses the local address
         here = str(way.getsockname()[0])
     return f"[{here}]" if ":" in here else here

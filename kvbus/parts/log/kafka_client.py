@@ -28,7 +28,10 @@ PROBE: Final = 5.0
 """Timeout in seconds of a request that asks a broker why it refuses kvbus."""
 
 ASK_SECONDS: Final = 5.0
-"""Number of seconds after which an unfinished request makes kvbus ask a broker whether it refuses kvbus."""
+"""Number of seconds after which kvbus checks whether the brokers refuse it, because a request has not finished.
+
+aiokafka itself would try again forever.
+"""
 
 CLOSE: Final = 1.0
 """Timeout in seconds of closing a connection."""

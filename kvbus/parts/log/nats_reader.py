@@ -76,9 +76,9 @@ kvbus accepts it.
 """
 
 MAX_DIGITS: Final = 20
-"""Minimum number of digits of a value of the header :data:`AFTER` that kvbus ignores.
+"""Number of digits from which on a value of the header :data:`AFTER` is ignored.
 
-A sequence has fewer digits.
+The sequence of a message has fewer.
 """
 
 MIN_WAIT_SECONDS: Final = 0.01
@@ -163,8 +163,8 @@ class Pulled:
         self._believed = ""
         """Name of the consumer whose contradictory messages are accepted; empty if there is none.
 
-        :data:`ANOTHER` says when a message is contradictory. kvbus accepts such messages after :data:`MOST_TIMES`
-        earlier consumers have delivered the same contradictory message.
+        :data:`ANOTHER` says when a message is contradictory. After :data:`MOST_TIMES` consumers have delivered the same
+        contradictory message, kvbus accepts it from the next consumer, because further consumers would not help.
         """
         self._deleted: set[int] = set()
         """Sequences of messages that were deleted from the JetStream stream, as the stream's leader has listed them."""

@@ -189,7 +189,7 @@ class ZmqOutput:
             services.stats.refused[reason] += 1
             fields = {"output": config.name, "peer": address} | ({} if key == _HUB else {"stream": key})
             why = f"{reason} ({detail})" if detail else reason
-            log.info("output %s: refused %s: %s", config.name, address or "a connection", why, extra=fields)
+            log.info("output %s: refused a connection from %s: %s", config.name, address or "a peer", why, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Endpoint:
             if config.interpose:

@@ -188,7 +188,7 @@ class LivePublisher:
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
             peer = router.peer
-            if not peer.writable:  # another stream of the endpoint has filled the socket
+            if not peer.writable:  # the router's socket is full already: it also gets another stream's batches
                 self._catch_up(router, before)
                 continue
             peer.write(data)

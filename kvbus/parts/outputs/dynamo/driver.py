@@ -138,7 +138,9 @@ class DynamoOutput:
         def refused(reason: str, address: str, _detail: str) -> None:
             services.stats.refused[reason] += 1
             fields = {"output": config.name, "stream": stream, "peer": address}
-            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
+            log.info(
+                "output %s: refused a connection from %s: %s", config.name, address or "a peer", reason, extra=fields
+            )
 
         def open_endpoint(handler: PeerHandler) -> Listener:
             settings = Settings(unsent_bytes=UNSENT, system=services.system)

@@ -270,7 +270,8 @@ class EngineJudge:
         """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # cannot be judged: only live batches show which batches are of the same publisher
+            # Do not judge batches of several topics. Only the live stream shows which topics are of one publisher.
+            return
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)

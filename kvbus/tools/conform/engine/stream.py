@@ -255,7 +255,10 @@ SILENCE_S: Final = 2.5
 The clause asks for an empty batch each second. An empty batch that comes before this time may only be late.
 """
 _PAUSE_S: Final = 0.8
-"""Minimum seconds without a message after which an empty batch shows that the publisher keeps clause 3.6."""
+"""Minimum seconds without a message after which an empty batch shows that the publisher keeps clause 3.6.
+
+The clause asks for an empty batch after each second of silence.
+"""
 _REMEMBERED: Final = 10_000
 """Maximum number of remembered payload checksums, which distinguish a repeated batch from one of another epoch."""
 
@@ -431,7 +434,8 @@ class Stream:
             self.missing += message.seq - expected
             self.blocks.lose()
         elif message.seq < self._overlap and (self._state or self.knows(message)):
-            self._overlap *= message.seq < self._overlap - 1  # 0 (no overlap) after the replay answer's last batch
+            # 0 (no more repetitions) after the newest batch of the replay answer
+            self._overlap *= message.seq < self._overlap - 1
             return False
         elif self.knows(message) and not rejoined:
             ledger.broken("3.1", f"number {message.seq} was sent twice", message.evidence)

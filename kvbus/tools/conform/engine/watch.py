@@ -24,7 +24,7 @@ _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0
 _CONNECT_S: Final = 10.0
 LATE_S: Final = 3.0
-"""Seconds for which the kit collects the messages of a late subscriber."""
+"""Seconds for which the kit collects the messages of a second subscriber, which subscribes while blocks are live."""
 _PING: Final = b"\x04PING"
 
 
