@@ -139,7 +139,10 @@ class FoundSource(SourceConfig):
 
     ranks: tuple[FoundRank, ...] = ()
     where: str = ""
-    """Where the engine was found, as a text for the operator: the name of the ``discover`` entry, and a place."""
+    """Where the engine was found, as a text for the operator.
+
+    It has the name of the ``sources`` entry, and a place as the discovery names it, such as a Kubernetes namespace.
+    """
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
         """Return each rank with a provisional slot. The ranks get consecutive slots from ``first`` on.

@@ -126,7 +126,7 @@ class Applier:
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]
         self._forget(record.source, now)
-        for chunk in record.chunks:  # each chunk is one batch
+        for chunk in record.chunks:  # a chunk of a snapshot is one batch
             self.deliver(record.source, -1, source.topic, chunk, now)  # seq -1 means: not the first batch of an epoch
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:

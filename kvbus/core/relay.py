@@ -65,10 +65,10 @@ from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_rep
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
-"""Maximum number of a source's batches that kvbus delivers while it handles one event.
+"""Maximum number of a source's batches that kvbus delivers in one call of the relay.
 
-If more batches are ready, for example after a long replay, kvbus delivers them while it handles later events. So the
-event loop can serve other connections in between.
+If more batches are ready, for example after a long replay, kvbus delivers them in later calls. So the event loop can
+serve other connections in between.
 """
 
 

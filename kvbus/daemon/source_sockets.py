@@ -349,7 +349,8 @@ class SourceSockets:
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        where = cast("str", endpoint)  # the relay makes such a request only if there is an endpoint
+        # The relay requests a replay or a snapshot only of a source that has an endpoint for it.
+        where = cast("str", endpoint)
         live = self._live.get(slot)
         begun = False
 

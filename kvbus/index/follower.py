@@ -33,7 +33,7 @@ from kvbus.parts.log_router import LogRouter
 log = logging.getLogger("kvbus.index")
 
 _COMPARE_EVERY: Final = 10
-"""Number of checks of the streams from one comparison of the workers' block hashes to the next."""
+"""The workers' block hashes are compared at every tenth check of the streams."""
 
 _WATCH_SECONDS: Final = 1.0
 """Seconds between two checks of the streams. Each check looks for failed streams and for streams without token ids."""

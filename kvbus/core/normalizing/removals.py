@@ -44,7 +44,7 @@ class Removals:
         self._as_they_came = True
         """Whether the engine's removals since the last store (the current run) may be sent unchanged.
 
-        Even then, kvbus sends them differently if one of them has a parent before its child.
+        Even then, kvbus sorts them if one of them has a parent before its child: routers get children first.
         """
 
         # The blocks that removals of the current batch have named.

@@ -32,7 +32,8 @@ The function builds removals of the cleared blocks, for routers that must not ge
 Others = Sequence[tuple[Index, int | None]]
 """The other ranks whose blocks a router does not distinguish from this rank's: the index of each, and its first group.
 
-A router that accepts one group gets the blocks of the first group of each rank, and these groups may differ.
+The first group is None if the rank's engine does not number its groups. A router that accepts one group gets the blocks
+of the first group of each rank, and these groups may differ.
 """
 
 MAX_BATCH_EVENTS: Final = 1024

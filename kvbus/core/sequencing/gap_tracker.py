@@ -387,7 +387,7 @@ class GapTracker:
         again.
         """
         known = self.buffer.drop_before(seq)
-        # Count the dropped batches as duplicates, because the snapshot includes their changes.
+        # Count the batches dropped from the reorder buffer as duplicates, because the snapshot includes them.
         self._stats.duplicates += known
         if self.synced:
             self._stats.missing += max(self.next - seq, 0)

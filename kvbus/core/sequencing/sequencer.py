@@ -301,7 +301,7 @@ class Sequencer:
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # Drop the held batches: no delivered batch identifies the epoch, so they may be of an old epoch after a
+            # Drop the held batches. kvbus has not delivered a batch with which it could recognize their epoch after the
             # reconnection.
             self.tracker.write_off()
             epoch.forget_numbers()

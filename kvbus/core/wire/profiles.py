@@ -68,7 +68,10 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     normalizer has already left out the groups whose blocks are not part of prefixes.
     """
     fold_pairs: bool = False
-    """Whether only the first token of each EAGLE pair is sent, for routers that cannot read pairs."""
+    """Whether single tokens are sent for an engine with EAGLE, for routers that cannot read pairs of tokens.
+
+    Such an engine names a pair ``[a, b]`` in place of each token. Only ``a`` is sent.
+    """
     drop_adapter_key: bool = False
     """Whether extra keys are sent without the adapter's name, for routers that treat every text in them as an image."""
     drop_group: bool = False

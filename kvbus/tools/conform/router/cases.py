@@ -421,7 +421,8 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
         ),
         level=Level.SHOULD if name in _SHOULD else Level.MUST,
         maps=name in _OF_MAPS,
-        # Byte hashes need a new publisher, because a stream has one type of hashes (clause 6.6).
+        # A case with byte hashes needs a publisher that has sent nothing yet: a stream has only one type of hashes
+        # (clause 6.6), and other cases send integers.
         first=isinstance(vector.view[0][2] if vector.view else 0, bytes),
         framing="3" if vector.replay and len(vector.replay[0]) == 3 else "4",
     )
