@@ -131,8 +131,8 @@ def late(*, quick: bool, runs: int) -> Result:
             told([each.cpu_seconds for each in answers], "s"),
         ]
         for what, answers in (
-            ("holds its first blocks", early),
-            ("holds other blocks, because each block was replaced", later),
+            ("has just been filled", early),
+            ("has other blocks: each block was replaced since", later),
         )
     ]
     by_uptime = ratios([each.seconds for each in later], [each.seconds for each in early])

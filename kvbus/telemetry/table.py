@@ -276,7 +276,7 @@ OUTPUTS: Final = (
     ),
     row(
         "output_publishers_limit",
-        "Maximum number of engines connected to the output's ports (16 per port).",
+        "Maximum number of engines connected to the output's ports (interpose): 16 per port.",
         "stats.publishers_limit",
         part="interpose",
     ),

@@ -43,8 +43,8 @@ judged an output of each profile, while kvbus read a recording of vLLM 0.33. The
 not show whether they do. `python -m tests.conform.profiles` writes this page.
 
 Some settings of an output break further clauses. `layout: merged` breaks 1.2 and 10.1, because several ranks share one stream.
-`on_subscribe: nothing` breaks 5.1, and 11.3 in the first epoch, because a restarted kvbus does not know that routers
-hold blocks of an earlier epoch, and sends no clear. `token_ids: drop` breaks no clause, because 14.2 allows it.
+`on_subscribe: nothing` breaks 5.1. It also breaks 11.3 for a stream that begins at seq 0: kvbus then knows of no earlier process
+whose blocks routers may hold, and sends no clear. `token_ids: drop` breaks no clause, because 14.2 allows it.
 
 | profile | clauses of which it breaks a MUST | clauses of which it breaks a SHOULD |
 |---|---|---|

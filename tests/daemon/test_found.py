@@ -115,7 +115,7 @@ def test_another_engine_that_is_named_first_is_no_change():
         changes = findings.update(left_out_findings(rules, left_out), float(now))
         assert [each.word for each in changes] == ["begins"][now:], names
     (finding,) = findings.standing
-    assert finding.text == "discovered engines that kvbus does not read (3): max_sources"
+    assert finding.text == "kvbus does not read 3 of the discovered engines (reason max_sources)"
     assert finding.remedy == "raise limits.max_sources; one of the left-out engines is a"
 
 

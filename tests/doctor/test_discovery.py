@@ -64,5 +64,7 @@ async def test_no_engine_at_all_is_a_problem(file):
 async def test_an_engine_that_is_left_out_is_a_finding(file):
     write(file, [{"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2)])
     findings, _ = await said(file, max_sources=1)
-    assert findings["sources[0].discover"].startswith("discovered engines that kvbus does not read (1): max_sources [")
+    assert findings["sources[0].discover"].startswith(
+        "kvbus does not read 1 of the discovered engines (reason max_sources) ["
+    )
     assert findings["sources[0].discover"].endswith("raise limits.max_sources; one of the left-out engines is pod-2")

@@ -108,7 +108,7 @@ DISCOVERY_FAILS: Final = problem(
 ENGINE_LEFT_OUT: Final = problem(
     "engine_left_out",
     "{at}",
-    "discovered engines that kvbus does not read ({count:,}): {reason}",
+    "kvbus does not read {count:,} of the discovered engines (reason {reason})",
     "{do}; one of the left-out engines is {engine}",
     "Routers get no block of these engines.",
 )
