@@ -73,9 +73,10 @@ class OpenRequest(msgspec.Struct):
     """Whether the sequencer may repeat the request if the publisher does not answer."""
     start: int
     last_delivered: int
-    """Seq of the newest delivered batch whose fingerprint kvbus knows. The answer shows the epoch by this batch.
+    """Seq of the newest delivered batch whose fingerprint kvbus knows.
 
-    It is -1 if there is no such batch, or if the answer need not contain it.
+    kvbus looks for this batch in the answer, to recognize whether the epoch is the same. The seq is -1 if there is no
+    such batch, or if the answer need not contain it.
     """
     expects_batches: bool
     """Whether kvbus knew, when it sent the request, that the publisher had sent a batch from ``start`` on.

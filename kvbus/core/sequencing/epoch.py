@@ -189,7 +189,7 @@ class PublisherBuffer:
         such answer.
         """
         self._stood_until = -inf
-        """The time until which batches may still arrive that were in transit while this process was suspended."""
+        """Until this time, kvbus expects batches that were in transit while this process was suspended."""
 
     def answered_with_nothing(self, live_end: int) -> None:
         """Record an unexpectedly empty replay answer. ``live_end`` is one past the highest batch of the live stream.

@@ -57,7 +57,7 @@ transaction, which consumers do not get.
 """
 
 COMMIT: Final = 5.0
-"""Age in seconds of the open transaction from which on the next append commits it."""
+"""If a transaction has been open for this number of seconds, the next append commits it."""
 
 TRANSACTION: Final = 60.0
 """Time in seconds after which the broker aborts an open transaction and fences its producer."""

@@ -42,7 +42,7 @@ class Share:
         self.entries = 0
         self._send_bytes = send_bytes
         self._order: deque[tuple[Ring, int]] = deque()
-        """The ring and the position of each batch in the rings, oldest first.
+        """One entry for each batch of the rings, oldest first: the batch's ring, and its position in this ring.
 
         Some of these batches may have been dropped already.
         """

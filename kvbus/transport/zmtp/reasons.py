@@ -91,7 +91,7 @@ REFUSALS: Final = (
     Reason.LEFT,
     Reason.BROKEN,
 )
-"""The reasons for refusing a connection, which can occur before the end of its handshake."""
+"""The reasons for which a connection can end before its handshake has succeeded."""
 
 DISCONNECTS: Final = (
     Reason.FRAME,

@@ -39,7 +39,7 @@ _RANGES: Final = {
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys of a store that are part of the hashes of its blocks.
+"""Keys of a store whose values the hashes of its blocks depend on.
 
 Two blocks with the same tokens have different hashes if they differ in one of these values. ``extra_keys`` has the same
 effect, but is not here, because it has a value for each block.
