@@ -372,9 +372,9 @@ class Config(Section):
     )
     state_dir: StateDir | None = key(
         "auto",
-        "Directory that keeps seqs and state over a restart of kvbus. auto: a directory of its own in "
-        "`$STATE_DIRECTORY`, else in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, "
-        "`$XDG_STATE_HOME`), where 1 GiB is free. null: kvbus keeps no state, so a restart loses the blocks that "
+        "Directory that keeps seqs and state over a restart of kvbus. auto: a directory of its own in the first of "
+        "these with 1 GiB free: `$STATE_DIRECTORY`, memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), disk "
+        "(`/var/lib/kvbus`, `$XDG_STATE_HOME`). null: kvbus keeps no state, so a restart loses the blocks that "
         "the engine no longer replays.",
         example="auto",
     )

@@ -197,7 +197,8 @@ SOURCES: Final = (
     ),
     row(
         "source_index_entries",
-        "Blocks in the index: live blocks, and blocks that kvbus does not announce because of their size.",
+        "Blocks in the index: live blocks, and blocks that kvbus does not announce, because they are smaller or larger "
+        "than their group's blocks.",
         "index_entries",
     ),
     row("source_index_limit", "Maximum number of blocks in the index (limits.max_blocks).", "index_limit"),

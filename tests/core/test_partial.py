@@ -137,9 +137,15 @@ class TestWhatIsSaid:
     def test_no_replay_endpoint(self):
         script = Kept().hear(up(), live(7, store([1])))
         reason, _ = self.said(script)
-        assert reason == "batches 0 to 6 were sent while kvbus was not connected, and there is no replay_endpoint"
+        assert reason == (
+            "batches 0 to 6 were sent while kvbus was not connected, "
+            "and without a replay_endpoint kvbus cannot request lost batches"
+        )
         script.hear(down(), up())
-        said = "something may have been sent while kvbus was not connected, and there is no replay_endpoint"
+        said = (
+            "something may have been sent while kvbus was not connected, "
+            "and without a replay_endpoint kvbus cannot request lost batches"
+        )
         assert self.said(script)[0] == said
 
     def test_an_index_that_is_full(self):

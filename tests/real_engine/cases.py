@@ -108,7 +108,7 @@ async def engine_killed(scene: Scene) -> None:
     sending = asyncio.ensure_future(scene.traffic.send(300))
     await scene.flowing(20)
     await scene.engine.kill()
-    scene.outcome.notes.append(f"the kill left {await sending} of 300 requests unanswered")
+    scene.outcome.notes.append(f"{await sending} of 300 requests got no answer, because the engine was killed")
     await scene.engine.start()
     await scene.traffic.send(60)
     await scene.quiet("engine killed under traffic, started again, 60 requests")

@@ -31,8 +31,8 @@ OUR_REPLAY_SILENT: Final = problem(
 NO_ROUTER_LISTENS: Final = problem(
     "no_router_listens",
     "{at}.bind",
-    "no router listens at {endpoint}: if the router dials kvbus, both sides dial",
-    "start the router, correct the port, or set bind: true if the router dials",
+    "no router listens at {endpoint}: perhaps the router does not bind its port, but connects to kvbus",
+    "start the router, correct the port, or set bind: true if the router connects to kvbus",
     "With bind: false, kvbus connects to the router.",
 )
 NOT_A_SUBSCRIBER: Final = problem(
@@ -166,7 +166,7 @@ NO_BUS: Final = problem(
     "http",
     "{what}",
     "give doctor the address of a running bus: http://HOST:9477",
-    "doctor cannot read the state of the bus.",
+    "doctor asks the running kvbus over HTTP for its state, and gets no answer that it can use.",
 )
 OTHER_CONFIGURATION: Final = problem(
     "other_configuration",

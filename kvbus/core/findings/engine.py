@@ -185,7 +185,7 @@ REPLAY_NOT_ROUTER: Final = problem(
     "{at}.replay_endpoint",
     "{endpoint} {what} and does not answer replay requests",
     "set replay_endpoint to the engine's replay port",
-    "kvbus cannot recover batches that were lost on the way from the engine.",
+    "From this replay_endpoint, kvbus cannot recover batches that were lost on the way from the engine.",
 )
 REPLAY_SILENT: Final = problem(
     "replay_silent",
@@ -206,7 +206,7 @@ REPLAY_EMPTY: Final = problem(
     "{at}.replay_endpoint",
     "the replay at {replay} has none of the batches that {endpoint} publishes",
     "set replay_endpoint to the replay port of the same engine and rank, and set buffer_steps at the engine",
-    "kvbus cannot recover batches that were lost on the way from the engine.",
+    "From this replay_endpoint, kvbus cannot recover batches that were lost on the way from the engine.",
 )
 REPLAY_ALONE: Final = problem(
     "replay_alone",
@@ -221,7 +221,8 @@ REPLAY_TOO_LONG: Final = problem(
     "an llm-d router of output {outputs} lacks blocks: it accepts only a replay answer from seq 0 on, which would need "
     "more than {limit:,} empty batches; kvbus does not know whether the router gets the state on its live connection, "
     "because several routers have its address",
-    "give each router a CURVE key (curve_client_keys) or an output of its own, and restart the routers",
+    "give each router a CURVE key (curve_client_keys) or an output of its own, by which kvbus can distinguish the "
+    "routers, and restart the routers",
 )
 REQUEST_WAITS: Final = note(
     "request_waits",
@@ -400,7 +401,8 @@ BATCHES_LOST: Final = problem(
 NO_REPLAY: Final = problem(
     "no_replay",
     "{at}.replay_endpoint",
-    "partial: {what} sent while kvbus was not connected, and there is no replay_endpoint",
+    "partial: {what} sent while kvbus was not connected, and without a replay_endpoint kvbus cannot request lost "
+    "batches",
     "give the engine and the source a replay_endpoint; the finding ends when {ends}",
 )
 INDEX_FULL: Final = problem(

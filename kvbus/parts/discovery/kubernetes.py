@@ -382,13 +382,13 @@ class KubernetesSettings(Section):
         None,
         "File with a bearer token for the API server.",
         example="/etc/kvbus/kubernetes/token",
-        default_text="the service account's in a pod; none with `server`",
+        default_text="in a pod: the service account's token; with `server`: none",
     )
     ca_file: Path | None = key(
         None,
         "Certificate authority of the API server, PEM.",
         example="/etc/kvbus/kubernetes/ca.crt",
-        default_text="the cluster's in a pod; the system's with `server`",
+        default_text="in a pod: the cluster's authority; with `server`: the system's authorities",
     )
 
 
