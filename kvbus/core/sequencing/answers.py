@@ -478,8 +478,7 @@ class Requests:
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
-            # The state lacks a batch that kvbus knew of when it sent the request. So that batch was of another epoch.
-            return Restart()
+            return Restart()  # a batch that kvbus knew before the request is missing, so it was of another epoch
         if asked.last >= following:
             if epoch.buffer.has_lost(following, now):
                 return REBUILT
