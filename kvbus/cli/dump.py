@@ -129,7 +129,7 @@ def _explain(lost: Lost) -> str:
 @click.option(
     "--copies",
     is_flag=True,
-    help="Count copies of blocks. Use this for an engine's own stream, not for an output of kvbus.",
+    help="Drop a block only after as many removals as stores. Use this for an engine's own stream, not for a kvbus's.",
 )
 @curve_options
 def command(

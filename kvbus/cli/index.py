@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--copies",
     is_flag=True,
-    help="Count copies of blocks. Use this for engines' own streams, not for outputs of kvbus.",
+    help="Drop a block only after as many removals as stores. Use this for engines' own streams, not for a kvbus's.",
 )
 @click.option(
     "--tokens-file",

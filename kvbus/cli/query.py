@@ -50,7 +50,11 @@ _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
     metavar="NAME",
     help="If SOURCE is a bus: the output to read.  [default: the first that can be read]",
 )
-@click.option("--copies", is_flag=True, help="Count copies of blocks. Use this if SOURCE is an engine, not a kvbus.")
+@click.option(
+    "--copies",
+    is_flag=True,
+    help="Drop a block only after as many removals as stores. Use this if SOURCE is an engine, not a kvbus.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),

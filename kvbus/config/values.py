@@ -154,7 +154,7 @@ def _media(value: object) -> object:
     for name in names:
         if MEDIA.get(name, Tier.DEVICE) is Tier.DEVICE:
             known = ", ".join(name for name, tier in MEDIA.items() if tier is not Tier.DEVICE)
-            raise ValueError(f"{name!r} is not a medium below the device; possible are: {known}")
+            raise ValueError(f"{name!r} is a medium of the device, or unknown; possible are: {known}")
     return names
 
 

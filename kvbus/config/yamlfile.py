@@ -111,7 +111,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # a list or mapping cannot be a key: the models reject it with a message that contains it
+                    continue  # a list or mapping is no valid key: pydantic rejects it later, and shows it to the user
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:

@@ -40,7 +40,10 @@ class Outgoing:
         """
         self.sort_outputs()
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
-        """Whether some output may send removals of single blocks in place of an AllBlocksCleared."""
+        """Whether the routers of some output drop more at an AllBlocksCleared than the blocks of its rank.
+
+        kvbus may then send them removals of single blocks instead.
+        """
         self._do = do
         self.wall = 0.0
         """The time of day in seconds. It becomes the ``ts`` of batches that no engine sent.

@@ -119,8 +119,10 @@ class Source:
         It is negative if the engine's clock is ahead, and 0 if the difference is tolerable.
         """
         self._clock_seen = 0, 0
-        """Number of live batches at the last comparison of kvbus's clock with the engine's, and number of successive
-        comparisons with a difference.
+        """Two numbers about the comparisons of kvbus's clock with the engine's.
+
+        The first is the number of live batches at the last comparison. The second tells how many comparisons in a row,
+        up to the last one, have found too large a difference.
         """
         self._rises: dict[str, tuple[int, float]] = {}
         """For each reason for which kvbus refuses messages or events of the engine: the count at the last tick, and the

@@ -111,10 +111,10 @@ class SourceSpec(msgspec.Struct, frozen=True):
     None means ``replay_timeout``.
     """
     late_copies: float = 0.0
-    """Time in seconds after a replay answer with a state, during which a live batch may be a late copy of an old batch.
+    """Seconds after a replay answer with a state in which kvbus drops live batches whose seqs the answer covers.
 
-    This concerns batches whose seq is in the answer. After this time, such a batch may also come from a publisher that
-    has restarted.
+    They are late copies of old batches. After this time, such a batch may also come from a publisher that has
+    restarted.
     """
 
     # How kvbus interprets the engine's events, and how many blocks it keeps.

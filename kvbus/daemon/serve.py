@@ -315,7 +315,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
             # signal has ended this process.
             signal.signal(signum, signal.SIG_DFL)
             signal.raise_signal(signum)
-            os._exit(128 + signum)  # reached if the signal has no default action, as in PID 1 of a container
+            os._exit(128 + signum)  # reached if the raised signal does not end the process, as for PID 1 of a container
         log.info("%s: shutting down; send the signal again to exit at once", signal.Signals(signum).name)
         stop.set()
 

@@ -456,10 +456,10 @@ DISCOVERY: Final = (
     row("discovery_engines", "Engines that the discovery currently lists.", "engines"),
     row(
         "discovery_failing",
-        "1 while kvbus cannot ask the discovery. Engines that it found before stay in use.",
+        "1 while kvbus's requests for the list of engines fail. Engines found before stay in use.",
         "failing",
     ),
-    row("discovery_failures_total", "Times that kvbus could not ask the discovery.", "failures"),
+    row("discovery_failures_total", "Failed requests of kvbus for the list of engines.", "failures"),
     row(
         "discovery_changes_total",
         "Sources that joined, left or moved to another address, and changes that kvbus refused.",

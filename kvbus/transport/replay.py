@@ -138,8 +138,8 @@ class ReplayServer:
         settings = Settings(
             limits=Limits(frame_bytes=limit, message_bytes=limit),
             max_peers=MAX_PEERS,
-            # With both limits 0, a peer is writable only while kvbus queues no bytes for it. So an answer counts as
-            # ended only after the kernel has accepted all bytes of the answer.
+            # With both water marks at 0, a peer is writable only while kvbus queues no bytes for it. So an answer
+            # counts as ended only after the kernel has accepted all bytes of the answer.
             high_water=0,
             low_water=0,
             unsent_bytes=QUANTUM // 2,

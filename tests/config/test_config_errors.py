@@ -43,9 +43,9 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         (
             "without_media",
             "[gpu]",
-            "'GPU' is not a medium below the device; possible are: CPU, CPU_PINNED, CPU_TIER1, CPU_TIER2, FS, DISK",
+            "'GPU' is a medium of the device, or unknown; possible are: CPU, CPU_PINNED, CPU_TIER1, CPU_TIER2, FS, DISK",
         ),
-        ("without_media", "[HBM]", "'HBM' is not a medium below the device; possible are: CPU"),
+        ("without_media", "[HBM]", "'HBM' is a medium of the device, or unknown; possible are: CPU"),
         ("on_lost", "drop", "must be one of clear, keep"),
         ("source_timeout", "0", "must be above 0"),
         ("source_timeout", ".inf", "must be a finite number"),

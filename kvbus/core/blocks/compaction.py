@@ -246,7 +246,7 @@ class SnapshotChunks:
         self._make = make
         self._plans: list[Plan] = []
         self._making: Iterator[bytes] | None = None
-        """The iterator that is building the batch with the newest plan; None if that batch is complete."""
+        """The iterator that is building the newest batch from its plan; None if this batch is complete."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0

@@ -119,7 +119,10 @@ class Table:
     def __init__(self, copied_below: int = SMALL) -> None:
         self._copied_below = copied_below
         self._readers: list[ref[Table]] = []
-        """Weak references to the frozen copies that share this table's blocks: one for each layer in :attr:`blocks`."""
+        """Weak references to the frozen copies that share this table's blocks.
+
+        For each of them, :attr:`blocks` has a layer with the changes after the copy was made.
+        """
         self.blocks: MutableMapping[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}

@@ -32,11 +32,10 @@ PAUSE: Final = 512
 """Number of blocks or runs of blocks after which a generator pauses, so that its caller can do other work."""
 
 FEW: Final = 64
-"""Minimum number of blocks in a table from which on kvbus announces several blocks in one event, although the engine
-stored them one by one.
+"""Number of blocks in a table that kvbus needs to announce blocks together that the engine stored one by one.
 
-Routers treat the block size of an event with several blocks as certain. If the table has fewer blocks, kvbus may not
-know the engine's block size yet.
+Routers treat the block size of an event with several blocks as certain. While the table has fewer blocks than this
+number, kvbus may not know the engine's block size yet, and so announces such blocks one by one, too.
 """
 
 _NO_LOOKAHEAD: Final = (None, b"\xc0")

@@ -82,7 +82,7 @@ HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
     "{at}.{name}",
     "{endpoint} ends the connection in the ZeroMQ handshake{detail}",
-    "correct the port; if it is the port of the engine's events, read the engine's log for the cause",
+    "correct the port; if it is the port of the engine's events, look in the engine's log why it ends the connection",
 )
 ENDPOINT_IS_SUBSCRIBER: Final = problem(
     "endpoint_is_subscriber",
@@ -275,8 +275,8 @@ EVENTS_REFUSED: Final = problem(
     "events_refused",
     "{at}.endpoint",
     "events refused ({count:,}): {why}",
-    "look up the reason in docs/PROTOCOL.md; to report a defect, save the stream with kvbus record",
-    "Routers do not learn of the changes to the cache that these events announce.",
+    "look up the reason for the refusal in docs/PROTOCOL.md; to report a defect, save the stream with kvbus record",
+    "Routers do not learn of the changes to the engine's cache that the refused events announce.",
 )
 FRAME_TOO_LARGE: Final = problem(
     "frame_too_large",
@@ -310,7 +310,7 @@ NO_PREFIX: Final = problem(
     "groups",
     "no group of this model has blocks that form prefixes (its groups are sliding window, chunked local or mamba): "
     "routers get no block",
-    "set groups: all, if the routers can use the blocks of these groups",
+    "set groups: all, if the routers can use blocks that form no prefixes",
     "With groups: prefix, the default, kvbus announces only blocks of groups whose blocks form prefixes.",
 )
 REANNOUNCED: Final = problem(

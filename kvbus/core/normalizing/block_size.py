@@ -287,8 +287,9 @@ class BlockSizes:
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
             table = self._index.tables.get((group, medium))
-            # Learn again, because larger blocks on this medium were cut into sub-blocks. These now repeat the blocks of
-            # the group's own size.
+            # Until now, the engine stored only larger blocks on this medium, and kvbus cut them into sub-blocks. The
+            # engine has now stored a block of the group's own size here. Such blocks repeat the sub-blocks, so learn
+            # again.
             self.relearned |= table is not None and len(table.refs) > 0
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:

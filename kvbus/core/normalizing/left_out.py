@@ -39,7 +39,10 @@ class SuppressedBlocks:
         self._stats = stats
         self._copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
-        """Number of copies of each coarse block, by the key of its table and by its hash."""
+        """Number of copies of each coarse block, by the key of its table and by its hash.
+
+        A coarse block is a large block whose tokens the engine also announces in smaller blocks.
+        """
         self._coarse_blocks = 0
         self.tails = Index()
 

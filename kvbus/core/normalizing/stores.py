@@ -239,7 +239,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
     """Fill in the missing fields of a store of consecutive blocks. Take them from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
-    sent: Any = run  # Any, because a raw field may also be UNSET, unlike its declared type
+    sent: Any = run  # typed as Any: fields declared as Raw are UNSET if the engine left them out
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
     if sent.cache_salt is UNSET and meta.cache_salt is not None:

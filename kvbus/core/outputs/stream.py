@@ -183,7 +183,7 @@ class OutputStream:
             AssertionError: the stream is read from a log, so kvbus must not number a batch of its own.
         """
         if self.numbered:
-            raise AssertionError("the stream is read from a log, so its seqs are only for the log's records")
+            raise AssertionError("the stream repeats the records of a log, so kvbus cannot append a batch of its own")
         return self._keep(payload, now, empty=empty)
 
     def _keep(self, payload: bytes, now: float, *, empty: bool) -> int:

@@ -180,9 +180,9 @@ def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) 
     continues = compacted or purpose is Purpose.GAP
     if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
         return (tracker.next if continues else max(tracker.next - 1, 0)), -1
-    # Begin after the newest lost batch: it may be too large to receive, and would end the answer early. Known batches
-    # at the start show the epoch. In a compacted answer, one is enough: if the publisher's journal lacks the start, the
-    # answer begins with a state.
+    # Request again some batches that kvbus has delivered: their fingerprints show whether the epoch is the same. Do not
+    # go back to a lost batch: it may be too large to receive, and would end the answer early. For a compacted answer,
+    # one delivered batch is enough: if the publisher's journal no longer has it, the answer begins with a state.
     return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
@@ -444,7 +444,7 @@ class Requests:
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is not Phase.VERIFY:
-            tracker.drain()  # the held live batches have arrived, so none of them was too large
+            tracker.drain()  # deliver the waiting live batches: kvbus has them, so none is the batch that is too large
         same_batch = asked.items == 0 and epoch.aborted_at == asked.start
         in_order = max(asked.start, asked.last + 1) == tracker.next
         if asked.is_state or same_batch or not in_order or asked.purpose is Purpose.SNAPSHOT:

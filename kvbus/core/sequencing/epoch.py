@@ -259,7 +259,7 @@ class UnverifiedBatches:
         self.stale = ReorderBuffer(MAX_STALE, max_bytes)
         self._stats = stats
         self._ahead: list[tuple[int, bytes]] = []
-        """The newest live batches whose seqs are too high for a gap. Their seqs are consecutive."""
+        """The newest far-ahead batches. Their seqs are consecutive, but too high for a gap in the present epoch."""
         self._ask_after = -inf
 
     def keep_stale(self, seq: int, payload: bytes) -> None:

@@ -140,7 +140,7 @@ def _at(endpoint: str, host: str, rank: int) -> str:
             endpoint = f"tcp://{host_in_url(host)}:{address.port}"
         return endpoint_offset(endpoint, rank)
     except ValueError as error:
-        raise DiscoveryError(f"the engine's publisher is at {endpoint!r}: {error}") from error
+        raise DiscoveryError(f"the engine answers that its publisher is at {endpoint!r}: {error}") from error
 
 
 def rank_of(source: dict[str, Any]) -> int:

@@ -22,6 +22,6 @@ class KafkaStreams(LogStreams):
     Settings = KafkaStreamsSettings
 
     def __init__(self, settings: KafkaStreamsSettings, services: Services) -> None:
-        del services  # not needed: the keys of the streams in the log have the engines' names and ranks
+        del services  # not needed: the name and the rank of each engine are in the keys of the log's streams
         location: KafkaLocation = location_at(settings.endpoint, settings)
         super().__init__(lambda: KafkaLog(location), settings, f"kafka://{location.servers}/{location.topic}")

@@ -22,6 +22,6 @@ class NatsStreams(LogStreams):
     Settings = NatsStreamsSettings
 
     def __init__(self, settings: NatsStreamsSettings, services: Services) -> None:
-        del services  # not needed: the keys of the streams in the log have the engines' names and ranks
+        del services  # not needed: the name and the rank of each engine are in the keys of the log's streams
         location: NatsLocation = location_at(settings.endpoint, settings)
         super().__init__(lambda: NatsLog(location), settings, f"nats://{location.servers}/{location.keys.stream}")

@@ -22,7 +22,7 @@ class RedisStreams(LogStreams):
     Settings = RedisStreamsSettings
 
     def __init__(self, settings: RedisStreamsSettings, services: Services) -> None:
-        del services  # not needed: the keys of the streams in the log have the engines' names and ranks
+        del services  # not needed: the name and the rank of each engine are in the keys of the log's streams
         location: RedisLocation = location_at(settings.endpoint, settings)
         where = f"redis://{location.servers}/{settings.database}/{settings.prefix}"
         super().__init__(lambda: RedisLog(location), settings, where)

@@ -158,7 +158,10 @@ class LogStreams:
         have none of its blocks, and the daemon may remove the source at any time.
         """
         self._former: Counter[str] = Counter()
-        """By reason: counts of dropped records in streams that the log no longer has, and counts of refused streams."""
+        """Counts by reason: refusals by the log, and records that were dropped in streams that the log no longer has.
+
+        The follower of each present stream counts the dropped records of that stream.
+        """
         self._refused: set[tuple[str, str]] = set()
         """Refusals that are already counted and logged.
 

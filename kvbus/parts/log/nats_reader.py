@@ -194,10 +194,11 @@ class Pulled:
         self._heard = 0.0
         """Time at which the reader last sent a request to the consumer, or got a message or a status from it."""
         self._single = 1
-        """Number of messages that have to be requested one by one before a consumer is used again.
+        """Number of messages that the reader still has to request one by one, without a consumer.
 
-        It begins with 1 to test the permission for such requests. Otherwise a reader without the permission would be
-        refused only when a message breaks its connection.
+        After a broken connection, which a message may have broken, it is :data:`MAX_SINGLE`. It begins with 1, so that
+        a reader without the permission for such requests is refused at once, and not only when a message breaks its
+        connection.
         """
 
     async def _begin(self) -> tuple[Any, Subscription]:
@@ -391,7 +392,7 @@ class Pulled:
         self._asked -= 1
         metadata = message.metadata
         if metadata.sequence.consumer != self._taken:
-            raise UnavailableError("messages of the consumer were lost")
+            raise UnavailableError("messages that the NATS server sent to kvbus were lost")
         after = (message.headers or {}).get(AFTER, "")
         return Message(metadata.sequence.stream, message.subject, message.data, metadata.timestamp.timestamp(), after)
 

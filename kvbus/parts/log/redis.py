@@ -56,7 +56,7 @@ A stream lags if the last request returned :data:`MAX_RECORDS` records of it, so
 """
 
 MAX_DIGITS: Final = 17
-"""Number of digits from which on a number in a stream's hash is ignored, because Lua cannot represent it exactly."""
+"""A number in a stream's hash is ignored if it has this number of digits or more: Lua cannot represent it exactly."""
 
 FENCED: Final = -1
 LOST: Final = -2
@@ -280,9 +280,10 @@ class RedisReader:
         the call: a stream that is read to its end later has been read at least that far.
         """
         self._level = dict.fromkeys(self._next, -1)
-        """By stream: how many times :meth:`ends` had been called when the stream was last read to its end.
+        """By stream: the number of the newest call of :meth:`ends` before the stream was last read to its end.
 
-        It is -1 while Redis may have more records of the stream.
+        The stream was thus read to the end that it had at that call. The number is -1 while Redis may have more records
+        of the stream.
         """
 
     @contextlib.asynccontextmanager

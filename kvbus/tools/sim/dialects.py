@@ -330,8 +330,8 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # If hashes do not cover the prefix, name no parent for the first page of an event: SGLang names the
-                # parent of a page only if both are in the same node of its tree.
+                # Where hashes do not cover the prefix (early SGLang), a page names its parent only if both are in the
+                # same node of SGLang's tree. The first page of an event begins a node, so it names no parent.
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]

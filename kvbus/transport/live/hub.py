@@ -161,7 +161,8 @@ class Hub:
     def subscribed(self, peer: Peer, topic: bytes) -> None:
         """Pass a router to the streams whose topics its new subscription matches."""
         if topic == ASKS_REPLAY:
-            # The router announces that it requests replays. This endpoint has none, so the router gets the state.
+            # This is no topic. The router announces with it that it requests replays. Ignore it, because this endpoint
+            # has no replays: the router gets the state like every other router.
             return
         member = self._members[peer.id]
         member.subscriptions += 1

@@ -197,7 +197,7 @@ class Server:
         if not hmac.compare_digest(vouched, self._client + self._keys.public):
             raise ProtocolError(Reason.CURVE, "the client's vouch is for another connection or server")
         if owner not in self._keys.clients:
-            raise ProtocolError(Reason.KEY, "a key that is not on the list")
+            raise ProtocolError(Reason.KEY, "a client key that is not on the allow-list")
         self.peer = wire.parse_metadata(properties)
         self.peer_key = owner
         self.sealing = Session(box, accepting=True, sent=1, received=received)

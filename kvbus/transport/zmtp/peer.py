@@ -130,8 +130,9 @@ class Peer(asyncio.BufferedProtocol):
         self._later: asyncio.Handle | None = None
         self._paused = False
 
-        # Number of bytes of PONGs written since the kernel last accepted a PONG, and the value of written_bytes after
-        # the first of these PONGs. When the kernel has accepted this number of bytes, the count begins again.
+        # The first number counts the bytes of PONGs written since the kernel last accepted a PONG. The second number is
+        # the value of written_bytes after the first of these PONGs. When the kernel has accepted that number of bytes,
+        # the count begins again.
         self._pong_bytes = 0
         self._pongs_until = 0
 

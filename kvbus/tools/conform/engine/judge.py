@@ -193,7 +193,10 @@ def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
 
 
 _HEARTBEATS: Final = 20_000
-"""Maximum number of heartbeats (empty live batches) whose seqs are remembered."""
+"""Maximum number of heartbeats (empty live batches) whose seqs the judge remembers.
+
+A replay answer may contain these empty batches. Other empty batches in it may break a clause.
+"""
 
 
 class EngineJudge:

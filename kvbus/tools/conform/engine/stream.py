@@ -121,7 +121,10 @@ class Blocks:
         self._cleared: set[tuple[TableKey, Hash]] = set()
         """Blocks that the last clear of all media removed, and that have not been stored since."""
         self._open_clears = 0
-        """Number of clears of live blocks since the last batch with events."""
+        """Number of clears of live blocks in the newest batch that has events.
+
+        They keep clause 11.1 if the next batch with events does not break it.
+        """
 
     @property
     def live(self) -> set[tuple[TableKey, Hash]]:
