@@ -138,7 +138,7 @@ def late(*, quick: bool, runs: int) -> Result:
     by_uptime = ratios([each.seconds for each in later], [each.seconds for each in early])
     bounds = [
         Bound(
-            "time until a late router has all blocks, after each block was replaced: divided by the time before",
+            "time until a late router has all blocks: with all blocks replaced, divided by that with the first blocks",
             1.5,
             "x",
             by_uptime,

@@ -280,7 +280,7 @@ class SourceSockets:
 
     def _oversize(self, stream: SourceStream) -> Callable[[], None]:
         def oversize() -> None:
-            text = "source %s: a frame was larger than limits.max_frame_bytes; connecting again"
+            text = "source %s: a frame was larger than limits.max_frame_bytes; the connection was closed"
             log.warning(text, stream.label, extra=stream.log_fields)
             self._feed(Oversize(stream.index))
 

@@ -163,7 +163,7 @@ class TestWhatIsSaid:
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
         said, heals = self.said(script)
-        assert heals.startswith(("the finding ends when the engine restarts", "raise the limit"))
+        assert heals.startswith(("wait: the finding ends when the engine restarts", "raise the limit"))
         if reason is not Reason.TOO_MANY_GROUPS:
             assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
         script.hear(live(2, cleared()), tick(0.1))

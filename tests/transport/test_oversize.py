@@ -59,8 +59,7 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
 async def test_an_engine_that_dials_in_comes_back_by_itself():
     """An engine that connects to kvbus connects again after an oversize frame.
 
-    If kvbus binds, libzmq gives no reason for the end of a connection, so kvbus only counts the batch as missing and
-    lost.
+    kvbus closes the connection and counts the batch as missing and lost, as if it had connected to the engine itself.
     """
     async with (
         running_bus(bind=True, limits={"max_frame_bytes": LIMIT}) as bus,

@@ -65,7 +65,7 @@ ROUTER_LOST_BATCHES: Final = note(
     "router_lost_batches",
     "{at}.send_hwm",
     "{who} was cut off from the live stream and lost {dropped:,} batches; {since}",
-    "give the router more CPU; if only bursts are too large, raise send_hwm",
+    "give the router more CPU; if it loses batches only in bursts, raise send_hwm",
     "The router read more slowly than the engine published.",
 )
 ROUTER_MISREADS: Final = problem(

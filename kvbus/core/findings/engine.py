@@ -416,25 +416,25 @@ TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",
     "partial: the engine announced blocks without tokens, and no earlier event had them: no router gets these blocks",
-    "the finding ends when {ends}",
+    "wait: the finding ends when {ends}",
 )
 STORES_REFUSED: Final = problem(
     "stores_refused",
     "{at}.endpoint",
     "partial: the blocks of refused stores are missing (reason {reasons}, see docs/PROTOCOL.md)",
-    "the finding ends when {ends}",
+    "wait: the finding ends when {ends}",
 )
 HASHES_ALONE: Final = problem(
     "hashes_alone",
     "{at}.endpoint",
     "partial: the engine announces some blocks without tokens (masked blocks of a sliding window, or offloaded "
     "blocks): routers that hash tokens do not get these blocks",
-    "the finding ends when {ends}",
+    "wait: the finding ends when {ends}",
 )
 TIER_UNKNOWN: Final = problem(
     "tier_unknown",
     "{at}.endpoint",
     "partial: the engine named a tier for the first time after a reset of its cache, and kvbus does not know the "
     "blocks that this tier held before",
-    "the finding ends when {ends}",
+    "wait: the finding ends when {ends}",
 )
