@@ -27,7 +27,7 @@ def check_versions(package: Path) -> None:
     """
     try:
         beside = [_METADATA.fullmatch(path.name) for path in package.parent.iterdir()]
-    except NotADirectoryError:  # kvbus runs from a zipped wheel, which has no files of another distribution
+    except NotADirectoryError:  # kvbus runs from a zipped wheel, which contains the files of one distribution only
         return
     found = {f"kvbus{'-client' if match[1] else ''}": match[2] for match in beside if match}
     if len(set(found.values())) > 1:

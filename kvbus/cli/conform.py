@@ -69,7 +69,11 @@ _ENGINE: Final = (
 )
 
 _ROUTER: Final = (
-    click.option("--driver", metavar="CMD", help="Start this program for each case; it reads and writes JSON lines."),
+    click.option(
+        "--driver",
+        metavar="CMD",
+        help="Start this program, which has the router, for each case. It reads and writes JSON lines.",
+    ),
     click.option("--view-url", metavar="URL", help="URL at which a running router shows its blocks."),
     click.option(
         "--client",

@@ -309,7 +309,7 @@ class Sequence:
                 self._position = 0
                 self._gap_end = 0
                 if action.reason in (RestartReason.WENT_BACK, RestartReason.PAYLOAD):
-                    self._publisher = None  # its id is unknown until the first message of the new publisher
+                    self._publisher = None  # the new publisher's id comes with its first message
                 self._out.append(Restarted(self.epoch, action.reason))
             elif isinstance(action, actions.Synced):
                 synced = self.stats.replays > 0

@@ -101,8 +101,9 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # The start of the current window and the number of lines in it, by logger, template and subjects. The size of
-        # the dictionary is limited: if it is full, the entry that was unused for longest is dropped.
+        # The start of the current window and the number of lines in it, by logger, message template and subject (the
+        # source, output, … that the line names). If the dictionary is full, the entry that was unused for longest is
+        # dropped.
         self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -348,7 +348,7 @@ def _interposed_sources(found: Findings, at: Path) -> None:
         try:
             here = endpoint_offset(output.endpoint, slot)
         except ValueError:
-            continue  # `claims.ports` reports that the port is too high
+            continue  # the port would be above 65535, which `claims.ports` reports
         if found.sound((*key, "bind")) and not source.bind:
             wrong = f"engines connect to {show(at)}.endpoint, so kvbus must listen for this source"
             found.report((*key, "bind"), wrong, value=source.bind, example="bind: true")

@@ -100,7 +100,8 @@ class LogRelay:
             return payload, empty
         for event in batch.events if wire.strict else ():
             if isinstance(event, BlockStored):
-                set_aside(event)  # for sources that are not read from a log, the normalizer does this
+                # Replace values that routers cannot read. The normalizer does it only for sources not read from a log.
+                set_aside(event)
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:

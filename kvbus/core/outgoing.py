@@ -51,7 +51,7 @@ class Outgoing:
         No decision of the relay depends on it.
         """
         self.now = 0.0
-        """The time of the newest event that the relay has received, in seconds on the relay's monotonic clock."""
+        """The time of the relay's newest input (a batch, a timer, …), in seconds on the relay's monotonic clock."""
         self.commands: list[Command] = []
         """The commands that the daemon has to carry out, in order."""
 

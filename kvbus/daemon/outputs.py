@@ -51,7 +51,7 @@ class Outputs:
         """The ports that both engines and routers dial (``interpose``), by endpoint."""
         made = factories(config)
         self.stats = [OutputStats(parts=_optional(output)) for output in config.outputs]
-        """The counters of the drivers, in the order of the configuration."""
+        """The counters of the outputs, in the order of the configuration. Each output's driver updates its own."""
         self.drivers: list[OutputDriver] = [
             factory(
                 number,

@@ -78,8 +78,8 @@ class Unreachable:
         self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
         """The running searches for the reason of a missing connection, or for further ranks of a connected engine.
 
-        The key is the source's slot, and whether the source was connected when the search began. Each search has its
-        stream.
+        The key is the source's slot, and whether the source was connected when the search began. The value is the
+        stream that had this slot at that time, and the search.
         """
         self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 

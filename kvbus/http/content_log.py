@@ -16,7 +16,7 @@ from typing import Final
 log = logging.getLogger("kvbus.http.content")
 
 EVERY: Final = 10.0
-"""Seconds after which kvbus writes the lines of the content log again."""
+"""Seconds between two writes of the content log. Each write has the lines collected since the previous one."""
 
 MAX_LINES: Final = 1000
 """Maximum number of lines that kvbus collects, one for each caller, path and status.

@@ -40,7 +40,7 @@ from kvbus.telemetry.readings import RouterKey, read_routers, read_sources
 log = logging.getLogger("kvbus.http")
 
 SAMPLE: Final = 1.0
-"""Seconds between two samples of the history."""
+"""Seconds between two samples of the history: the rates and levels of sources and outputs in the last five minutes."""
 
 MAX_ANSWERS: Final = 2
 """Maximum number of answers that are made at the same time. Further requests wait.
@@ -286,8 +286,8 @@ class AdminServer:
         if self.address is None:
             return
         if now >= self._next_sample:
-            # Make the next sample due half a tick before the second is over, so that the tick at its end takes the
-            # sample.
+            # The daemon calls this method about every 0.1 s. The sample is due 0.05 s early, so that a call slightly
+            # before the end of the second takes it, too.
             self._next_sample = now + SAMPLE - 0.05
             observed = self._observed
             readings = observed.relay, observed.drivers, observed.output_stats

@@ -133,7 +133,7 @@ class Bus:
                     if self.answers or not self.asked.is_set():
                         log.warning("the bus does not answer, so the state of its sources is unknown: %s", error)
                     self.answers = False
-                    self._config = None  # it may change before the bus answers again
+                    self._config = None  # the bus may have another configuration when it answers again
                 changed()
                 self.asked.set()
                 await asyncio.sleep(POLL_SECONDS)

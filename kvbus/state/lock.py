@@ -119,7 +119,8 @@ class DirectoryLock:
     def _sign(self) -> None:
         command = " ".join(["kvbus", *sys.argv[1:]])
         myself = f"process {os.getpid()} on {socket.gethostname()} ({command})".encode(errors="replace")
-        with contextlib.suppress(OSError):  # the name is only for error messages
+        # Ignore a failure: only the error messages of other processes need this process's name in the lock file.
+        with contextlib.suppress(OSError):
             os.ftruncate(self._opened, HEAD_BYTES)
             os.pwrite(self._opened, myself[:_MAX_HOLDER], HEAD_BYTES)
 

@@ -200,7 +200,7 @@ class Sender:
             peer.close(Reason.INTERNAL)
             raise
         if session not in self._sessions:
-            self._leave(session)  # the session's own generator has ended the session by a call of stop()
+            self._leave(session)  # while _send ran, the session's generator of messages called stop() for this session
         elif exhausted and peer.writable:
             self._leave(session)
             self.stop(session)

@@ -175,7 +175,7 @@ class _Window:
         self.waits: deque[list[Run]] = deque()
         self._blocks = 0
         self._ends: dict[Hash, list[Run]] = {}
-        """The waiting chains that another block can extend, by the hash of their last block."""
+        """The lists in ``waits`` to which the next block of the chain can be added, by the hash of their last block."""
 
     def add(self, run: Run) -> list[Run]:
         """Add a run to the window as the beginning of a new list. Return the list."""

@@ -218,9 +218,9 @@ REPLAY_ALONE: Final = problem(
 REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
     "outputs[].curve_client_keys",
-    "an llm-d router of output {outputs} lacks blocks: it accepts only a replay answer from seq 0 on, which would need "
-    "more than {limit:,} empty batches; kvbus does not know whether the router gets the state on its live connection, "
-    "because several routers have its address",
+    "an llm-d router of output {outputs} lacks blocks: it accepts only a replay answer with every seq from 0 on, and "
+    "for old seqs kvbus would have to send more than {limit:,} empty batches; the state on a live connection does not "
+    "replace the answer, because several routers have the same address, and kvbus cannot tell which of them asks",
     "give each router a CURVE key (curve_client_keys) or an output of its own, by which kvbus can distinguish the "
     "routers, and restart the routers",
 )

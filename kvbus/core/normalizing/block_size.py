@@ -68,8 +68,8 @@ RELEARN_EVENTS: Final = 16
 """Number of stores of another size that replace a block size which had more than :data:`YOUNG` stores.
 
 Only stores of several blocks count. Stores of a smaller size count even if other stores come between them. Stores of a
-larger size count only if no store of the present size comes between them: then the present size came from an
-exceptional event.
+larger size count only if no store of the present size comes between them. If none comes, only an exceptional event had
+the present size.
 """
 
 
@@ -154,7 +154,7 @@ class BlockSizeDetector(msgspec.Struct):
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += self.support <= YOUNG  # no need to count beyond this: a higher count has no effect
+            self.support += self.support <= YOUNG  # count only up to YOUNG + 1, the most that is needed
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):
@@ -217,9 +217,9 @@ class GroupSizes:
         self.detector = detector
         self.medium = medium
         self.fine = {medium}
-        """Media that have stored blocks of the group's own size.
+        """Media on which the engine has stored blocks of the size that ``detector`` has learned.
 
-        Only on these media does a larger block contain the same tokens as smaller blocks.
+        Only on these media can the tokens of a larger block also be in blocks of that size.
         """
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:

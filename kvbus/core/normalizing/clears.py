@@ -76,7 +76,7 @@ class Clears:
         cache.stream.media |= index.media_names
         if medium is None:
             emptied = second or self.empty
-        else:  # an engine always has a device, so the clear of another medium never empties its cache
+        else:  # a clear of another medium leaves the blocks on the device, so it never empties the cache
             emptied = medium == DEVICE_MEDIUM and not self.all_tiers and self.empty
         survive = self._survivors(medium, second=second)
         cache.left_out.keep(survive)

@@ -46,8 +46,8 @@ class Journal:
         self._seqs: array[int] = array("Q")
         """The seq of the first batch of each entry.
 
-        The array begins with the seqs of :attr:`_spare` dropped entries, because the seqs of many entries are removed
-        at a time.
+        The array begins with the seqs of :attr:`_spare` dropped entries. They are removed only when there are
+        :data:`SPARE` of them, because each removal moves the complete array.
         """
         self._spare = 0
         """Number of items at the beginning of :attr:`_seqs` whose entries were dropped."""

@@ -359,7 +359,8 @@ class Epoch:
         self.unverified = UnverifiedBatches(spec.max_held_bytes, stats)
         self.buffer = PublisherBuffer(spec.replay_timeout)
 
-        # The gap whose missing batches kvbus requests now, or waits for.
+        # First seq of the gap whose missing batches kvbus requests or waits for (-1: there was no gap), and the number
+        # of requests for it.
         self.gap_start = -1
         self.gap_attempts = 0
         self.aborted_at = -1

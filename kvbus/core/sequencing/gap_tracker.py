@@ -275,7 +275,9 @@ class GapTracker:
         self.log_end = max(self.log_end, seq + 1)
         while seq != self.next and not buffer.fits(payload):
             stats.held_overflow += 1
-            stats.missing += self.synced  # a dropped batch is missing again; before the sync, nothing counts as missing
+            # Either this batch or the last one in the buffer is dropped, and is missing again. Before the end of the
+            # first replay (`synced`), nothing counts as missing.
+            stats.missing += self.synced
             if buffer.last <= seq:
                 return
             buffer.drop_last()

@@ -209,7 +209,7 @@ SEPARATED: Final = (Phase.AWAY, Phase.LOST)
 CONNECTED: Final = tuple(phase for phase in Phase if phase not in (*SEPARATED, Phase.FRESH))
 
 UNHURRIED: Final = (Phase.LIVE, Phase.PROBE, Phase.BACKFILL)
-"""Phases in which kvbus may close the open request to send a more urgent one. No batch waits for the open request."""
+"""Phases in which kvbus may close the open request to send a more urgent one. No received batch needs its answer."""
 
 Targets = tuple[tuple[Guard, Phase], ...]
 

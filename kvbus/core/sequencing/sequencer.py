@@ -306,8 +306,8 @@ class Sequencer:
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # Drop the held batches, so that kvbus receives them again. The next replay answer may be a state, and a
-            # state does not show whether the held batches are still of the current epoch.
+            # Drop the batches in the reorder buffer, so that kvbus receives them again. The next replay answer may be a
+            # state, which does not show whether these batches are still of the current epoch.
             self.tracker.write_off()
             self.tracker.forget_ahead()
 

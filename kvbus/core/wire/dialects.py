@@ -168,7 +168,7 @@ _ENVELOPE: Final = frozenset(
         *("dp_rank", "tp_rank", "pcp_rank", "dcp_rank", "pp_rank"),
     }
 )
-"""Fields of an RFC 1527 event that kvbus drops.
+"""Fields that kvbus drops from each event in the form of Mooncake's RFC 1527.
 
 They hold facts about the sender, names that only Mooncake's pool uses, and copies of other fields for older readers.
 """

@@ -69,10 +69,10 @@ A message is contradictory if its header :data:`AFTER` does not name the message
 """
 
 MOST_TIMES: Final = 20
-"""Maximum number of consumers that are created because of one contradictory message; see :data:`ANOTHER`.
+"""Maximum number of consumers that kvbus creates because of one message that contradicts the message read before it.
 
-Several are tried because each consumer may be on any of the stream's servers. If all of them deliver the same message,
-kvbus accepts it.
+See :data:`ANOTHER`. Each consumer may be on any of the stream's servers, so kvbus tries several. If all of them deliver
+the contradictory message, kvbus accepts it.
 """
 
 MAX_DIGITS: Final = 20

@@ -137,7 +137,7 @@ return 0
 """A Lua script that stores the pointer and deletes old records.
 
 Its arguments are the writer's token, the pointer's epoch, seq and position, and a number of seconds. It deletes the
-records that are older than these seconds and before the pointer's position.
+records before the pointer's position that are older than this number of seconds.
 """
 
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
@@ -409,9 +409,9 @@ class RedisLog:
         self._location = location
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
-        """By stream key: the epoch and the newest position of the last writer of this process that has failed.
+        """By stream key: the epoch and the newest position of this process's last failed writer.
 
-        They are kept here because the server may have lost them, and neither may be used twice.
+        The server may have lost them, so they are kept here: the next writer needs a higher epoch and later positions.
         """
 
     async def claim(self, key: str) -> RedisWriter:

@@ -36,9 +36,10 @@ A state is the live blocks of the stream, which kvbus appends to the log again a
 """
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Minimum size in bytes of the batches after which kvbus appends a stream's state (its live blocks) to the log again.
+"""When the batches since a stream's newest state have this many bytes together, kvbus appends a new state to the log.
 
-If the newest state is larger than this, its own size is the minimum.
+A state has the live blocks of the stream. If the newest state is larger than this number, the batches must have as many
+bytes as that state.
 """
 
 
@@ -567,7 +568,7 @@ class Appender:
         now, before = asyncio.get_running_loop().time(), self._appended_at
         if before is not None and now - before >= SILENCE:
             raise UnavailableError(
-                f"nothing was appended for {now - before:.0f} s: readers may have abandoned the epoch"
+                f"no record reached the log for {now - before:.0f} s, so readers may have dropped the stream's blocks"
             )
         self._appended_at = now
         return position

@@ -172,8 +172,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
             _sglang_map("sglang-0.5.20", framing="3"),
             _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
-            # The dialect that sglang#39991 proposes. The fields that vLLM requires are always sent, and extra_keys also
-            # has the salt.
+            # The dialect that sglang#39991 proposes. The fields that vLLM requires are always sent. The salt is
+            # sent twice: as cache_salt, and in extra_keys.
             _sglang(
                 "sglang-39991",
                 (*_V18, "cache_salt", "session_id"),
@@ -281,7 +281,8 @@ class BatchEncoder:
             known = _printable(dialect.hash_of(block))
             prefix = prefixes.of(block).hexdigest()
             same = found.get((group, medium, known))
-            if same is not None:  # if hashes do not cover the prefix, equal pages have the same hash
+            # If a hash covers only the block itself and not its prefix, equal blocks of several prompts have one hash.
+            if same is not None:
                 same["copies"] += entry.copies
                 continue
             parent = None if block.parent is None else dialect.hash_of(block.parent)

@@ -32,7 +32,7 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
 RECENT: Final = 60.0
-"""Seconds for which a state that kvbus has sent to a router also answers a replay request of the router."""
+"""Seconds after kvbus has sent a router the state, in which it answers the router's replay request without a state."""
 
 MAX_LEFT_ROUTERS: Final = 100
 """Maximum number of disconnected routers that the status for operators shows."""

@@ -283,8 +283,8 @@ class Connection:
         self._id = numbering.newest + 1
         """The event id that was used last on this connection.
 
-        It begins one above every id that another connection has used. So a router that already knows this publisher id
-        finds that an id is missing before the first event of this connection.
+        It begins one above every id that another connection has used, so the first event of this connection skips an
+        id. A router that already knows this publisher id finds in this way that it may lack events.
         """
         self._seq: int | None = None
         self._encode = msgspec.msgpack.Encoder().encode

@@ -219,7 +219,10 @@ MAX_PAIRS: Final = 200
 A prompt of this length fills several blocks at any usual block size, and fits in the 2,048 tokens of small models.
 """
 _PAIR_TOKENS: Final = 8
-"""Maximum number of tokens of a pair of numbers in a prompt. It is reached if each digit and each space is a token."""
+"""Maximum number of tokens of one of the pairs of numbers that a prompt consists of; see :data:`MAX_PAIRS`.
+
+It is reached if each digit and each space is a token.
+"""
 _TOGETHER: Final = 4
 
 

@@ -37,9 +37,10 @@ class Contents:
         self._named: dict[bytes, tuple[Hash, int]] = {}
         """By the digest of a block and all blocks before it: the block's hash, and the epoch of its newest store."""
         self._alone: dict[bytes, tuple[bytes, Hash]] = {}
-        """By the digest of a block's own content: the prefix digest and the hash of the first block with this content.
+        """By the digest of a block's own content: two values of the first block with this content.
 
-        The content is the block's tokens, salt and other keys, without the blocks before it.
+        They are the digest of this block with all blocks before it, and its hash. A block's own content is its tokens,
+        salt and other keys.
         """
 
     def new_epoch(self) -> None:
