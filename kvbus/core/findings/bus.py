@@ -84,7 +84,7 @@ OUTPUT_NOT_PROBED: Final = note(
 LOG_AWAY: Final = problem(
     "log_away",
     "{at}.{name}",
-    "the log at {where} cannot be reached: {why}",
+    "kvbus cannot use the log at {where}: {why}",
     "{do}",
     "kvbus writes nothing to the log, so readers of the log get no new batches.",
 )

@@ -34,7 +34,11 @@ class GrpcSettings(Section):
         min_length=1,
     )
     interval: Seconds = key(
-        5.0, "Interval between two calls. After a lost connection kvbus calls at once.", example=5.0, unit="s", gt=0
+        5.0,
+        "Interval between two calls. After the connection to an engine is lost, kvbus calls at once.",
+        example=5.0,
+        unit="s",
+        gt=0,
     )
 
 

@@ -35,7 +35,11 @@ class HttpSettings(Section):
         example="http://10.0.0.3:8000",
     )
     interval: Seconds = key(
-        5.0, "Interval between two requests. After a lost connection kvbus asks at once.", example=5.0, unit="s", gt=0
+        5.0,
+        "Interval between two requests. After the connection to an engine is lost, kvbus asks at once.",
+        example=5.0,
+        unit="s",
+        gt=0,
     )
 
 
