@@ -352,7 +352,8 @@ OUTPUTS: Final = (
     ),
     row(
         "output_states_outgrown_total",
-        "Times a state from a log and later batches did not fit into the journal. New routers wait for the next state.",
+        "States from a log that the journal dropped, because they and the batches after them were larger than its "
+        "limits. New routers wait for the next state.",
         "outgrown",
     ),
     row(

@@ -85,7 +85,7 @@ DISCOVER: dict[str, Any] = {"at": "sources[0].discover", "name": "workers"}
 OWN: dict[str, dict[str, Any]] = {
     "endpoint_is_other": {"type": "PULL"},
     "cannot_listen": {"why": "not an address of this machine"},
-    "ranks_missing": {"endpoint": "tcp://engine-0:5559"},
+    "ranks_missing": {"endpoint": "tcp://engine-0:5559 and other ports"},
     "more_ranks_perhaps": {"endpoint": "tcp://engine-0:5561"},
     "replay_not_router": {"endpoint": "tcp://engine-0:5558", "what": "publishes"},
     "replay_silent": {"endpoint": "tcp://engine-0:5558"},

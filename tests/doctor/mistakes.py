@@ -418,7 +418,7 @@ async def mute_replay(scene):
 @mistake(
     "the engine has fewer ranks",
     key="sources[0].data_parallel_size",
-    says="rank 2, 3 is missing",
+    says="(data-parallel rank 2, 3), but 2 of 4 ranks answer",
     running="ranks_missing",
     number=32,
 )

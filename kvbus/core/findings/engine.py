@@ -155,7 +155,7 @@ NO_PUBLISHER_DIALLED_IN: Final = problem(
 RANKS_MISSING: Final = problem(
     "ranks_missing",
     "{at}.data_parallel_size",
-    "rank {ranks} is missing: nothing listens at {endpoint}, and {there} of {size} data-parallel ranks answer",
+    "nothing listens at {endpoint} (data-parallel rank {ranks}), but {there} of {size} ranks answer",
     "set data_parallel_size to {there} if the engine has no more ranks, or start the missing ranks",
 )
 MORE_RANKS_PERHAPS: Final = note(
