@@ -127,7 +127,9 @@ def share(runs: list[dict[str, int]]) -> float:
 def full_table(found: Runs) -> str:
     """Return the table of simulated cases for docs/BENCHMARKS.md."""
     rows = [[case, *(f"{share(runs):.1f}" for runs in arms.values())] for case, arms in found.items()]
-    return markdown(["prompt tokens computed in the five minutes after the fault, %", *ARMS], rows)
+    return markdown(
+        ["share of prompt tokens that workers had to compute in the five minutes after the fault, %", *ARMS], rows
+    )
 
 
 def pages() -> dict[Path, str]:

@@ -184,7 +184,7 @@ class KafkaServers(LogAccess):
     topic: TopicName = key(
         "kvbus",
         "Topic of the records. The compacted topic `TOPIC-pointers` has the pointers. Both topics must exist. The "
-        "retention must be at least twice `state_every`.",
+        "records' retention must be at least twice `state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(
@@ -202,8 +202,8 @@ class NatsServers(LogAccess):
     stream: StreamName = key(
         "kvbus",
         "NATS stream of the records, with the subjects `STREAM.>`. The NATS stream `STREAM-pointers` has the "
-        "pointers, and keeps one message for each subject. Both must exist. The retention must be at least twice "
-        "`state_every`.",
+        "pointers, and keeps one message for each subject. Both must exist. The records' retention must be at least "
+        "twice `state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(

@@ -225,7 +225,7 @@ def _automatic(config: Config) -> SqliteStore | None:
         else:
             log.info("state_dir auto: the state is kept in %s", path)
             return store
-    log.warning("state_dir auto found no directory (%s), so %s", "; ".join(problems) or "there is none", LOST)
+    log.warning("state_dir auto found no directory (%s), so %s", "; ".join(problems) or "no candidate exists", LOST)
     return _reservations_only(config)
 
 

@@ -322,7 +322,7 @@ OUTPUTS: Final = (
     ),
     row(
         "replay_waiting",
-        "Replay answers that wait for a free session, another answer to the same router, or the router to read.",
+        "Replay answers that wait for the end of earlier answers, or for a router that does not read.",
         "stats.replay_waiting",
         part="replay",
     ),

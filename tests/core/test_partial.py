@@ -131,7 +131,7 @@ class TestWhatIsSaid:
         reason, heals = self.said(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
         assert heals.startswith(
-            "the finding ends when the engine answers a request (kvbus repeats it), or when the engine restarts"
+            "the finding ends when the engine answers a replay request (kvbus repeats it), or when the engine restarts"
         )
 
     def test_no_replay_endpoint(self):

@@ -207,7 +207,7 @@ CASES: Final = (
     Case("kvbus is killed", kvbus_killed),
     Case("the engine is killed", engine_killed),
     *(Case("mixed requests", traffic(), engine) for engine in ENGINES if engine != "llama"),
-    *(Case("groups: all", traffic(), engine, every_group) for engine in ("gemma3", "mistral")),
-    Case("groups: all, kvbus is killed", kvbus_killed, "gemma3", every_group),
+    *(Case("kvbus with groups: all", traffic(), engine, every_group) for engine in ("gemma3", "mistral")),
+    Case("kvbus with groups: all is killed", kvbus_killed, "gemma3", every_group),
     Case("the engine is killed", engine_killed, "two ranks"),
 )

@@ -13,7 +13,7 @@ LISTENS_ELSEWHERE: Final = problem(
     "{at}.{name}",
     "kvbus runs, but nothing listens at {endpoint}",
     "the running kvbus has another configuration: restart it",
-    "Routers that connect to this port reach no process.",
+    "Routers that connect to this port of the output reach no process.",
 )
 PORT_TAKEN: Final = problem(
     "port_taken",
@@ -110,7 +110,7 @@ ENGINE_LEFT_OUT: Final = problem(
     "{at}",
     "kvbus does not read {count:,} of the discovered engines (reason {reason})",
     "{do}; one of the left-out engines is {engine}",
-    "Routers get no block of these engines.",
+    "Routers get no block of an engine that kvbus leaves out.",
 )
 LOG_OTHER_SCHEMA: Final = problem(
     "log_other_schema",

@@ -19,7 +19,7 @@ NOTHING_LISTENS: Final = problem(
     "{at}.{name}",
     "nothing listens at {endpoint}{detail}",
     "start the engine with its KV-cache events on, or correct host and port",
-    "The machine answers, but no process listens at this port.",
+    "The endpoint's machine answers, but no process listens at the endpoint's port.",
 )
 NO_ROUTE: Final = problem(
     "no_route",
@@ -389,7 +389,7 @@ HISTORY_UNANSWERED: Final = problem(
     "history_unanswered",
     "{at}.replay_endpoint",
     "partial: {what} has not answered a replay request so far",
-    "the finding ends when the engine answers a request (kvbus repeats it), or when {ends}",
+    "the finding ends when the engine answers a replay request (kvbus repeats it), or when {ends}",
 )
 BATCHES_LOST: Final = problem(
     "batches_lost",

@@ -47,7 +47,7 @@ def state(config: Config, *, running: bool) -> list[Finding]:
         problems = unusable(config)
         if problems is None:
             return []
-        return [catalogue.STATE_DIR_NOT_FOUND(why="; ".join(problems) or "there is none")]
+        return [catalogue.STATE_DIR_NOT_FOUND(why="; ".join(problems) or "no candidate exists")]
     path = Path(config.state_dir)
     mode = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0
     if not mode & 0o007:

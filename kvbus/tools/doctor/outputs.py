@@ -36,7 +36,7 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 REMEDIES: Final = {
     "authentication_failed": (
         ".password_file",
-        "write the user's password into the file, or give the user this password",
+        "write the password of kvbus's user into the password file, or set it at the log's servers",
     ),
     "certificate_expired": ("endpoint", "renew the server's certificate"),
     "certificate_foreign": (".tls_ca_file", "name the authority that signed the servers' certificates"),

@@ -41,7 +41,7 @@ MEANING: Final = {
     RouterState.IDLE: "no subscription of the router matches the topic of the stream",
     RouterState.WAITING: "the router waits for the state; batches that are published meanwhile are part of that state",
     RouterState.RECEIVING: "kvbus is sending the state; batches that are published meanwhile follow it",
-    RouterState.BEHIND: "the router has the state, and gets the batches after it from the ring as fast as it reads",
+    RouterState.BEHIND: "the router has the state, and reads the batches after it from the ring (recent batches)",
     RouterState.LIVE: "the router has every batch, and gets each new batch immediately",
     RouterState.STALLED: "the router lost batches and reads nothing; it gets the state once it reads again",
     RouterState.GONE: "the connection has ended",
