@@ -64,7 +64,7 @@ def messages_of(answer):
 
 
 class TestAnswers:
-    def test_a_run_that_grows_while_it_is_read_ends_where_it_was(self):
+    def test_a_run_of_heartbeats_that_grows_during_an_answer_ends_at_its_old_end(self):
         made = filled(1)
         made.append(b"beat", 0.0, empty=True)
         answer = ask(made, 0)
@@ -73,8 +73,8 @@ class TestAnswers:
         assert seqs_of(answer) == [0, 1, "END"]
 
 
-class TestBehindTheJournal:
-    def test_who_knows_nothing_gets_the_state_right_before_the_newest_seq(self, monkeypatch):
+class TestAnswersWithState:
+    def test_a_new_router_gets_the_state_right_before_the_newest_seq(self, monkeypatch):
         cut_states(monkeypatch, 1)
         made = filled(150)
         cut, cuts = cutter(made, 1, 2, 3)
@@ -87,7 +87,7 @@ class TestBehindTheJournal:
         assert messages[3][-1] == b"batch 150"
         assert (answer.outcome, len(cuts)) == ("late", 1)
 
-    def test_an_answer_from_0_that_needs_all_seqs_is_not_late(self, monkeypatch):
+    def test_an_answer_from_0_with_all_seqs_is_not_late(self, monkeypatch):
         cut_states(monkeypatch, 1)
         made = filled(3, batches=1)
         cut, _ = cutter(made, 1, 2, 3)
@@ -95,7 +95,7 @@ class TestBehindTheJournal:
         assert seqs_of(answer) == [0, 1, 2, "END"]
         assert answer.outcome == "compacted"
 
-    def test_filler_has_an_end(self, monkeypatch):
+    def test_an_answer_has_at_most_max_filler_empty_batches(self, monkeypatch):
         monkeypatch.setattr(answering, "MAX_FILLER", 1000)
         made = stream("llm-d")
         made.next_seq = 10**12
@@ -110,7 +110,7 @@ class TestBehindTheJournal:
         assert answer.outcome == "late"
 
     @pytest.mark.parametrize(("newest", "first", "outcome"), [(1000, 0, "compacted"), (1001, 1001, "late")])
-    def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
+    def test_a_contiguous_answer_uses_up_to_max_filler_empty_batches(self, monkeypatch, newest, first, outcome):
         monkeypatch.setattr(answering, "MAX_FILLER", 1000)
         made = stream("llm-d")
         made.next_seq = newest
@@ -120,7 +120,7 @@ class TestBehindTheJournal:
         assert seqs_of(answer) == [*range(first, newest + 1), "END"]
         assert answer.outcome == outcome
 
-    def test_whoever_asks_while_the_journal_part_is_read_is_told_the_same_cut(self):
+    def test_requests_during_an_answer_share_its_snapshot(self):
         made = filled(150, profile="llm-d")
         cut, cuts = cutter(made, 1)
         shared = weakref.ref(cut())
@@ -144,14 +144,14 @@ class TestByProfile:
     """
 
     @pytest.mark.parametrize("profile", LLMD)
-    def test_a_state_of_a_subscription_answers_a_request_of_llm_d_from_0(self, profile):
+    def test_llm_d_gets_only_end_from_0_if_its_subscription_brought_the_state(self, profile):
         answer = ask(filled(20, profile=profile, batches=10), 0, has_state=True)
         assert seqs_of(answer) == ["END"]
         assert answer.outcome == "subscription"
 
     @pytest.mark.parametrize("has_state", [False, True])
     @pytest.mark.parametrize(("profile", "start"), [*((name, 0) for name in LATE_FROM_0), ("llm-d", 4), ("vllm", 4)])
-    def test_and_of_nobody_else(self, profile, start, has_state):
+    def test_other_requests_get_the_state_even_if_the_subscription_brought_one(self, profile, start, has_state):
         made = filled(20, profile=profile, batches=10)
         cut, cuts = cutter(made, 1)
         answer = ask(made, start, cut, has_state=has_state)
@@ -160,20 +160,20 @@ class TestByProfile:
         assert (answer.outcome, len(cuts)) == ("late" if start == 0 else "compacted", 1)
 
     @pytest.mark.parametrize("profile", LLMD)
-    def test_kvbus_s_own_readers_get_the_state_at_its_own_seqs(self, profile):
+    def test_kvbus_readers_get_the_state_without_filler_from_an_llm_d_profile(self, profile):
         made = filled(20, profile=profile, batches=10)
         cut, _ = cutter(made, 1)
         assert seqs_of(ask(made, 0, cut, rebuilds=True)) == [19, "END"]
 
     @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if not profile.filled_replay])
-    def test_who_needs_no_contiguous_answer_gets_no_filler_from_any_start(self, profile):
+    def test_a_profile_without_contiguous_answers_gets_no_filler(self, profile):
         made = filled(20, profile=profile, batches=10)
         cut, _ = cutter(made, 1)
         answer = ask(made, 4, cut)
         assert seqs_of(answer) == [19, "END"]
         assert answer.outcome == "late"
 
-    def test_one_so_slow_that_the_journal_is_gone_gets_a_contiguous_answer_all_the_same(self):
+    def test_a_slow_requester_gets_a_contiguous_answer_after_the_journal_was_trimmed(self):
         made = filled(20, profile="dynamo", batches=10)
         cut, _ = cutter(made, 1)
         answer = ask(made, 10, cut)
@@ -183,7 +183,7 @@ class TestByProfile:
         assert seqs_of(answer) == [*range(11, 40), "END"]
 
     @pytest.mark.parametrize("has_state", [False, True])
-    def test_a_start_that_is_no_cursor_gets_the_state_though_the_journal_holds_it(self, has_state):
+    def test_a_request_from_an_incomplete_seq_gets_the_complete_state(self, has_state):
         made = filled(20, profile="dynamo")
         made.incomplete.add(12, 14)
         cut, cuts = cutter(made, 1)

@@ -40,7 +40,7 @@ def make_relay() -> Relay:
     return Relay([source], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=1.0, first_seqs=[40])])
 
 
-class Kept:
+class RecordingRelay:
     """A relay that writes records for a write-ahead log, and an engine whose replay has only the newest batch."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Kept:
         frames = [b"", seq.to_bytes(8, "big", signed=True), publisher, *chunks]
         self.take(SnapshotReceived(0, self.asked.request, frames))
 
-    def is_the_same_again(self) -> None:
+    def check_recovery(self) -> None:
         """Check that a relay which loads the checkpoint and applies the records has the same state as this relay."""
         assert self.relay.records is not None
         body, payloads = self.relay.records.take()
@@ -93,46 +93,46 @@ class Kept:
         self.saved = list(dump(self.relay))
 
 
-def test_each_record_does_the_same_again() -> None:
-    kept = Kept()
+def test_applied_records_restore_the_state_of_the_relay() -> None:
+    kept = RecordingRelay()
     kept.take(Started(7.0))
     kept.take(SourceUp(0))
     kept.live(4, store([1]))
     kept.snapshot(4, store([1, 2, 3]), publisher=ONE)
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.live(5, store([4], 3), removed([1]), publisher=ONE)
     many = list(range(10, 6000))  # a state in two batches
     kept.live(6, cleared(), store(many, tokens=many, block_size=1), publisher=ONE)
     copy = store([7], tokens=[7], block_size=1)
     kept.live(7, copy, copy, removed([7]), publisher=ONE)
-    kept.is_the_same_again()
+    kept.check_recovery()
     assert 7 in kept.relay.sources[0].normalizer.index.tables[None, "GPU"].blocks
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.live(8, store([8], tokens=[8], block_size=1, medium="CPU"), publisher=ONE)
     kept.take(Tick(7.0), after=3.0)
     assert not kept.relay.sources[0].normalizer.index.media().get("CPU")
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.take(EngineEmptied(0))
     assert not len(kept.relay.sources[0].normalizer.index)
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.live(9, store(many, tokens=many, block_size=1), publisher=ONE)
     kept.take(Subscribed(0, 0, (1,)))
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.live(11, store([5]), publisher=ONE)
     for _ in range(4):
         kept.take(Tick(8.0), after=2.5)
     kept.take(Tick(9.0), after=1.5)
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.live(0, store([8]), publisher=OTHER)
     kept.snapshot(-1, publisher=OTHER)
     kept.live(1, store([9]), publisher=OTHER)
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.take(SourceDown(0))
     kept.take(Tick(30.0), after=10.0)
-    kept.is_the_same_again()
+    kept.check_recovery()
     kept.take(SourceUp(0))
     kept.take(Tick(31.0), after=1.0)
-    kept.is_the_same_again()
+    kept.check_recovery()
     assert kept.kinds == set(get_args(Record))
 
 

@@ -35,7 +35,7 @@ def restored(*batches, **rules):
 @pytest.mark.parametrize(
     ("event", "reason"), [(store([9], 2, block_size=8), "tail"), (store([9], block_size=32), "coarse")]
 )
-def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
+def test_a_restored_relay_recognizes_removals_of_suppressed_blocks(event, reason):
     script = restored([store([1, 2])], [event, event], block_size=16)
     for left in (3, 2):
         assert script.source.normalizer.apply(decode_batch(payload(removed([9])))) == []
@@ -43,7 +43,7 @@ def test_what_was_left_out_is_recognised_when_it_goes(event, reason):
     assert script.stats.filtered == {reason: 2}
 
 
-def test_a_tail_that_turns_out_to_be_a_block_is_announced_after_all():
+def test_a_restored_relay_announces_a_tail_that_proves_to_be_a_block():
     """kvbus treated a small block as a tail block, and did not announce it.
 
     An event with two more blocks of this size proves that they are ordinary blocks. kvbus then announces the first one,
@@ -66,7 +66,7 @@ def announced(normalizer):
     return plain_all(normalizer.announce())
 
 
-def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
+def test_a_checkpoint_omits_changes_made_while_it_is_written():
     """Changes that happen while a checkpoint is written are in the write-ahead log after the checkpoint, not in the
     checkpoint.
     """
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
     [{}, {"block_size": 8}, {"profiles": ("dynamo",)}, {"topic": b"kv"}],
     ids=["", "reblock", "dynamo", "topic"],
 )
-def test_blocks_are_announced_as_before(options):
+def test_a_restored_relay_announces_the_same_blocks(options):
     """A relay that was restored from a checkpoint announces the same blocks as before.
 
     The blocks do not fit into one record of the checkpoint. One store has a field that kvbus does not know, and one of
@@ -114,7 +114,7 @@ def test_blocks_are_announced_as_before(options):
         (Script(profiles=("vllm", "dynamo")), "the saved state has the outputs"),
     ],
 )
-def test_the_state_of_another_configuration_is_refused(other, said):
+def test_a_checkpoint_of_another_configuration_is_refused(other, said):
     head = next(iter(dump(Script().relay)))
     with pytest.raises(StateError, match=said):
         Loader(other.relay).feed(head)
@@ -131,7 +131,7 @@ def test_the_state_of_another_configuration_is_refused(other, said):
         (["table", 0, 0, 0, [None, "GPU"], []], "output 0 has no view"),
     ],
 )
-def test_what_is_no_record_of_a_dump_is_refused(record, said):
+def test_a_checkpoint_record_of_a_wrong_form_is_refused(record, said):
     loader = Loader(Script().relay)
     with pytest.raises(StateError, match=re.escape(said)):
         loader.feed(pack(record))
@@ -139,12 +139,12 @@ def test_what_is_no_record_of_a_dump_is_refused(record, said):
 
 
 @pytest.mark.parametrize("blob", [b"", b"\x80", b"\x91"])
-def test_what_is_no_array_is_refused(blob):
+def test_a_checkpoint_that_is_not_an_array_is_refused(blob):
     with pytest.raises(StateError):
         Loader(Script().relay).feed(blob)
 
 
-def test_a_stream_keeps_its_publisher_id():
+def test_a_restored_stream_keeps_its_publisher_id():
     made = [
         Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, publisher_ids=[who * 16])])
         for who in (b"a", b"b")

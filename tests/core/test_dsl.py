@@ -15,14 +15,14 @@ def test_a_different_command_fails_with_the_conversation():
         script << publish(0, store([2]))
 
 
-def test_a_command_that_does_not_come_fails():
+def test_a_missing_command_fails_the_script():
     script = Script() >> live(0)
     with pytest.raises(AssertionError, match="but got  nothing"):
         script << publish(0, store([2]))
 
 
 @pytest.mark.parametrize("envelope", [{"rank": 1}, {"ts": 2.0}, {"topic": b"x"}])
-def test_the_envelope_is_compared_where_given(envelope):
+def test_the_script_compares_rank_ts_and_topic_if_they_are_given(envelope):
     script = Script() >> live(0, store([1]), ts=1.0, rank=0)
     with pytest.raises(AssertionError, match="but got  publish 0"):
         script << publish(0, store([1]), **envelope)

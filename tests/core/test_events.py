@@ -43,6 +43,6 @@ def made(kind, frames):
 
 @pytest.mark.parametrize("kind", get_args(RelayEvent), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("frames", HOSTILE, ids=range(len(HOSTILE)))
-def test_the_relay_takes_every_event(kind, frames):
+def test_the_relay_handles_every_kind_of_event(kind, frames):
     relay = Script(replay=True).relay
     assert isinstance(relay.handle(made(kind, frames), 1.0), list)

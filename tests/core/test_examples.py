@@ -24,7 +24,7 @@ def take(relay: Relay, seq: int, *events: dict) -> None:
     relay.handle(BatchReceived(0, batch(seq, *events)), 1.0)
 
 
-def test_a_batch_is_the_example_of_the_reasons_that_it_brought_up_and_of_no_others(relay: Relay) -> None:
+def test_the_first_batch_with_a_reason_is_the_example_of_this_reason(relay: Relay) -> None:
     examples = relay.sources[0].examples
     take(relay, 0, store([1]))
     assert examples == {}
@@ -43,7 +43,7 @@ def test_a_batch_is_the_example_of_the_reasons_that_it_brought_up_and_of_no_othe
     assert "71234567" not in str(examples)
 
 
-def test_what_cannot_be_read_is_an_example_too(relay: Relay) -> None:
+def test_an_unreadable_message_is_an_example_of_its_reason(relay: Relay) -> None:
     examples = relay.sources[0].examples
     take(relay, 0, store([1]))
     relay.handle(BatchReceived(0, [b"", (1).to_bytes(8, "big"), b"\xc1"]), 1.0)

@@ -54,7 +54,7 @@ def engine():
 
 
 @pytest.mark.parametrize("event", [store([1, 2], **CPU), store([3], 2, **CPU)], ids=["it", "one behind it"])
-def test_hearing_of_it_begins_anew(engine, event):
+def test_a_repeated_store_or_a_new_child_restarts_the_lifetime_of_a_block(engine, event):
     engine.waits(40)
     engine.sends(event)
     engine.waits(40)
@@ -63,7 +63,7 @@ def test_hearing_of_it_begins_anew(engine, event):
     assert not {medium for medium, _ in engine.live} - {"GPU"}
 
 
-def test_of_a_chain_those_that_were_stored_with_a_child_stay_longer(engine):
+def test_a_block_expires_later_if_it_was_stored_with_a_child(engine):
     engine.waits(40)
     engine.sends(store([3], 1, **CPU))
     engine.waits(40)
@@ -71,7 +71,7 @@ def test_of_a_chain_those_that_were_stored_with_a_child_stay_longer(engine):
 
 
 @pytest.mark.parametrize("duplicates", ["count", "last", "ignore"])
-def test_copies_go_with_it(duplicates):
+def test_copies_expire_with_their_block(duplicates):
     """The copies of an expired block expire too, because the engine will not announce their removal either."""
     engine = Engine(duplicates=duplicates)
     engine.sends(*[store([1], **CPU)] * 3)
@@ -81,7 +81,7 @@ def test_copies_go_with_it(duplicates):
     assert engine.live == {("CPU", 1)}
 
 
-def test_many_go_slice_by_slice(monkeypatch):
+def test_many_blocks_expire_in_slices(monkeypatch):
     monkeypatch.setattr(lifetimes, "SLICE", 2)
     engine = Engine()
     engine.sends(store([1, 2, 3], **CPU))
@@ -91,7 +91,7 @@ def test_many_go_slice_by_slice(monkeypatch):
     assert engine.live == set()
 
 
-def test_while_the_engine_is_away_its_kept_blocks_grow_old_too(engine):
+def test_the_blocks_of_a_disconnected_engine_expire(engine):
     engine.script.handle(SourceDown(0))
     engine.waits(31)
     assert engine.live == set()
@@ -100,7 +100,7 @@ def test_while_the_engine_is_away_its_kept_blocks_grow_old_too(engine):
     assert engine.script.source.normalizer.index.media() == {"CPU": 0, "GPU": 2}
 
 
-def test_a_loop_of_parents_ends():
+def test_a_cycle_of_parents_does_not_loop_for_ever():
     engine = Engine()
     engine.sends(store([1], 2, **CPU))
     engine.sends(store([2], 1, **CPU))
@@ -110,7 +110,7 @@ def test_a_loop_of_parents_ends():
     assert engine.live == {("CPU", 1), ("CPU", 2), ("CPU", 3)}
 
 
-def test_after_a_restart_all_that_is_there_counts_from_then_on(engine):
+def test_lifetimes_begin_again_after_a_restart_of_kvbus(engine):
     again = Lifetimes(frozenset({"CPU"}), 60.0, engine.script.source.normalizer.index)
     again.begin(100.0)
     assert (len(again), again.due(159.0)) == (2, [])
@@ -118,7 +118,7 @@ def test_after_a_restart_all_that_is_there_counts_from_then_on(engine):
     assert not Lifetimes(frozenset({"CPU"}), 60.0, Index()).due(1e9)
 
 
-def test_of_what_is_not_taken_in_nothing_is_remembered():
+def test_refused_blocks_have_no_lifetime():
     engine = Engine(max_blocks=2)
     engine.sends(store([1, 2, 3], **CPU), store([1], medium="HBM"))
     engine.sends(store([4], 9, **CPU), store([5], tokens=[1], **CPU), store([6, 7], **CPU))
@@ -129,7 +129,7 @@ def test_of_what_is_not_taken_in_nothing_is_remembered():
     assert engine.live == set()
 
 
-def test_a_long_chain_is_walked_once_in_a_step():
+def test_storing_a_block_does_not_walk_its_complete_chain():
     """A conversation of many blocks grows block by block. The cost of a new block must not grow with their number."""
     engine = Engine()
     calls: collections.Counter[str] = collections.Counter()

@@ -24,7 +24,7 @@ HOST = "CPU_PINNED"
 WALL = 1_700_000_000.0
 
 
-class Kept(Script):
+class LoggedScript(Script):
     """A test's conversation with a relay (see `Script`). This relay writes a write-ahead log."""
 
     def __init__(self, **options: Any) -> None:
@@ -33,7 +33,7 @@ class Kept(Script):
         self.saved = list(dump(self.relay))
         self.relay.records = Records()
 
-    def hear(self, *happens: Happens) -> Kept:
+    def hear(self, *happens: Happens) -> LoggedScript:
         """Give the relay these events, and accept all its commands."""
         for each in happens:
             self >> each
@@ -70,9 +70,9 @@ class Kept(Script):
         assert theirs.normalizer.clears.empty == mine.normalizer.clears.empty
 
 
-def older_than_kvbus(*first: Any, **options: Any) -> Kept:
+def older_than_kvbus(*first: Any, **options: Any) -> LoggedScript:
     """Return the script of an engine whose replay buffer begins at batch 100."""
-    script = Kept(replay=True, **options)
+    script = LoggedScript(replay=True, **options)
     script.hear(up(), replayed(100, *(first or [store([1])])), replay_end(), tick(0.1, WALL))
     return script
 
@@ -101,42 +101,42 @@ def partial(script: Script) -> bool:
     return any(each.text.startswith("partial: ") for each in source_findings(script.source))
 
 
-class TestWhatIsSaid:
-    def said(self, script: Script) -> tuple[str, str]:
+class TestFindings:
+    def finding_of(self, script: Script) -> tuple[str, str]:
         (found,) = [each for each in source_findings(script.source) if each.text.startswith("partial: ")]
         return found.text.removeprefix("partial: "), found.remedy
 
-    def test_what_was_trimmed(self):
+    def test_the_finding_names_trimmed_batches(self):
         script = older_than_kvbus()
         assert script.source.partial_since == WALL
-        reason, heals = self.said(script)
+        reason, heals = self.finding_of(script)
         assert reason == "batches 0 to 99 were trimmed from the engine's replay buffer before kvbus asked for them"
         assert heals.startswith("the finding ends when the engine restarts, or its cache is reset (vLLM: POST")
 
-    def test_a_reset_is_no_remedy_where_it_does_not_speak_of_every_tier(self):
+    def test_the_finding_warns_if_a_reset_leaves_other_tiers_unknown(self):
         script = older_than_kvbus(store([1]), store([2], medium=HOST))
-        assert "leaves its other tiers unknown" in self.said(script)[1]
+        assert "leaves its other tiers unknown" in self.finding_of(script)[1]
         script = older_than_kvbus(store([1]), store([2], medium=HOST), clears="all")
-        assert "other tiers" not in self.said(script)[1]
+        assert "other tiers" not in self.finding_of(script)[1]
 
-    def test_what_was_lost(self):
-        script = Kept(reorder_grace=0.2).hear(live(0), live(4), tick(0.3, WALL))
-        assert self.said(script)[0] == "3 batches were lost and not recoverable before 4"
+    def test_the_finding_counts_lost_batches(self):
+        script = LoggedScript(reorder_grace=0.2).hear(live(0), live(4), tick(0.3, WALL))
+        assert self.finding_of(script)[0] == "3 batches were lost and not recoverable before 4"
         script.hear(live(6), tick(0.3, WALL + 1))
-        assert self.said(script)[0] == "4 batches were lost and not recoverable before 6"
+        assert self.finding_of(script)[0] == "4 batches were lost and not recoverable before 6"
         assert script.source.partial_since == WALL
 
-    def test_an_engine_that_does_not_answer(self):
-        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
-        reason, heals = self.said(script)
+    def test_the_finding_names_an_engine_that_answers_no_replay(self):
+        script = LoggedScript(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
+        reason, heals = self.finding_of(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
         assert heals.startswith(
             "the finding ends when the engine answers a replay request (kvbus repeats it), or when the engine restarts"
         )
 
-    def test_no_replay_endpoint(self):
-        script = Kept().hear(up(), live(7, store([1])))
-        reason, _ = self.said(script)
+    def test_the_finding_names_a_missing_replay_endpoint(self):
+        script = LoggedScript().hear(up(), live(7, store([1])))
+        reason, _ = self.finding_of(script)
         assert reason == (
             "batches 0 to 6 were sent while kvbus was not connected, "
             "and without a replay_endpoint kvbus cannot request lost batches"
@@ -146,23 +146,23 @@ class TestWhatIsSaid:
             "something may have been sent while kvbus was not connected, "
             "and without a replay_endpoint kvbus cannot request lost batches"
         )
-        assert self.said(script)[0] == said
+        assert self.finding_of(script)[0] == said
 
-    def test_an_index_that_is_full(self):
-        script = Kept(max_blocks=1).hear(up(), live(0, store([1])), live(1, store([2])), tick(0.1, WALL))
-        reason, _ = self.said(script)
+    def test_the_finding_names_the_limits_of_a_full_index(self):
+        script = LoggedScript(max_blocks=1).hear(up(), live(0, store([1])), live(1, store([2])), tick(0.1, WALL))
+        reason, _ = self.finding_of(script)
         assert reason == (
             "the index is full: kvbus refuses blocks beyond limits.max_blocks (1), limits.max_index_bytes "
             "(4,294,967,296) or limits.max_groups (64)"
         )
 
     @pytest.mark.parametrize("reason", STORES)
-    def test_a_store_that_was_refused(self, reason: Reason):
+    def test_the_finding_names_the_reason_of_a_refused_store(self, reason: Reason):
         """A refused store makes its source partial, because the engine holds a block that routers do not get."""
-        script = Kept(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
+        script = LoggedScript(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
-        said, heals = self.said(script)
+        said, heals = self.finding_of(script)
         assert heals.startswith(("wait: the finding ends when the engine restarts", "raise the limit"))
         if reason is not Reason.TOO_MANY_GROUPS:
             assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
@@ -172,18 +172,20 @@ class TestWhatIsSaid:
         assert not script.source.normalizer.refused
 
     @restarts
-    def test_a_batch_that_was_refused(self, checkpoint: bool):
-        script = Kept().hear(up(), live(0, store([1])), raw(b"", (1).to_bytes(8, "big"), b"\xc1"), tick(0.1, WALL))
-        assert "not_msgpack" in self.said(script)[0]
+    def test_the_finding_names_the_reason_of_a_refused_batch(self, checkpoint: bool):
+        script = LoggedScript().hear(
+            up(), live(0, store([1])), raw(b"", (1).to_bytes(8, "big"), b"\xc1"), tick(0.1, WALL)
+        )
+        assert "not_msgpack" in self.finding_of(script)[0]
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
-    def test_several_publishers(self):
-        script = Kept().hear(up(), *(live(0, store([n])) for n in range(1, 8)))
+    def test_the_finding_about_several_publishers_replaces_partial(self):
+        script = LoggedScript().hear(up(), *(live(0, store([n])) for n in range(1, 8)))
         assert [each.id for each in source_findings(script.source)] == ["conflict"]
 
-    def test_a_tier_that_comes_up_after_all(self):
+    def test_the_finding_names_a_tier_that_appears_after_a_reset(self):
         script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
-        reason, heals = self.said(script)
+        reason, heals = self.finding_of(script)
         assert reason == (
             "the engine named a tier for the first time after a reset of its cache, and kvbus does not know the blocks that "
             "this tier held before"
@@ -193,14 +195,14 @@ class TestWhatIsSaid:
 
 class TestSince:
     @restarts
-    def test_the_next_epoch_has_its_own(self, checkpoint: bool):
+    def test_a_complete_new_epoch_ends_partial(self, checkpoint: bool):
         script = older_than_kvbus().hear(live(0, store([9])), replay_end(), tick(1, WALL + 1))
         assert not script.source.partial
         assert script.source.partial_since is None
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
 
-def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
+def emptied(script: LoggedScript, seq: int, checkpoint: bool) -> bool:
     """Send a clear, and return whether the source is no longer `partial` after it.
 
     Check that the relay, and a relay that restarts from its write-ahead log, agree.
@@ -215,17 +217,17 @@ def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
 
 @restarts
 class TestAClear:
-    def test_ends_it_where_only_the_device_was_ever_spoken_of(self, checkpoint: bool):
+    def test_a_clear_ends_partial_if_the_engine_has_named_only_its_device(self, checkpoint: bool):
         assert emptied(older_than_kvbus(), 101, checkpoint)
 
-    def test_ends_it_before_the_engine_has_answered(self, checkpoint: bool):
-        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3))
+    def test_a_clear_ends_partial_before_the_engine_has_answered(self, checkpoint: bool):
+        script = LoggedScript(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3))
         assert script.source.sequencer.history.pending
         assert emptied(script, 8, checkpoint)
         assert script.source.sequencer.history.pending, "what it still has tells what tiers there are"
 
-    def test_of_every_tier_leaves_nothing_to_ask_for(self, checkpoint: bool):
-        script = Kept(replay=True, clears="all").hear(up(), live(7, store([1])), tick(3), tick(3))
+    def test_a_clear_of_every_tier_ends_the_pending_history_request(self, checkpoint: bool):
+        script = LoggedScript(replay=True, clears="all").hear(up(), live(7, store([1])), tick(3), tick(3))
         assert emptied(script, 8, checkpoint)
         assert not script.source.sequencer.history.pending
 
@@ -241,11 +243,11 @@ class TestAClear:
         ],
         ids=["live", "gone", "unknown", "tokenless", "left out", "no medium we know"],
     )
-    def test_does_not_end_it_where_another_tier_was(self, spoken: Iterable[Any], checkpoint: bool):
+    def test_a_clear_does_not_end_partial_if_another_tier_had_blocks(self, spoken: Iterable[Any], checkpoint: bool):
         """vLLM's clear empties only the device. If another tier had blocks before, the source stays ``partial``."""
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
-    def test_ends_it_only_until_another_tier_comes_up(self, checkpoint: bool):
+    def test_a_source_is_partial_again_when_another_tier_appears_after_a_clear(self, checkpoint: bool):
         """After a clear, the first event of another tier makes the source partial again: the tier may have held
         blocks before.
         """
@@ -257,28 +259,30 @@ class TestAClear:
         assert script.source.partial_since == WALL + 2
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
-    def test_says_nothing_of_tiers_where_everything_is_known(self, checkpoint: bool):
-        script = Kept().hear(up(), live(0, store([1])), live(1, cleared()), live(2, store([2], medium=HOST)), tick(0.1))
+    def test_a_new_tier_after_a_clear_does_not_make_a_complete_source_partial(self, checkpoint: bool):
+        script = LoggedScript().hear(
+            up(), live(0, store([1])), live(1, cleared()), live(2, store([2], medium=HOST)), tick(0.1)
+        )
         assert not script.source.partial
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
-    def test_ends_it_for_an_engine_whose_clear_the_operator_takes_for_every_tier(self, checkpoint: bool):
+    def test_a_clear_ends_partial_with_the_setting_clears_all(self, checkpoint: bool):
         script = older_than_kvbus(store([1]), store([2], medium=HOST), clears="all")
         assert emptied(script, 101, checkpoint)
 
-    def test_that_kind_is_of_one_epoch(self, checkpoint: bool):
-        script = Kept(replay=True).hear(up(), replayed(0, cleared(), store([1])), replay_end(), tick(0.1, WALL))
+    def test_the_empty_mark_of_a_clear_ends_with_its_epoch(self, checkpoint: bool):
+        script = LoggedScript(replay=True).hear(up(), replayed(0, cleared(), store([1])), replay_end(), tick(0.1, WALL))
         assert script.source.normalizer.clears.empty
         script.hear(live(0, store([1]), store([2], medium=HOST)), replay_end())
         assert not script.source.normalizer.clears.empty
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
-    def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
+    def test_a_queued_clear_of_the_old_epoch_does_not_end_partial_in_the_next(self, checkpoint: bool):
         """A clear of the old epoch does not end `partial` in the next epoch.
 
         kvbus has received the clear, but has not applied it yet when the next epoch begins.
         """
-        script = Kept(reorder_grace=10)
+        script = LoggedScript(reorder_grace=10)
         last = 2 + SLICE + 20
         script.hear(live(0, store([1])), *(live(seq, store([seq])) for seq in range(2, last)), live(last, cleared()))
         script.hear(live(1, store([999])))
@@ -294,14 +298,14 @@ class TestAClear:
 
 @pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
 @pytest.mark.parametrize("tiers", [False, True])
-def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
+def test_a_state_in_a_late_replay_answer_ends_partial(events: list[Any], *, tiers: bool) -> None:
     """A state in a later replay answer makes a `partial` source complete, even after kvbus gave up requesting older
     batches.
 
     Another kvbus, from which this kvbus reads, sends such a state. A usual batch is not a state. Nor is a batch with a
     clear that leaves blocks on another tier.
     """
-    script = Kept(replay=True)
+    script = LoggedScript(replay=True)
     script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))
     assert script.source.sequencer.history.unanswered
     whole = "AllBlocksCleared" in str(events) and not tiers

@@ -57,7 +57,7 @@ def answered(script, start):
     return found
 
 
-def sent(script):
+def sent_blocks(script):
     """Return the number of blocks in each of the batches just sent.
 
     Check that none has more blocks than routers accept.
@@ -78,17 +78,17 @@ def replayed_view(script):
 
 
 class TestFromStartToEnd:
-    def test_a_rank_the_engine_does_not_send_is_the_sources(self):
+    def test_a_batch_without_a_rank_gets_the_rank_of_its_source(self):
         script = Script(ranks=(5,))
         assert script >> live(0, A, rank=None) << publish(0, A, rank=5)
         assert script >> raw(b"", (1).to_bytes(8, "big"), pack([1.0, [B]])) << publish(1, B, rank=5)
 
-    def test_a_topic_of_ones_own(self):
+    def test_an_output_with_a_topic_replaces_the_engines_topic(self):
         assert Script(topic=b"kv@a@m") >> live(0, A, topic=b"x") << publish(0, A, topic=b"kv@a@m")
 
 
-class TestLives:
-    def test_another_dialect_after_a_restart(self):
+class TestRestarts:
+    def test_an_engine_may_have_another_dialect_after_a_restart(self):
         script = Script()
         assert script >> live(0, A) << publish(0, A)
         first = script.source.dialect.name
@@ -105,21 +105,21 @@ class TestLargeBlocks:
     """Tests for events that become many times larger because kvbus cuts their blocks."""
 
     @pytest.mark.parametrize("count", [1, 3, 20])
-    def test_what_is_cut_leaves_in_batches_routers_take(self, count):
+    def test_large_divided_blocks_are_sent_in_batches_that_routers_accept(self, count):
         script = Script(block_size=16)
         names = list(range(1, count + 1))
         script >> up() >> live(0, store(names, block_size=16 * 5000))
-        assert sent(script) == count * 5000
+        assert sent_blocks(script) == count * 5000
         assert len(blocks(script)) == count * 5000
         assert script.router.orphans == 0
         script >> live(1, removed(names))
-        assert sent(script) == count * 5000
+        assert sent_blocks(script) == count * 5000
         assert script.router.blocks == {}
         assert script.router.violations == []
 
 
 class TestHeartbeats:
-    def test_an_idle_stream_says_so(self):
+    def test_an_idle_stream_sends_heartbeats(self):
         script = Script(heartbeat=1.0)
         assert (
             script
@@ -136,12 +136,12 @@ class TestHeartbeats:
         )
         assert script.relay.outputs[0].stats.heartbeats == 2
 
-    def test_every_stream_on_its_own(self):
+    def test_each_stream_sends_its_own_heartbeats(self):
         script = Script(heartbeat=1.0, ranks=(0, 1))
         assert script >> tick() >> tick(0.6) >> live(0, A, source=1, rank=1) << publish(0, A, stream=1)
         assert script >> tick(0.5) << publish(0, stream=0) >> tick(0.6) << publish(1, stream=1, rank=1)
 
-    def test_of_a_merged_stream_for_which_no_source_is_found_yet(self):
+    def test_a_merged_stream_without_sources_sends_heartbeats(self):
         relay = Relay([], [OutputSpec("out", PROFILES["vllm"], [None], merged=True, heartbeat=1.0)])
         relay.handle(Tick(500.0), 0.0)
         (beat,) = relay.handle(Tick(501.0), 1.5)
@@ -151,12 +151,12 @@ class TestHeartbeats:
 
 class TestReplayAnswers:
     @pytest.mark.parametrize("frames", [[], [b"id"]])
-    def test_one_that_cannot_be_answered_is_counted(self, frames):
+    def test_a_malformed_replay_request_is_counted(self, frames):
         script = Script()
         assert script >> asked_raw(*frames)
         assert script.relay.outputs[0].stats.malformed == 1
 
-    def test_what_the_journal_let_go_is_told_as_state(self):
+    def test_a_request_for_batches_before_the_journal_gets_the_state(self):
         script = Script(journal_batches=2)
         assert script >> live(0, A) << publish(0, A) >> live(1, B, C) << publish(1, B, C)
         assert (
@@ -165,7 +165,7 @@ class TestReplayAnswers:
         assert script >> asked(0) << answer(3) >> asked(1) << answer(1, 2, 3) >> asked(3) << answer(3)
         assert replayed_view(script).blocks == script.router.blocks
 
-    def test_a_router_that_refuses_a_late_answer_is_told_from_the_seq_it_asked_for(self):
+    def test_an_llm_d_router_gets_an_answer_from_its_requested_seq(self):
         script = Script(journal_batches=2, profiles=("llm-d",))
         for seq in range(4):
             script >> live(seq, store([seq]))
@@ -180,7 +180,7 @@ class TestNumbering:
         spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)
         return Relay([SourceSpec("engine", 0, replay=False)], [spec])
 
-    def test_one_that_goes_on_clears_first_and_never_goes_back(self):
+    def test_a_stream_that_continues_old_seqs_begins_with_a_clear(self):
         relay = self.relay(first_seqs=[5000])
         (first,) = relay.handle(Started(7.0), 0.0)
         assert (first.seq, unpack(first.payload)) == (5000, [7.0, [cleared()], 0])
@@ -188,7 +188,7 @@ class TestNumbering:
         assert second.seq == 5001
 
     @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
-    def test_an_engine_of_another_rank_than_expected_is_cleared_under_that_one_too(self, extra):
+    def test_a_clear_is_sent_for_an_unexpected_rank_of_an_engine(self, extra):
         """kvbus sends a clear for the rank in the engine's batches, too, if it is not the configured rank.
 
         Routers hold the blocks of a former kvbus process under the engine's own rank.
@@ -204,7 +204,7 @@ class TestNumbering:
         (again,) = relay.handle(BatchReceived(0, batch(1, B, rank=3)), 0.0)
         assert again.seq == 5003
 
-    def test_where_nobody_was_before_the_first_batch_is_the_engines(self):
+    def test_a_new_stream_begins_with_the_first_batch_of_the_engine(self):
         """If no former kvbus process used the output, its batch 0 is the engine's first batch, without a clear
         before it.
 
@@ -214,7 +214,7 @@ class TestNumbering:
         _, (event,), rank = unpack(first.payload)
         assert (first.seq, event["type"], rank) == (0, "BlockStored", 3)
 
-    def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
+    def test_a_merged_stream_clears_the_ranks_of_removed_sources(self):
         """kvbus clears the ranks of sources that a former process had on the stream and that are no longer configured.
 
         Routers that stayed connected hold blocks of these ranks, and no other process clears them.
@@ -226,7 +226,7 @@ class TestNumbering:
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 1), (10, 0), (11, 2)]
 
     @pytest.mark.parametrize("placed", [False, True], ids=["started", "placed"])
-    def test_a_merged_stream_with_only_rank_0_is_cleared_once_under_that_rank(self, placed):
+    def test_a_merged_stream_with_only_rank_0_gets_one_clear(self, placed):
         """kvbus sends one clear with rank 0, not one for each rank.
 
         SMG's gateway expects consecutive seqs in each rank, so it would see a gap at the first batch of another rank.
@@ -237,7 +237,7 @@ class TestNumbering:
         commands = [command for command in sent if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[1:]) for command in commands] == [(9, [[cleared()], 0])]
 
-    def test_another_publisher_id_is_another_life(self):
+    def test_a_changed_publisher_id_is_a_restart(self):
         script = Script()
         old, new = b"a" * 16, b"b" * 16
         assert script >> raw(b"", bytes(8) + old, payload(A)) << publish(0, A)
@@ -257,7 +257,7 @@ class TestSnapshots:
         return Relay([SourceSpec("engine", 0, replay=False)], [spec])
 
     @pytest.mark.parametrize("envelope", [[], [b""]])
-    def test_by_the_replay_endpoint(self, envelope):
+    def test_a_snapshot_request_is_answered_at_the_replay_endpoint(self, envelope):
         """kvbus also answers a snapshot request at its replay endpoint, as vllm#50134 proposes.
 
         The answer has the batches of the state, all with the seq of the next live batch, and then END.
@@ -283,22 +283,22 @@ class TestSnapshots:
         (command,) = relay.handle(ReplayAsked(0, 0, [b"id", *envelope, (4).to_bytes(8, "big")]), 0.0)
         assert there(reading(relay, command).next_message())[-2][:8] == (4).to_bytes(8, "big")
 
-    def test_of_a_stream_that_said_nothing(self):
+    def test_the_snapshot_of_a_stream_without_batches_has_no_state(self):
         assert self.snapshot(self.relay(), b"", b"snapshot") == [b"id", b"", b"\xff" * 8, b"p" * 16]
 
     @pytest.mark.parametrize("frames", [[b"what"], [b"", b""], [b"snapshot", b"snapshot"]])
-    def test_a_request_that_is_none(self, frames):
+    def test_a_malformed_snapshot_request_is_refused(self, frames):
         message = self.snapshot(self.relay(), *frames)
         assert message[-2:] == [(-2).to_bytes(8, "big", signed=True), b"p" * 16]
 
-    def test_nobody_to_answer(self):
+    def test_a_snapshot_request_without_a_requester_is_counted(self):
         relay = self.relay()
         assert relay.handle(SnapshotAsked(0, 0, [b"snapshot"]), 0.0) == []
         assert relay.outputs[0].stats.malformed == 1
 
 
 class TestBacklog:
-    def test_a_long_catch_up_is_spread_over_ticks(self):
+    def test_a_long_backlog_is_delivered_over_several_ticks(self):
         script = Script(replay=True)
         script >> up()
         script.whatever()
@@ -316,7 +316,7 @@ class TestBacklog:
         assert script.router.violations == []
 
 
-def test_a_request_that_waits_for_others_loses_nothing():
+def test_a_replay_request_that_waits_for_other_requests_loses_no_batches():
     script = Script(replay=True, replay_timeout=2.0, reorder_batches=4)
     script.after(up(), replay_end(), live(0, store([1])))
     missed = [store([seq + 1]) for seq in range(2, 9)]

@@ -26,7 +26,7 @@ from tests.doubles.payloads import payload, store
 PREFIX = store([1, 2, 3])
 
 
-def said(source):
+def findings_of(source):
     """Return the texts of kvbus's findings about a source, by the ids of the findings."""
     return {each.id: each.text for each in source_findings(source)}
 
@@ -47,48 +47,55 @@ def window(block):
     return store([block], group=1, kv_cache_spec_kind="sliding_window")
 
 
-def test_a_model_with_nothing_but_windows_gives_routers_nothing():
+def test_a_finding_reports_a_model_with_only_sliding_windows():
     source = fed(*([window(n)] for n in range(MIN_LEFT_OUT)))
-    assert list(said(source)) == ["no_prefix"]
+    assert list(findings_of(source)) == ["no_prefix"]
     assert source_findings(source)[0].remedy.startswith("set groups: all")
 
 
 @pytest.mark.parametrize("settled", [0, 8], ids=["from the start", "later"])
-def test_hits_that_are_announced_again_are_noticed(settled):
+def test_a_finding_reports_an_engine_that_announces_hits_again(settled):
     first = [[store([100 + 2 * n, 101 + 2 * n])] for n in range(settled)]
     source = fed(*first, [PREFIX], *([PREFIX] for _ in range(MIN_COPIES)))
     assert source.stats.reannounced == MIN_COPIES
-    assert list(said(source)) == ["reannounced"]
+    assert list(findings_of(source)) == ["reannounced"]
     assert source_findings(source)[0].remedy.startswith("set duplicates: ignore")
 
 
-def test_where_copies_do_not_count_there_is_nothing_to_say():
+def test_repeated_stores_cause_no_finding_with_duplicates_ignore():
     source = fed([PREFIX], *([PREFIX] for _ in range(2 * MIN_COPIES)), duplicates="ignore")
     assert source.stats.reannounced == 2 * MIN_COPIES
-    assert said(source) == {}
+    assert findings_of(source) == {}
 
 
-def test_blocks_of_another_size_than_block_size():
+def test_a_finding_reports_blocks_of_another_size_than_configured():
     source = fed(*([store([2 * n + 1, 2 * n + 2], block_size=16)] for n in range(3)), block_size=24)
-    assert said(source)["block_size"] == "events refused (3): block_size is 24, but the engine has blocks of 16 tokens"
+    assert (
+        findings_of(source)["block_size"]
+        == "events refused (3): block_size is 24, but the engine has blocks of 16 tokens"
+    )
 
 
-def test_a_block_size_above_the_engines_leaves_everything_out():
+def test_a_finding_reports_a_block_size_above_that_of_the_engine():
     source = fed(*([store([n], block_size=16)] for n in range(1, MIN_LEFT_OUT + 1)), block_size=64)
-    assert said(source)["block_size_too_large"].startswith("no block is announced to routers: block_size is 64")
-    assert said(fed([store([1], block_size=16)], block_size=16)) == {}
+    assert findings_of(source)["block_size_too_large"].startswith("no block is announced to routers: block_size is 64")
+    assert findings_of(fed([store([1], block_size=16)], block_size=16)) == {}
 
 
-def test_what_is_refused_is_said_with_all_reasons():
+def test_a_finding_lists_all_reasons_of_refused_events():
     source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
-    assert said(source) == {"not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"}
+    assert findings_of(source) == {
+        "not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"
+    }
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
-    assert said(source)["not_events"].startswith("events or batches refused (1): the messages have no sequence number")
+    assert findings_of(source)["not_events"].startswith(
+        "events or batches refused (1): the messages have no sequence number"
+    )
     source.stats.rejected.update({Reason.UNKNOWN_EVENT: 1, Reason.NESTING: 1})
-    assert said(source)["not_events"].endswith(" stream; reason nesting, unknown_event, see docs/PROTOCOL.md")
+    assert findings_of(source)["not_events"].endswith(" stream; reason nesting, unknown_event, see docs/PROTOCOL.md")
 
 
-def test_reasons_that_overtake_each_other_are_no_change():
+def test_a_finding_does_not_change_when_reasons_swap_their_ranks():
     source, findings, changes = fed(), Findings(), []
     for tick_ in range(6):
         source.stats.rejected[(Reason.TOKEN_COUNT, Reason.DUPLICATE_HASH)[tick_ % 2]] += 1 + (tick_ > 0)
@@ -109,42 +116,42 @@ def test_a_finding_about_refused_messages_ends_if_no_more_are_refused(refused, i
     script = Script(**rules)
     script.after(live(0, *refused))
     script.after(tick(1))
-    assert id_ in said(script.source)
+    assert id_ in findings_of(script.source)
     script.after(tick(RECENT_S - 2))
-    assert id_ in said(script.source)
+    assert id_ in findings_of(script.source)
     script.after(live(1, *refused))
     script.after(tick(RECENT_S - 2))
-    assert id_ in said(script.source), "one was refused meanwhile"
+    assert id_ in findings_of(script.source), "one was refused meanwhile"
     script.after(tick(RECENT_S))
-    assert id_ not in said(script.source)
+    assert id_ not in findings_of(script.source)
     script.after(live(2, *refused))
-    assert id_ in said(script.source), "at once, not with the next tick"
+    assert id_ in findings_of(script.source), "at once, not with the next tick"
 
 
-def test_why_there_is_no_connection_until_there_is_one():
+def test_the_reason_of_a_failed_connection_is_a_finding_until_a_connection():
     script = Script()
     why = NOTHING_LISTENS(at="sources[0]", name="endpoint", endpoint="tcp://engine:5557", detail="")
     script.relay.handle(SourceUnreachable(0, why), 1.0)
     assert source_findings(script.source) == [why]
     script.relay.handle(SourceUp(0), 2.0)
-    assert said(script.source) == {}
+    assert findings_of(script.source) == {}
     script.relay.handle(SourceDown(0), 3.0)
-    assert said(script.source) == {}
+    assert findings_of(script.source) == {}
 
 
-def test_several_publishers_on_one_endpoint():
+def test_a_finding_reports_several_publishers_on_one_endpoint():
     # Each batch is of another publisher, and begins a new epoch on the same connection.
     source = fed_again(*([store([n])] for n in range(1, 8)))
-    assert said(source)["conflict"].startswith("several publishers send on one endpoint")
-    assert list(said(source)) == ["conflict"]
+    assert findings_of(source)["conflict"].startswith("several publishers send on one endpoint")
+    assert list(findings_of(source)) == ["conflict"]
 
 
-def test_a_replay_that_does_not_answer():
+def test_a_finding_reports_a_replay_that_does_not_answer():
     script = Script(replay=True)
     script.relay.handle(SourceUp(0), 1.0)
     for now in (100.0, 200.0, 300.0):
         script.relay.handle(Tick(now), now)
-    assert list(said(script.source)) == ["replay_silent"]
+    assert list(findings_of(script.source)) == ["replay_silent"]
     assert source_findings(script.source)[0].key == "sources[].replay_endpoint"
 
 
@@ -156,22 +163,22 @@ def answered(script, **options):
     return command.answer.outcome
 
 
-def test_a_replay_that_llm_d_refuses(monkeypatch):
+def test_a_finding_reports_a_replay_answer_that_llm_d_refuses(monkeypatch):
     monkeypatch.setattr("kvbus.core.answering.MAX_FILLER", 10)
     script = Script(profiles=("llm-d",), journal_batches=1)
     script.after(*(live(seq, store([seq])) for seq in range(5)))
     assert answered(script) == "compacted"
     script.after(*(live(seq, store([seq])) for seq in range(5, 20)))
     assert answered(script, rebuilds=True) == "late"
-    assert said(script.source) == {}, "kvbus's own readers take it"
+    assert findings_of(script.source) == {}, "kvbus's own readers take it"
     assert answered(script) == "late"
-    assert list(said(script.source)) == ["replay_too_long"]
-    assert "output out-0" in said(script.source)["replay_too_long"]
+    assert list(findings_of(script.source)) == ["replay_too_long"]
+    assert "output out-0" in findings_of(script.source)["replay_too_long"]
     assert answered(script, has_state=True) == "subscription"
-    assert said(script.source) == {}
+    assert findings_of(script.source) == {}
 
 
-def test_what_is_missing_is_a_reason_too():
+def test_a_finding_reports_a_trimmed_history():
     script = Script(replay=True)
     script.relay.handle(SourceUp(0), 1.0)
     script.relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
@@ -182,15 +189,15 @@ def test_what_is_missing_is_a_reason_too():
     assert partial.remedy.startswith("the finding ends when the engine restarts")
 
 
-def test_a_replay_that_answers_after_all_is_silent_no_more():
+def test_the_finding_about_a_silent_replay_ends_with_an_answer():
     script = Script(replay=True)
     script.after(up(), live(7, store([1])), tick(100.0), tick(100.0))
-    assert "replay_silent" in said(script.source)
+    assert "replay_silent" in findings_of(script.source)
     script.after(tick(100.0), replay_end())
-    assert "replay_silent" not in said(script.source)
+    assert "replay_silent" not in findings_of(script.source)
 
 
-def test_ids_are_those_of_the_rows():
+def test_the_ids_of_findings_match_their_names():
     rows = [(name, each) for module in (engine, bus) for name, each in vars(module).items() if isinstance(each, Kind)]
     assert [name.lower() for name, _ in rows] == [each.id for _, each in rows]
     assert len({name for name, _ in rows}) == len(rows)

@@ -29,7 +29,7 @@ def test_a_field_has_the_name_of_its_key():
     assert {*SourceSpec.__struct_fields__} - keys.keys() == made_by_kvbus | constant | of_the_client
 
 
-def test_each_comes_from_its_key():
+def test_each_field_has_the_value_of_its_configuration_key():
     assert configured(
         sources=[{"replay_endpoint": "tcp://127.0.0.1:1", "snapshot_endpoint": "tcp://127.0.0.1:2"}],
         replay_timeout=3.0,
@@ -49,14 +49,14 @@ def test_each_comes_from_its_key():
     )
 
 
-def test_the_states_are_public():
+def test_the_names_of_the_source_states_do_not_change():
     """``/sources`` shows the states, and ``kvbus_source_state`` has them as labels, so renaming a state breaks
     dashboards.
     """
     assert [*State] == ["connecting", "syncing", "live", "gap", "lost", "conflict"]
 
 
-def test_somebody_can_be_asked():
+def test_a_source_with_a_replay_or_snapshot_endpoint_gets_requests():
     assert SourceSpec(replay=True, snapshot=False).requests_replay
     assert SourceSpec(replay=False, snapshot=True).requests_replay
     assert not SourceSpec(replay=False, snapshot=False).requests_replay

@@ -17,7 +17,7 @@ def test_every_medium_an_engine_names_has_a_tier():
 
 
 @pytest.mark.parametrize("name", [None, "GPU", "gpu", "Gpu", "DEVICE", "device"])
-def test_a_device_is_a_device_whatever_it_is_called(name):
+def test_every_name_of_the_device_has_the_same_key(name):
     assert medium_key(name) == DEVICE_MEDIUM == "GPU"
 
 
@@ -31,11 +31,11 @@ def test_an_unknown_medium_has_no_key(name):
     assert medium_key(name) is None
 
 
-def test_labels_are_bounded_and_fit_for_a_metric():
+def test_reasons_are_unique_and_valid_metric_labels():
     labels = [*Reason, *Filtered]
     assert len(set(labels)) == len(labels)
     assert all(label.isidentifier() and label == label.lower() for label in labels)
 
 
-def test_kinds_that_carry_a_prefix():
+def test_the_group_kinds_with_a_prefix_are_those_of_full_attention():
     assert set(PREFIX_KINDS) == {"full_attention", "mla_attention", "sink_full_attention"}

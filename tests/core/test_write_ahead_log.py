@@ -19,7 +19,7 @@ def written():
     return records
 
 
-def test_what_is_written_is_read_in_order():
+def test_records_are_read_in_the_order_of_writing():
     body, payloads = written().take()
     assert decode_records(body, b"".join(payloads)) == [
         EpochBegun(0, partial=True, publisher_id=None),
@@ -30,7 +30,7 @@ def test_what_is_written_is_read_in_order():
     ]
 
 
-def test_a_frame_is_taken_once():
+def test_take_returns_each_record_once():
     records = written()
     records.take()
     body, payloads = records.take()
@@ -38,17 +38,17 @@ def test_a_frame_is_taken_once():
 
 
 @pytest.mark.parametrize("payloads", [b"onethre", b"", b"onEthree", b"threeone"])
-def test_a_payload_that_is_not_what_it_was(payloads):
+def test_records_with_changed_payloads_are_refused(payloads):
     assert decode_records(written().take().body, payloads) is None
 
 
 @pytest.mark.parametrize("said", [[3], [[]], [None], ["text"], [[99, 0]], [[1, "one", True, None]], [[0, 1]]])
-def test_an_array_of_something_else(said):
+def test_an_array_without_records_is_refused(said):
     with pytest.raises(StateError, match="no record"):
         decode_records(msgspec.msgpack.encode(said), b"")
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80", b"\x91", msgspec.msgpack.encode({"a": 1})])
-def test_no_array(body):
+def test_a_body_that_is_not_an_array_is_refused(body):
     with pytest.raises(StateError):
         decode_records(body, b"")

@@ -52,7 +52,7 @@ def canonical(events):
     return Counter(repr(sorted(plain(event).items())) for event in events)
 
 
-def test_requests_side_by_side_leave_as_a_chain_each():
+def test_interleaved_requests_are_announced_as_one_chain_per_request():
     events = announced(index_of(*lanes(40 * LANES)))
     assert lengths(events) == [40] * LANES
     assert events[0]["block_hashes"] == list(range(1, 40 * LANES, LANES))
@@ -60,14 +60,14 @@ def test_requests_side_by_side_leave_as_a_chain_each():
     assert [event.get("parent_block_hash") for event in events] == [None] * LANES
 
 
-def test_no_event_is_longer_than_a_run():
+def test_an_announced_event_is_not_longer_than_a_run():
     chain = [store([block], block - 1 or None) for block in range(1, MAX_RUN + 11)]
     first, second = announced(index_of(*chain))
     assert (len(first["block_hashes"]), second["block_hashes"][0]) == (MAX_RUN, MAX_RUN + 1)
     assert second["parent_block_hash"] == MAX_RUN
 
 
-def test_a_table_of_few_blocks_leaves_as_it_came():
+def test_the_blocks_of_a_small_table_are_not_joined():
     chain = [store([block], block - 1 or None) for block in range(1, FEW + 1)]
     assert lengths(announced(index_of(*chain[:-1]))) == [1] * (FEW - 1)
     assert lengths(announced(index_of(*chain))) == [FEW]
@@ -85,7 +85,7 @@ def test_a_table_of_few_blocks_leaves_as_it_came():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_blocks_that_are_not_alike_are_events_of_their_own(odd, size):
+def test_a_block_with_different_fields_is_announced_in_a_separate_event(odd, size):
     chain = [store([block], block - 1 or None, block_size=size) for block in range(1, 101)]
     chain[49] = store([50], 49, block_size=size, **odd)
     index = index_of(*chain)
@@ -118,7 +118,7 @@ def test_the_window_is_bounded_and_pauses():
     assert pauses == (WINDOW + 2 * PAUSE - 1) // PAUSE
 
 
-def test_where_blocks_have_other_names_nothing_is_joined():
+def test_blocks_with_derived_hashes_are_not_joined():
     chain = [store([block], block - 1 or None, block_size=32) for block in range(1, 101)]
     assert lengths(announced(index_of(*chain, block_size=16))) == [2] * 100
 
@@ -143,7 +143,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(1, 50), st.integers(1, 30))
-def test_what_is_announced_is_the_index(steps, size, window):
+def test_the_announced_events_describe_exactly_the_index(steps, size, window):
     """Announcing an index sends every block once, unchanged and after its parent.
 
     The index has random chains, forks, holes and cycles of parents.

@@ -19,7 +19,7 @@ def bench_of(*events):
     return bench
 
 
-def told(cut, room=10**6):
+def batches_of(cut, room=10**6):
     reader = cut.chunks(room).reader()
     found: list[Any] = []
     while (body := reader.next_payload()) is not None:
@@ -38,27 +38,27 @@ def sizes_of(bodies):
 
 
 @pytest.mark.parametrize("blocks", [1, 3, 500])
-def test_an_event_goes_on_in_the_next_batch(blocks):
+def test_a_snapshot_fills_each_batch_before_it_begins_the_next(blocks):
     runs = [store([blocks * at + i for i in range(blocks)]) for at in range(1024 // blocks)]
     cut = cut_of(bench_of(*runs))
-    sizes = sizes_of(told(cut))
+    sizes = sizes_of(batches_of(cut))
     assert all(size == BLOCKS_PER_BATCH for size in sizes[:-1])
     assert sum(sizes) == len(runs) * blocks
     assert cut.chunks(10**6).count == len(sizes)
 
 
 @pytest.mark.parametrize("blocks", [1, 100])
-def test_blocks_that_leave_re_cut_are_counted_in_pieces(blocks):
+def test_a_snapshot_counts_the_sub_blocks_of_divided_blocks(blocks):
     bench = Bench(block_size=16)
     bench.feed(store(list(range(blocks)), block_size=16 * 1000))
     cut = cut_of(bench)
-    bodies = told(cut)
+    bodies = batches_of(cut)
     assert sizes_of(bodies) == [BLOCKS_PER_BATCH] * (1000 * blocks // BLOCKS_PER_BATCH) + [
         1000 * blocks % BLOCKS_PER_BATCH
     ]
     assert cut.chunks(10**6).count == len(bodies)
     assert cut.fewest == -(-1000 * blocks // MOST_BLOCKS)
-    assert max(sizes_of(told(cut, cut.fewest))) == min(1000 * blocks, MOST_BLOCKS)
+    assert max(sizes_of(batches_of(cut, cut.fewest))) == min(1000 * blocks, MOST_BLOCKS)
     router = PlainSetRouter()
     for seq, body in enumerate(bodies):
         router.apply(seq, body)
@@ -68,9 +68,9 @@ def test_blocks_that_leave_re_cut_are_counted_in_pieces(blocks):
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 10, 1000])
-def test_it_fits_the_room_there_is(room):
+def test_a_snapshot_fits_into_the_available_seqs(room):
     bench = bench_of(*[store([block], block - 1 or None) for block in range(1, 5001)])
-    bodies = told(cut_of(bench), room)
+    bodies = batches_of(cut_of(bench), room)
     assert len(bodies) <= room
     router = PlainSetRouter()
     for seq, body in enumerate(bodies):
@@ -80,13 +80,13 @@ def test_it_fits_the_room_there_is(room):
     assert router.orphans == 0
 
 
-def test_it_is_made_once_for_all_who_ask():
+def test_all_readers_of_a_snapshot_share_its_batches():
     cut = cut_of(bench_of(store([1])))
     assert cut.chunks(100) is cut.chunks(50)
     assert cut.chunks(100).get(0) is cut.chunks(50).get(0)
 
 
-def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collector():
+def test_a_snapshot_is_freed_with_its_last_reader_without_a_garbage_collection():
     """A snapshot is freed as soon as its last reader ends, without a garbage collection.
 
     While a snapshot exists, a large index stays frozen and keeps later changes separately.
@@ -106,7 +106,7 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
         gc.enable()
 
 
-def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
+def test_the_blocks_of_each_batch_are_collected_once_for_slow_readers_too():
     """Several readers share the batches of a snapshot, because collecting a batch's blocks is most of the work.
 
     A reader that begins after the snapshot's last batch was collected still gets every batch.
@@ -130,7 +130,7 @@ def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
 
 
 @pytest.mark.parametrize("size", [4, 80], ids=["", "re-cut"])
-def test_a_large_batch_is_made_anew_in_pieces(size):
+def test_a_large_batch_is_built_again_in_slices(size):
     bench = Bench(block_size=min(size, 16))
     bench.feed(*[store([at], block_size=size) for at in range(3 * PAUSE)])
     chunks = cut_of(bench).chunks(1)

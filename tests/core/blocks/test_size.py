@@ -13,7 +13,7 @@ from tests.doubles.payloads import cleared, payload, removed, store
 from tests.typed import well_formed
 
 
-def test_bytes_are_about_what_the_process_grows_by():
+def test_the_estimated_index_bytes_match_the_growth_of_the_process():
     bench = Bench(block_size=16)
     events = [[store(list(range(8 * n, 8 * n + 8)))] for n in range(2000)]
     for batch in events[:100]:
@@ -45,7 +45,7 @@ def _calls(bench, payload_):
 
 
 @pytest.mark.parametrize("event", [store([10**6]), cleared(), removed([1], group=0, medium="DISK")])
-def test_what_an_event_costs_does_not_grow_with_the_tables(event):
+def test_the_cost_of_an_event_does_not_grow_with_the_number_of_tables(event):
     """The cost of an event does not depend on the number of groups and media in the index.
 
     The index may have hundreds of them. An event visits only the blocks of its own group and medium.

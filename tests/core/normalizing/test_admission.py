@@ -24,17 +24,17 @@ def empty_cache():
     return EngineCache(SourceSpec(max_groups=4), SourceStats(), index, Stream(BlockSizes(None, index)))
 
 
-def taken(cache, *events):
+def steps_of(cache, *events):
     batch = decode(payload(*events))
     assert isinstance(batch, Batch)
     return Admission(cache).check_all(batch)
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
-def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
+def test_a_long_store_is_split_into_a_chain_of_stores(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
     named = {"each": [["k", block] for block in hashes], "none": [], None: None}[keys]
-    steps = taken(empty_cache(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
+    steps = steps_of(empty_cache(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
     events = [plain(step.event) for step in steps]
     assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
     assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
@@ -51,7 +51,7 @@ def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
 
 @pytest.mark.parametrize("name", ["token_ids", "block_size"])
 @pytest.mark.parametrize("before", [0, 8])
-def test_a_store_that_lacks_a_field_is_no_store(name, before):
+def test_a_store_that_lacks_a_required_field_is_rejected(name, before):
     bench = Bench()
     for n in range(before):
         bench.feed(store([10 + 2 * n, 11 + 2 * n]))
@@ -61,10 +61,10 @@ def test_a_store_that_lacks_a_field_is_no_store(name, before):
     assert bench.stats.stored == before + 1
 
 
-def test_each_store_of_thousands_of_adapters_has_its_own():
+def test_the_stores_of_thousands_of_adapters_keep_their_adapter_ids():
     cache = empty_cache()
     for n in range(5000):
-        (step,) = taken(cache, store([n], lora_id=n))
+        (step,) = steps_of(cache, store([n], lora_id=n))
         assert isinstance(step, Checked)
         assert step.chunk is not None
         assert step.chunk.meta.lora_id == n
@@ -72,7 +72,7 @@ def test_each_store_of_thousands_of_adapters_has_its_own():
 
 
 @pytest.mark.parametrize("kind", [None, "mamba"])
-def test_spellings_that_are_very_long_are_not_kept(kind):
+def test_stores_with_very_long_fields_are_not_cached(kind):
     bench = Bench()
     long = [store([n], lora_name="x" * MAX_SHARED + str(n), kv_cache_spec_kind=kind, group=1) for n in (1, 2)]
     left = plain_all(long) if kind is None else []
@@ -83,7 +83,7 @@ def test_spellings_that_are_very_long_are_not_kept(kind):
     assert bench.filtered == ({} if left else {Filtered.GROUP: 4})
 
 
-def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
+def test_a_learned_block_size_applies_to_all_adapters_of_a_group():
     """A store whose block is larger than earlier blocks shows that all blocks without a group number are radix nodes,
     which kvbus cuts.
 
@@ -99,7 +99,7 @@ def test_what_a_batch_teaches_holds_for_every_spelling_of_its_group():
     assert bench.announced().blocks == bench.router.blocks
 
 
-def test_a_restart_forgets_nothing_that_decides():
+def test_a_restarted_normalizer_rejects_and_filters_as_before():
     bench = Bench(max_groups=2)
     bench.feed(store([1], group=1), store([2], group=2, kv_cache_spec_kind="mamba"))
     bench.restart()
@@ -109,17 +109,17 @@ def test_a_restart_forgets_nothing_that_decides():
     assert bench.normalizer.full
 
 
-def test_stores_without_tokens_teach_the_block_size_until_one_with_tokens_comes():
+def test_a_store_with_tokens_overrules_the_block_size_of_stores_without_tokens():
     cache = empty_cache()
-    (step,) = taken(cache, store([1, 2], tokens=[], block_size=8))
+    (step,) = steps_of(cache, store([1, 2], tokens=[], block_size=8))
     assert isinstance(step, Checked)
     assert (step.chunk, cache.stream.sizes.groups[None].detector.size) == (None, 8)
-    taken(cache, store([1, 2]))
-    taken(cache, store([1, 2], tokens=[], block_size=8))
+    steps_of(cache, store([1, 2]))
+    steps_of(cache, store([1, 2], tokens=[], block_size=8))
     assert cache.stream.sizes.groups[None].detector.proven == 16
 
 
-def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
+def test_a_tail_block_may_be_the_first_block_of_its_group():
     """A block that is smaller than the configured block size is a tail block, even if it is the first block of its
     group.
 
@@ -144,7 +144,7 @@ def test_a_store_that_teaches_nothing_is_the_first_of_its_group():
         ("lookahead_token_ids", [[1]], [[-1]]),
     ],
 )
-def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
+def test_every_store_is_checked_for_odd_values_of_carried_fields(field, good, bad):
     bench = Bench(block_size=16)
     for n in range(40):
         bench.feed(store([n]))

@@ -18,7 +18,7 @@ def checked(event):
 
 
 @pytest.mark.parametrize("hashes", [[1, b"x"], [b"x", 1], [b""], [b"x", b""], [b"x" * 65]], ids=repr)
-def test_hashes_mixed_empty_or_too_long(hashes):
+def test_mixed_empty_or_too_long_hashes_are_rejected(hashes):
     assert check_hashes(hashes) is Reason.HASH_KIND
     assert checked(store(hashes)) is Reason.HASH_KIND
     assert checked(removed(hashes)) is Reason.HASH_KIND
@@ -53,18 +53,18 @@ def test_hashes_mixed_empty_or_too_long(hashes):
         (removed([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
     ],
 )
-def test_a_rule_and_its_reason(event, reason):
+def test_an_event_that_breaks_a_rule_is_rejected_with_its_reason(event, reason):
     assert checked(event) is reason
 
 
 @pytest.mark.parametrize("medium", [None, *MEDIA, *(name.lower() for name in MEDIA)])
-def test_every_medium_goes_to_its_key(medium):
+def test_a_removal_is_checked_into_the_key_of_its_medium(medium):
     assert checked(store([1], medium=medium)) == 16
     assert checked(removed([1], medium=medium)) == medium_key(medium)
 
 
 @pytest.mark.parametrize(("hashes", "size"), [([1], 32), ([1, 2], 16), ([1, 2, 3, 4], 8)])
-def test_a_block_size_of_zero_follows_from_the_counts(hashes, size):
+def test_a_block_size_of_zero_is_computed_from_tokens_and_hashes(hashes, size):
     (event,) = well_formed(payload(store(hashes, tokens=list(range(32)), block_size=0))).events
     assert isinstance(event, BlockStored)
     assert check_stored(event) == 32
@@ -83,5 +83,5 @@ def test_a_block_size_of_zero_follows_from_the_counts(hashes, size):
     ],
     ids=["no hashes", "nothing", "no tokens", "no tokens, a size", "nothing gone", "two copies gone"],
 )
-def test_what_is_odd_but_real(event):
+def test_odd_events_of_real_engines_are_accepted(event):
     assert not isinstance(checked(event), Reason)

@@ -13,7 +13,7 @@ from tests.typed import well_formed
 
 class TestClear:
     @pytest.mark.parametrize("clears", [2, 3, 5])
-    def test_a_second_one_in_a_batch_speaks_of_the_other_tiers(self, clears):
+    def test_a_second_clear_in_a_batch_empties_the_other_tiers(self, clears):
         """A second clear in the same batch empties the other tiers.
 
         vLLM sends two clears without a medium in one batch if it also resets its offloaded blocks (``reset_external``).
@@ -26,7 +26,7 @@ class TestClear:
         assert bench.feed(removed([1], medium="CPU")) == []
 
 
-class TestWhatAClearSpeaksOf:
+class TestClearedTiers:
     """Tests for the blocks that remain after a clear, if the engine had blocks on two tiers."""
 
     @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ class TestWhatAClearSpeaksOf:
             ("all", True, set()),
         ],
     )
-    def test_the_operator_may_say_it(self, clears, opens, left):
+    def test_the_setting_clears_decides_which_tiers_a_clear_empties(self, clears, opens, left):
         bench = Bench(clears=clears)
         first = [cleared()] if opens else []
         bench.feed(*first, store([1]), store([2], medium="CPU"), first_of_epoch=True)
@@ -51,7 +51,7 @@ class TestWhatAClearSpeaksOf:
 class TestEmptied:
     """Tests for the flag which says that a clear has emptied all tiers of the engine."""
 
-    def test_it_does_where_only_the_device_was_spoken_of(self):
+    def test_a_clear_empties_an_engine_that_has_named_only_its_device(self):
         bench = Bench()
         bench.feed(store([1]), cleared())
         assert bench.normalizer.emptied
@@ -87,7 +87,7 @@ class TestNamedClears:
         self.router = PlainSetRouter()
 
     @pytest.mark.parametrize(("clears", "left"), [("auto", {3, 5}), ("all", {5})])
-    def test_several_in_a_batch(self, clears, left):
+    def test_several_clears_in_a_batch_become_removals(self, clears, left):
         """A batch has several clears.
 
         With ``clears: auto``, the first empties only the device, and the next only other tiers.
@@ -101,7 +101,7 @@ class TestNamedClears:
         assert bench.live == left
 
     @pytest.mark.parametrize("gone", [[], [1], [2], [1, 2]], ids=str)
-    def test_of_blocks_that_were_cut(self, gone):
+    def test_a_clear_of_divided_blocks_becomes_removals_of_sub_blocks(self, gone):
         bench = Bench(block_size=16)
         tokens = tokens_of(1, 96)
         self.feed(bench, store([1], tokens=tokens[:64], block_size=64), store([3], tokens=tokens[:32], block_size=32))
@@ -120,7 +120,7 @@ class TestOneMedium:
         ids=["array", "map", "extra"],
     )
     @pytest.mark.parametrize("opens", [False, True], ids=["vllm", "sglang"])
-    def test_the_other_media_keep_their_blocks(self, event, opens):
+    def test_a_clear_of_one_medium_keeps_the_blocks_of_other_media(self, event, opens):
         bench = Bench()
         bench.feed(*[cleared()] * opens, first_of_epoch=True)
         bench.feed(store([1, 2]), store([1, 2], medium="CPU"), store([3], medium="DISK"), store([1], medium="CPU"))
@@ -130,7 +130,7 @@ class TestOneMedium:
 
     @pytest.mark.parametrize("clears", ["auto", "all", "device"])
     @pytest.mark.parametrize("medium", ["GPU", "CPU"])
-    def test_a_clear_of_a_tier_leaves_the_device_unknown(self, clears, medium):
+    def test_only_a_clear_of_the_device_empties_an_unknown_engine(self, clears, medium):
         bench = Bench(clears=clears)
         bench.feed(cleared(medium))
         assert bench.normalizer.emptied is (medium == "GPU" and clears != "all")
@@ -142,7 +142,7 @@ class TestOneMedium:
         assert bench.rejected == {"wrong_type": 2}
         assert bench.live == {1}
 
-    def test_a_second_kvbus_and_a_client_hold_the_same(self):
+    def test_a_chained_kvbus_and_a_client_apply_the_clears_of_a_medium(self):
         first, second, view = Bench(), Bench(clears="all"), BlockView()
         batches: list[list[Any]] = [
             [store([1, 2]), store([1], medium="CPU"), store([9], medium="DISK")],
@@ -158,7 +158,7 @@ class TestOneMedium:
             assert seen == set(second.router.blocks) == set(first.router.blocks)
         assert len(view) == 0
 
-    def test_an_unknown_medium_clears_nothing_and_is_counted(self):
+    def test_a_clear_of_an_unknown_medium_is_rejected(self):
         bench = Bench()
         bench.feed(store([1]))
         assert bench.feed(cleared("HBM")) == []

@@ -25,9 +25,9 @@ def test_a_second_salt_of_a_live_hash_is_not_announced():
     assert bench.feed(removed([1])) == plain_all([removed([1])])
 
 
-class TestWhatIsSaid:
+class TestRemainingCopyCounts:
     @pytest.mark.parametrize("rule", ["count", "last", "ignore"])
-    def test_by_the_engine_about_each_block(self, rule):
+    def test_remaining_copy_counts_decide_which_removals_are_sent(self, rule):
         """The counts of remaining copies that an engine sends (vllm#48933) take precedence over every value of
         ``duplicates``.
         """
@@ -37,26 +37,26 @@ class TestWhatIsSaid:
         assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == plain_all([removed([2])])
         assert bench.feed(removed([1])) == plain_all([removed([1])])
 
-    def test_about_a_block_that_is_not_known(self):
+    def test_remaining_copy_counts_of_unknown_blocks_are_filtered(self):
         bench = Bench()
         assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == []
         assert bench.filtered == {Filtered.UNKNOWN_BLOCK: 2}
 
     @pytest.mark.parametrize("said", [None, [], [1], [1, -1], "ab", [1, "a"], {1: 2}, [1, 2**64 - 1, 3]])
-    def test_what_is_not_said_of_each_block_is_not_said(self, said):
+    def test_invalid_remaining_copy_counts_are_ignored(self, said):
         bench = Bench()
         bench.feed(store([1, 2]), store([1, 2]))
         assert bench.feed(removed([2, 1], remaining_copy_counts=said)) == []
         assert bench.feed(removed([2, 1], remaining_copy_counts=said)) == plain_all([removed([2, 1])])
         assert bench.rejected == {}
 
-    def test_it_does_not_leave(self):
+    def test_remaining_copy_counts_are_not_sent_to_routers(self):
         bench = Bench()
         bench.feed(store([1]))
         (event,) = bench.feed(removed([1], remaining_copy_counts=[0]))
         assert "remaining_copy_counts" not in event
 
-    def test_hits_announced_again_are_no_copies_where_it_is_said(self):
+    def test_repeated_stores_are_not_copies_for_an_engine_with_remaining_copy_counts(self):
         """With ``kv_cache_report_mode=full`` the engine stores a block again at each cache hit.
 
         If kvbus counted stores, it could not distinguish these from copies.
@@ -67,7 +67,7 @@ class TestWhatIsSaid:
         assert bench.feed(removed([1], remaining_copy_counts=[0])) == plain_all([removed([1])])
 
 
-def test_positions_of_the_field_are_those_of_the_encoder():
+def test_remaining_copy_counts_are_decoded_from_the_encoding_of_vllm():
     """kvbus reads ``remaining_copy_counts`` in the form in which vllm#48933's own test of the encoding sends it.
 
     There, the field is in a map, and is missing if the engine does not know the counts.

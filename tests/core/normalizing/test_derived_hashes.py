@@ -29,7 +29,7 @@ def chunk(hashes, tokens, size, *, keys=None, **fields):
     return Chunk(tuple(hashes), None, bytes(encode_value(tokens)), meta(size, **fields), raw)
 
 
-def test_names_are_documented_and_do_not_change():
+def test_derived_hashes_do_not_change_between_versions():
     """kvbus derives fixed hashes for the parts of divided blocks, because two kvbus, also of two versions, must
     agree.
     """
@@ -38,7 +38,7 @@ def test_names_are_documented_and_do_not_change():
     assert derive(None, [1, 2, 3, 4], b"", as_bytes=True) == bytes.fromhex(FIRST_BYTES)
 
 
-def test_everything_that_tells_blocks_apart_tells_names_apart():
+def test_different_blocks_have_different_derived_hashes():
     names = {
         derive(None, [1, 2], b"", as_bytes=False),
         derive(1, [1, 2], b"", as_bytes=False),
@@ -50,7 +50,7 @@ def test_everything_that_tells_blocks_apart_tells_names_apart():
     assert len(names) == 6
 
 
-def test_however_it_was_cut_before_the_names_are_equal():
+def test_derived_hashes_do_not_depend_on_the_engines_block_size():
     tokens = list(range(96))
     whole = derive_chunk(chunk([1], tokens, 96), 16, None)
     assert derive_chunk(chunk([1, 2], tokens, 48), 16, None) == whole
@@ -60,20 +60,20 @@ def test_however_it_was_cut_before_the_names_are_equal():
 @pytest.mark.parametrize(
     "fields", [{"lora_id": 1}, {"lora_name": "a"}, {"cache_salt": bytes(encode_value("s"))}, {"keys": [["image"]]}]
 )
-def test_salt_adapter_and_keys_change_every_name(fields):
+def test_salt_adapter_and_keys_change_every_derived_hash(fields):
     tokens = list(range(32))
     base = derive_chunk(chunk([1], tokens, 32), 16, None)
     other = derive_chunk(chunk([1], tokens, 32, **fields), 16, None)
     assert not set(base) & set(other)
 
 
-def test_where_a_block_lies_changes_no_name():
+def test_the_medium_does_not_change_derived_hashes():
     tokens = list(range(32))
     names = {tuple(derive_chunk(chunk([1], tokens, 32, medium=m), 16, None)) for m in (None, "GPU", "CPU_PINNED")}
     assert len(names) == 1
 
 
 @pytest.mark.parametrize("keys", [5, "abc", {"a": 1}, [], None])
-def test_keys_that_are_no_list_per_block_are_no_salt(keys):
+def test_keys_that_are_not_a_list_do_not_change_derived_hashes(keys):
     tokens = list(range(32))
     assert derive_chunk(chunk([1], tokens, 32, keys=keys), 16, None) == derive_chunk(chunk([1], tokens, 32), 16, None)

@@ -34,7 +34,7 @@ def masked(chain: range, hashes: list[int], **more: Any) -> dict[str, Any]:
     return store(hashes, parent, tokens=body, extra_keys=[None] * len(hashes), lora_id=None, **(WINDOW | more))
 
 
-class Both(Bench):
+class MaskedBench(Bench):
     """A normalizer with two routers: one identifies blocks by their hashes, the other one needs tokens."""
 
     def __init__(self, **rules: Any) -> None:
@@ -56,8 +56,8 @@ class Both(Bench):
         return {block for _, _, block in self.strict.blocks}
 
 
-def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
-    bench = Both()
+def test_a_masked_block_is_sent_with_tokens_when_a_later_store_has_them():
+    bench = MaskedBench()
     bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(1, 9), [7, 8]))
     bench.feed(masked(range(6, 9), [6, 7, 8]))
     assert bench.live == bench.with_tokens == {6, 7, 8}
@@ -71,7 +71,7 @@ def test_cut_blocks_need_tokens():
     """If kvbus divides blocks, it computes the hashes of the parts from their tokens, so it refuses blocks without
     tokens.
     """
-    bench = Both(block_size=8)
+    bench = MaskedBench(block_size=8)
     bench.feed(store([1, 2], group=1))
     assert bench.feed(masked(range(1, 9), [6, 7, 8])) == []
     assert bench.normalizer.refused == {"tokenless"}
@@ -81,7 +81,7 @@ def test_cut_blocks_need_tokens():
 
 
 @pytest.mark.parametrize("profile", ["vllm", "dynamo", "vllm-router"])
-def test_a_source_is_partial_where_an_output_leaves_them_out(profile: str):
+def test_a_finding_names_an_output_that_omits_blocks_without_tokens(profile: str):
     script = Script(groups="all", profiles=(profile,))
     for each in (up(), live(0, store([1, 2], group=0), masked(range(1, 9), [6, 7, 8]))):
         script >> each
@@ -95,8 +95,8 @@ def test_a_source_is_partial_where_an_output_leaves_them_out(profile: str):
 
 
 @pytest.mark.parametrize("profile", STRICT)
-def test_no_router_that_needs_tokens_hears_of_them(profile: str):
-    bench = Both()
+def test_a_router_that_needs_tokens_gets_no_event_of_masked_blocks(profile: str):
+    bench = MaskedBench()
     for events in ([masked(range(1, 9), [6, 7, 8]), store([1, 2], novelty=1)], [removed([6, 7], group=1)], [cleared()]):
         bench.feed(*events)
         sent = unpack(encode(PROFILES[profile].wire, bench.left, 1.0, 0))[1]
@@ -114,12 +114,12 @@ STEPS = st.one_of(
 
 
 @given(st.lists(st.lists(STEPS, max_size=5), max_size=12), st.sampled_from(["GPU", "CPU"]))
-def test_whatever_is_masked_the_routers_hold_what_the_engine_holds(history: Any, second: str):
+def test_routers_hold_the_engines_blocks_after_random_masked_stores(history: Any, second: str):
     """Routers hold the engine's blocks after random stores with masked blocks.
 
     One chain is stored on two media, in parts of up to four blocks of which any may be masked.
     """
-    bench, copies = Both(), Counter[tuple[str, int]]()
+    bench, copies = MaskedBench(), Counter[tuple[str, int]]()
     for turn in history:
         events: list[Any] = []
         for at, (what, first, count, mask) in enumerate(turn):

@@ -59,7 +59,7 @@ FILTERS = [
 
 class TestReasons:
     @pytest.mark.parametrize(("reason", "before", "event"), REASONS, ids=[f"{r[0]}-{i}" for i, r in enumerate(REASONS)])
-    def test_a_bad_event_is_counted_and_the_rest_of_its_batch_lives(self, reason, before, event):
+    def test_a_bad_event_is_rejected_without_the_rest_of_its_batch(self, reason, before, event):
         bench = Bench()
         bench.feed(store([1, 2]), *before)
         out = bench.feed(store([3], 2), event, removed([1]))
@@ -69,7 +69,7 @@ class TestReasons:
         assert bench.router.violations == []
 
     @pytest.mark.parametrize(("reason", "before", "event"), FILTERS, ids=[f"{r[0]}-{i}" for i, r in enumerate(FILTERS)])
-    def test_a_filtered_event_is_counted_and_the_rest_of_its_batch_lives(self, reason, before, event):
+    def test_an_event_is_filtered_without_the_rest_of_its_batch(self, reason, before, event):
         bench = Bench()
         bench.feed(store([1, 2]), *before)
         bench.stats.filtered.clear()
@@ -79,7 +79,7 @@ class TestReasons:
         assert out == plain_all([store([3], 2), removed([1])])
         assert bench.router.violations == []
 
-    def test_every_reason_of_an_event_is_provoked_somewhere(self):
+    def test_every_reason_to_reject_or_filter_an_event_has_a_case(self):
         """For each reason for which kvbus refuses or filters a single event, this module has a test that causes it.
 
         The reasons that are left out concern complete messages and batches, or have their own tests.
@@ -106,7 +106,7 @@ class TestWithoutMedia:
     (LMCache#5076).
     """
 
-    def test_what_is_stored_there_is_left_out_and_counted(self):
+    def test_blocks_on_a_medium_of_without_media_are_filtered(self):
         bench = Bench(without_media=frozenset({"CPU"}))
         for n in range(3):
             out = bench.feed(store([n, n + 10]), store([n, n + 10], medium="cpu"), store([n + 20], medium="DISK"))
@@ -118,7 +118,7 @@ class TestWithoutMedia:
 
 
 class TestFields:
-    def test_lists_with_an_entry_per_block_are_cut_with_their_blocks(self):
+    def test_lists_with_an_entry_per_block_are_divided_with_the_blocks(self):
         bench = Bench()
         keys = [["a"], None, [b"b", ["c", 3]], ["d"]]
         ahead = [[5], [6], [7], []]
@@ -135,7 +135,7 @@ class TestFields:
         assert fourth == plain_all([store([4], 3, extra_keys=[["d"]], lookahead_token_ids=[[]], mm_keys=images[3:])])[0]
 
     @pytest.mark.parametrize("keys", [5, True, 1.5, {"a": 1}, Raw(b"\x91\xa1\xff")], ids=range(5))
-    def test_extra_keys_that_are_no_list(self, keys):
+    def test_extra_keys_that_are_not_a_list_are_counted_as_odd(self, keys):
         bench = Bench()
         bench.feed(store([1]))
         raw = payload(store([1, 2]) | {"extra_keys": keys}, store([3]))
@@ -147,7 +147,7 @@ class TestFields:
 class TestLearned:
     """Tests for the facts about the stream that the normalizer reports, such as its block sizes."""
 
-    def test_the_first_group_with_a_size_is_the_one_that_shows(self):
+    def test_the_reported_block_size_is_that_of_the_first_prefix_group(self):
         bench = Bench()
         bench.feed(store([1], group=4, kv_cache_spec_kind="mamba"))
         assert bench.normalizer.only_without_prefix
@@ -164,7 +164,7 @@ def run_of(*blocks):
 
 
 class TestTwoGranularities:
-    def test_a_coarse_block_that_came_first_is_taken_back(self):
+    def test_a_coarse_block_is_removed_when_finer_blocks_arrive(self):
         bench = Bench()
         bench.feed(store([99], block_size=64, tokens=run_of(1, 2, 3, 4)))
         bench.feed(store([1, 2, 3, 4]))
@@ -173,7 +173,7 @@ class TestTwoGranularities:
         assert bench.filtered == {Filtered.COARSE: 2}
         assert bench.live == {1, 2, 3, 4}
 
-    def test_an_odd_first_event_does_not_overrule_all_that_follow(self):
+    def test_an_odd_first_block_size_does_not_overrule_later_blocks(self):
         bench = Bench()
         bench.feed(store([7], block_size=7))
         for i in range(100, 300, 2):
@@ -181,7 +181,7 @@ class TestTwoGranularities:
         assert bench.live >= set(range(100, 300))
 
 
-def whole(*names, parent=None):
+def full_blocks(*names, parent=None):
     return store(list(names), parent, block_size=64, group=0)
 
 
@@ -196,41 +196,41 @@ class TestTails:
     """
 
     @pytest.mark.parametrize("block_size", [16, 32])
-    def test_one_among_blocks_that_are_cut(self, block_size):
+    def test_a_tail_block_among_divided_blocks_is_not_announced(self, block_size):
         bench = Bench(block_size=block_size)
         bench.feed(tail(1001))
-        bench.feed(whole(1, 2))
+        bench.feed(full_blocks(1, 2))
         there = bench.live
         assert len(there) == 2 * 64 // block_size
         bench.feed(tail(1002, 2), tail(1003, 1002, 32))
-        bench.feed(whole(3, parent=2), tail(1001))
+        bench.feed(full_blocks(3, parent=2), tail(1001))
         assert there < bench.live
         assert len(bench.live) == 3 * 64 // block_size
         assert bench.announced().blocks == bench.router.blocks
 
-    def test_it_goes_with_its_tier(self):
+    def test_a_clear_of_a_tier_removes_the_tail_blocks_of_this_tier(self):
         bench = Bench()
-        bench.feed(whole(1, 2), tail(9), tail(9, medium="cpu"))
+        bench.feed(full_blocks(1, 2), tail(9), tail(9, medium="cpu"))
         bench.feed(cleared())
         assert bench.normalizer.entries == 1
         bench.feed(removed([9], medium="CPU", group=0))
         assert bench.normalizer.entries == 0
-        bench.feed(whole(1, 2), tail(9), tail(9, medium="CPU"))
+        bench.feed(full_blocks(1, 2), tail(9), tail(9, medium="CPU"))
         bench.feed(cleared(), cleared())
         assert bench.normalizer.entries == 0
 
-    def test_it_counts_towards_the_limit(self):
+    def test_a_tail_block_counts_towards_max_blocks(self):
         bench = Bench(max_blocks=4)
-        bench.feed(whole(1, 2), tail(8), tail(9), tail(10))
+        bench.feed(full_blocks(1, 2), tail(8), tail(9), tail(10))
         assert bench.rejected == {Reason.INDEX_FULL: 1}
         assert not bench.normalizer.full, "no block of a router's is missing"
-        bench.feed(whole(3))
+        bench.feed(full_blocks(3))
         assert bench.rejected == {Reason.INDEX_FULL: 2}
-        bench.feed(removed([8], group=0), removed([9], group=0), whole(3))
+        bench.feed(removed([8], group=0), removed([9], group=0), full_blocks(3))
         assert bench.live == {1, 2, 3}
 
-    @pytest.mark.parametrize("coarse", [[whole(90)], [whole(90, 91)]], ids=["alone", "several"])
-    def test_a_finer_stream_that_was_taken_for_them_is_told_after_all(self, coarse):
+    @pytest.mark.parametrize("coarse", [[full_blocks(90)], [full_blocks(90, 91)]], ids=["alone", "several"])
+    def test_finer_blocks_that_were_taken_for_tails_are_announced_later(self, coarse):
         bench = Bench()
         fine = [store([n], n - 1 or None, group=0) for n in range(1, 5)]
         bench.feed(*coarse)
@@ -257,7 +257,7 @@ class TestATierWithLargerBlocks:
     def on_cpu(self, bench):
         return sum(key[1] == "CPU" for key in bench.router.blocks)
 
-    def test_many_stores_of_several_larger_blocks_do_not_overrule_the_device(self):
+    def test_stores_of_larger_cpu_blocks_do_not_change_the_device_block_size(self):
         bench = Bench()
         bench.feed(store([1, 2]))
         for at in range(2 * RELEARN_EVENTS):
@@ -266,7 +266,7 @@ class TestATierWithLargerBlocks:
         assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == {1, 2, 3, 4}
         assert self.on_cpu(bench) == 2 * RELEARN_EVENTS * 2 * 4
 
-    def test_a_restart_goes_on_with_what_was_learned(self):
+    def test_a_restarted_normalizer_keeps_the_learned_block_sizes(self):
         bench = Bench()
         bench.feed(store([1, 2]), self.chunk(), store([1], medium="DISK"))
         bench.restart()
@@ -275,7 +275,7 @@ class TestATierWithLargerBlocks:
         bench.feed(removed([9001], medium="CPU"))
         assert self.on_cpu(bench) == 0
 
-    def test_a_tail_of_the_name_of_a_larger_block_is_a_copy_of_it_once_the_device_has_finer_blocks(self):
+    def test_a_tail_becomes_a_copy_of_a_larger_block_with_the_same_hash(self):
         bench = Bench()
         bench.feed(store([1, 2], group=0))
         bench.feed(tail(5, size=8, medium="CPU", tokens=run_of(5)[:8]))

@@ -7,7 +7,7 @@ from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, store, tokens_of
 
 
-def test_salt_session_and_keys_are_those_of_the_blocks():
+def test_an_offload_without_tokens_gets_salt_session_and_keys_of_its_blocks():
     """If a store has no tokens, kvbus adds the salt, the session and the keys of the same blocks on another medium,
     too.
 
@@ -33,7 +33,7 @@ def test_salt_session_and_keys_are_those_of_the_blocks():
     )
 
 
-def test_what_it_says_itself_is_kept():
+def test_an_offload_keeps_its_own_salt_and_keys():
     bench = Bench()
     bench.feed(store([1], cache_salt="s", extra_keys=[["s"]]))
     own = {"cache_salt": "o", "extra_keys": [["o"]]}
@@ -42,7 +42,7 @@ def test_what_it_says_itself_is_kept():
 
 
 @pytest.mark.parametrize("fields", [{"group": 1}, {"hashes": [1, 7]}], ids=["another group", "one is unknown"])
-def test_what_is_not_known_as_a_whole_is_left_out(fields):
+def test_an_offload_of_partly_unknown_blocks_is_filtered(fields):
     bench = Bench()
     bench.feed(store([1, 2]))
     event = store(fields.pop("hashes", [1]), tokens=[], block_size=0, medium="CPU", **fields)
@@ -50,7 +50,7 @@ def test_what_is_not_known_as_a_whole_is_left_out(fields):
     assert bench.filtered == {Filtered.TOKENLESS: 1}
 
 
-def test_of_two_sizes_it_is_left_out():
+def test_an_offload_of_blocks_with_two_sizes_is_filtered():
     bench = Bench()
     bench.feed(store([1], block_size=32), store([2], block_size=48))
     assert bench.feed(store([1, 2], tokens=[], block_size=0, medium="CPU")) == []
@@ -68,7 +68,7 @@ def test_of_two_sizes_it_is_left_out():
         ([3, 2, 1], [([1], None), ([2], 1), ([3], 2)]),
     ],
 )
-def test_offloaded_blocks_keep_the_parents_they_are_known_by(named, stores):
+def test_offloaded_blocks_keep_their_known_parents(named, stores):
     bench = Bench()
     bench.feed(store([1, 2, 3]), store([9]))
     out = bench.feed(store(named, tokens=[], block_size=0, medium="CPU"))

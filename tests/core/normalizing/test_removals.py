@@ -38,20 +38,20 @@ def bench(**rules):
         ([removed([11]), removed([12])], [[12, 11]]),
     ],
 )
-def test_leaves_go_first_and_what_is_in_order_stays_as_it_came(events, left):
+def test_removals_are_sorted_children_first_only_if_necessary(events, left):
     known = bench()
     out = known.feed(*events)
     assert [event["block_hashes"] for event in out] == left
     assert known.router.violations == []
 
 
-def test_why_a_block_is_unknown_is_known_when_the_batch_ends():
+def test_a_removal_before_its_groups_first_store_is_filtered_by_group():
     known = Bench()
     known.feed(removed([5], group=1), store([6], group=1, kv_cache_spec_kind="mamba"), removed([7], group=2))
     assert known.filtered == {Filtered.GROUP: 2, Filtered.UNKNOWN_BLOCK: 1}
 
 
-def test_an_offload_names_blocks_that_earlier_runs_of_its_batch_have_removed():
+def test_an_offload_finds_blocks_that_its_batch_has_just_removed():
     known = bench()
     known.feed(removed([4, 3]), store([20]), removed([14]), store([3, 4], tokens=[], block_size=0, medium="CPU"))
     assert {("CPU", 4), ("CPU", 3)} <= {(medium, block) for _, medium, block in known.router.blocks}
@@ -75,7 +75,7 @@ def cut(size=16):
 
 class TestReblocked:
     @pytest.mark.parametrize(("gone", "left"), [([1], 4), ([2], 8), ([1, 2], 2), ([3], 6), ([3, 1, 2], 0)], ids=str)
-    def test_sub_blocks_go_with_the_last_block_that_has_them(self, gone, left):
+    def test_sub_blocks_are_removed_with_the_last_block_that_contains_them(self, gone, left):
         for events in ([removed(gone)], [removed([block]) for block in gone]):
             known = cut()
             out = known.feed(*events)
@@ -89,7 +89,7 @@ class TestWithoutAGroup:
     """Tests for an engine that gives a group number in its stores but not in its removals."""
 
     @pytest.mark.parametrize("copies", [0, 2])
-    def test_the_only_one_that_has_the_block_is_meant(self, copies):
+    def test_a_removal_without_a_group_applies_to_the_only_group_with_the_block(self, copies):
         known = Bench()
         known.feed(store([1, 2], group=3), store([7], group=4), *[store([2], 1, group=3)] * copies)
         for _ in range(copies):
@@ -97,12 +97,12 @@ class TestWithoutAGroup:
         assert known.feed(removed([2])) == plain_all([removed([2], group=3)])
         assert known.filtered == ({Filtered.COPY: 2 * copies} if copies else {})
 
-    def test_of_a_block_that_was_cut_the_sub_blocks_go(self):
+    def test_a_removal_without_a_group_removes_the_sub_blocks_of_a_divided_block(self):
         known = Bench(block_size=16)
         (stored,) = known.feed(store([1], block_size=64, group=3))
         assert known.feed(removed([1])) == plain_all([removed(stored["block_hashes"][::-1], group=3)])
 
-    def test_a_coarse_block_goes_before_a_fine_one_of_its_name(self):
+    def test_a_removal_without_a_group_removes_a_coarse_copy_before_a_fine_block(self):
         known = Bench()
         known.feed(store([1, 2, 3, 4], group=3), *[store([4], block_size=64, group=3)] * 2, store([9], group=5))
         assert known.feed(removed([4]), removed([4])) == []
@@ -111,7 +111,7 @@ class TestWithoutAGroup:
         assert known.normalizer.entries == 4
 
     @pytest.mark.parametrize("other", [store([4], group=5), store([4, 5], group=5, block_size=64)], ids=["fine", "new"])
-    def test_it_is_not_guessed_between_a_coarse_block_and_one_of_another_group(self, other):
+    def test_an_ambiguous_removal_without_a_group_is_filtered(self, other):
         known = Bench()
         known.feed(store([1, 2], group=3), store([4], block_size=64, group=3), other)
         assert known.feed(removed([4])) == []
@@ -119,7 +119,7 @@ class TestWithoutAGroup:
 
 
 @pytest.mark.parametrize("gone", [[1], [2], [3, 1], [3, 2, 1]], ids=str)
-def test_removals_in_place_of_a_clear_name_what_has_not_left_yet(gone):
+def test_removals_in_place_of_a_clear_name_all_remaining_blocks(gone):
     for known in (bench(), cut()):
         live = known.live
         known.normalizer.names_cleared = True

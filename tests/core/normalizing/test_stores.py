@@ -16,7 +16,7 @@ def names(events):
 
 
 class TestOrder:
-    def test_beyond_a_removal_nothing_is_waited_for(self):
+    def test_a_store_does_not_wait_for_a_parent_after_a_removal(self):
         bench = Bench()
         bench.feed(store([9]))
         assert names(bench.feed(store([2], 1), removed([9]), store([1]))) == [[2], [9], [1]]
@@ -24,7 +24,7 @@ class TestOrder:
 
 
 class TestOffloads:
-    def test_each_run_leaves_as_a_store_with_its_own_keys(self):
+    def test_an_offload_of_several_runs_becomes_stores_with_their_own_keys(self):
         bench = Bench()
         bench.feed(store([1, 2]), store([7]))
         images = [[{"hash": "a"}], [{"hash": "c"}], [{"hash": "b"}]]
@@ -35,7 +35,7 @@ class TestOffloads:
 
 
 class TestOrphans:
-    def test_one_whose_parent_a_limit_may_have_refused_shows_that_something_is_missing(self):
+    def test_an_orphan_of_a_full_index_marks_its_medium_as_incomplete(self):
         bench = Bench(orphans="drop", max_blocks=2)
         bench.feed(store([1, 2]), store([3], 9, medium="CPU"))
         assert bench.normalizer.dump()["refused"] == []
@@ -45,7 +45,7 @@ class TestOrphans:
         assert bench.rejected == {Reason.INDEX_FULL: 1}
 
     @pytest.mark.parametrize("length", [2, 3, 50])
-    def test_a_cycle_leaves_once_each(self, length):
+    def test_each_store_of_a_cycle_of_parents_is_sent_once(self, length):
         bench = Bench()
         ring = [store([n], (n + 1) % length) for n in range(length)]
         out = bench.feed(*ring, *[store([100 + n], n) for n in range(length)])
@@ -59,7 +59,7 @@ class TestOrphans:
 class TestLimits:
     """Tests for limits that are reached in the middle of a batch. A refused block takes no room."""
 
-    def test_of_bytes(self):
+    def test_stores_beyond_max_index_bytes_are_rejected(self):
         one = Bench()
         one.feed(store([1]))
         bench = Bench(max_index_bytes=2 * one.normalizer.index_bytes)
@@ -70,7 +70,7 @@ class TestLimits:
         assert bench.live == {4, 5}
 
     @pytest.mark.parametrize("size", [8, 64], ids=["tails", "coarse"])
-    def test_of_what_is_left_out(self, size):
+    def test_blocks_that_are_not_announced_count_towards_max_blocks(self, size):
         bench = Bench(max_blocks=3)
         bench.feed(store([1, 2]), store([8], block_size=size), store([9], block_size=size), store([3]))
         assert bench.live == {1, 2}
@@ -79,7 +79,7 @@ class TestLimits:
         bench.feed(removed([8]), store([3]))
         assert bench.live == {1, 2, 3}
 
-    def test_a_store_half_known_takes_room_for_its_new_half(self):
+    def test_a_partly_known_store_uses_room_for_its_new_blocks_only(self):
         bench = Bench(max_blocks=4)
         bench.feed(store([1, 2]))
         assert names(bench.feed(store([1, 2, 3, 4]), store([4, 5], 3))) == [[3, 4]]
@@ -88,20 +88,20 @@ class TestLimits:
 
 class TestPartlyLive:
     @pytest.mark.parametrize(("hashes", "parent", "count"), [([1, 2], None, 1), ([1], None, 0), ([2, 3], 1, 0)])
-    def test_whole_prefixes_that_come_again_are_counted(self, hashes, parent, count):
+    def test_repeated_stores_of_complete_prefixes_are_counted(self, hashes, parent, count):
         bench = Bench()
         bench.feed(store([1, 2, 3]))
         assert bench.feed(store(hashes, parent)) == []
         assert bench.stats.reannounced == count
 
-    def test_a_parent_of_its_own_that_is_live_is_a_copy(self):
+    def test_a_store_that_contains_its_own_live_parent_sends_only_new_blocks(self):
         bench = Bench()
         bench.feed(store([1, 2]))
         assert names(bench.feed(store([1, 5], 1))) == [[5]]
         assert (bench.rejected, bench.filtered) == ({}, {Filtered.COPY: 1})
 
 
-def test_a_root_without_a_parent_leaves_with_none_behind_any_event():
+def test_a_root_that_omits_its_parent_keeps_no_parent_after_an_orphan():
     bench = Bench()
     bench.feed(store([1]))
     root = store([3])

@@ -17,23 +17,23 @@ def settled(**rules):
     return bench
 
 
-def whole(hashes, parent=None, **fields):
+def full_store(hashes, parent=None, **fields):
     return store(hashes, parent, lora_id=None, lora_name=None, **fields)
 
 
 @pytest.mark.parametrize(
     "odd",
     [
-        whole([50, 51], extra_keys=[None]),
-        whole([50], session_id=5),
-        whole([50], lookahead_token_ids=[[-1]]),
-        whole([50]) | {"lora_name": 5},
+        full_store([50, 51], extra_keys=[None]),
+        full_store([50], session_id=5),
+        full_store([50], lookahead_token_ids=[[-1]]),
+        full_store([50]) | {"lora_name": 5},
     ],
     ids=["keys", "session", "lookahead", "adapter"],
 )
-def test_a_store_with_an_odd_field_leaves_between_those_around_it(odd):
+def test_a_store_with_an_odd_field_keeps_its_position_in_the_batch(odd):
     bench = settled()
-    events = [whole([30], 20), odd, whole([31], 30)]
+    events = [full_store([30], 20), odd, full_store([31], 30)]
     assert bench.feed(*events) == plain_all(events)
     assert (bench.rejected, bench.filtered) == ({}, {"odd_field": 1})
 
@@ -42,7 +42,7 @@ def without(event, *names):
     return {name: value for name, value in event.items() if name not in names}
 
 
-def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
+def test_a_block_inactive_event_does_not_change_other_events_of_its_batch():
     """A BlockInactive with the fields of vllm#50732 and one unknown field does not change how the other events are
     handled.
     """
@@ -59,7 +59,7 @@ def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
     assert batch.unknown is None
 
 
-def test_readers_of_events_do_not_see_them():
+def test_decoded_batches_contain_no_block_inactive_events():
     batch = decode_batch(payload({"type": "BlockInactive", "block_hashes": [1]}, store([1])))
     assert isinstance(batch, Batch)
     assert plain_all(batch.events) == plain_all([store([1])])

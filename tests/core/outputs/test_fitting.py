@@ -47,7 +47,7 @@ def blocks(payloads: list[bytes]) -> list[Any]:
     ]
 
 
-def test_a_batch_of_more_events_than_the_vllm_router_takes_leaves_in_several() -> None:
+def test_a_batch_with_too_many_events_for_the_vllm_router_is_split() -> None:
     bus = Bus("vllm-router")
     stores = [store([at], tokens=[at], block_size=1) for at in range(1, 5000)]
     assert len(bus.say(0, store([9999], tokens=[1], block_size=1))) == 1
@@ -58,7 +58,7 @@ def test_a_batch_of_more_events_than_the_vllm_router_takes_leaves_in_several() -
 
 
 @pytest.mark.parametrize("blocks_an_event", [1, 400])
-def test_a_batch_of_more_bytes_than_smg_decodes_leaves_in_several(blocks_an_event: int) -> None:
+def test_a_batch_with_too_many_bytes_for_smg_is_split(blocks_an_event: int) -> None:
     bus = Bus("smg")
     size, wide = 1000, 2**31
     hashes = list(range(1, 1201))
@@ -74,20 +74,20 @@ def test_a_batch_of_more_bytes_than_smg_decodes_leaves_in_several(blocks_an_even
     assert parents == [some[0] - 1 or None for _, some in blocks(got)]
 
 
-def test_one_block_that_is_too_large_leaves_all_the_same() -> None:
+def test_a_batch_of_a_single_large_block_is_not_split() -> None:
     event = store([1], tokens=[2**31] * 10, block_size=10)
     assert halves([event]) == [[event]]
     assert [len(part) for part in halves([event, event, event])] == [1, 2]
 
 
-def test_llm_d_gets_a_kind_where_a_batch_needs_no_other_change() -> None:
+def test_llm_d_gets_a_group_kind_in_batches_without_other_changes() -> None:
     bus = Bus("llm-d")
     for at in range(1, 5):
         (payload,) = bus.say(0, store([at], at - 1 or None, group=0, lora_id=None, lora_name=None))
         assert events_of(payload)[0]["kv_cache_spec_kind"] == "full_attention"
 
 
-def test_mooncake_gets_one_group_and_what_is_left_out_is_counted() -> None:
+def test_mooncake_gets_one_group_and_other_groups_are_counted() -> None:
     bus = Bus("mooncake")
     bus.say(0, store([1], group=1))
     got = bus.say(0, store([2], 1, group=1), store([1], group=2), removed([1], group=1))
@@ -111,7 +111,7 @@ def test_aibrix_gets_a_shared_block_once() -> None:
 
 
 @pytest.mark.parametrize("profile", [name for name, each in PROFILES.items() if each.one_copy])
-def test_a_block_without_tokens_of_another_rank_hides_no_block(profile: str) -> None:
+def test_a_rank_without_tokens_does_not_suppress_the_block_of_another_rank(profile: str) -> None:
     bus = Bus(profile, 2)
     bus.say(0, store([7], tokens=[], medium="CPU"))
     assert blocks(bus.say(1, store([7], medium="CPU"))) == [("BlockStored", [7])]
@@ -119,7 +119,7 @@ def test_a_block_without_tokens_of_another_rank_hides_no_block(profile: str) -> 
     assert blocks(bus.say(1, removed([7], medium="CPU"))) == [("BlockRemoved", [7])]
 
 
-def test_kthena_gets_the_first_group_of_each_rank_where_these_differ() -> None:
+def test_kthena_gets_the_first_group_of_each_rank() -> None:
     bus = Bus("kthena", 2)
     bus.say(0, store([1], group=0), store([5], group=1))
     assert blocks(bus.say(1, store([5], group=1), store([1], group=1))) == [("BlockStored", [5])]
@@ -127,14 +127,14 @@ def test_kthena_gets_the_first_group_of_each_rank_where_these_differ() -> None:
     assert blocks(bus.say(1, removed([1, 5], group=1))) == [("BlockRemoved", [1, 5])]
 
 
-def test_a_clear_of_the_only_rank_is_said_in_both_ways_that_aibrix_may_understand() -> None:
+def test_aibrix_gets_removals_in_addition_to_a_clear() -> None:
     """AIBrix 0.7.0 ignores AllBlocksCleared, so kvbus also sends removals."""
     bus = Bus("aibrix")
     bus.say(0, store([1, 2]), store([7]))
     assert blocks(bus.say(0, cleared())) == [("BlockRemoved", [7, 2, 1])]
 
 
-def test_pods_of_their_own_are_cleared_by_themselves() -> None:
+def test_a_clear_of_one_pod_does_not_clear_another_pod() -> None:
     bus = Bus("llm-d", 2, topics=[b"kv@a@m", b"kv@b@m"], merged=False)
     bus.say(0, store([1]))
     bus.say(1, store([1]))
@@ -143,13 +143,13 @@ def test_pods_of_their_own_are_cleared_by_themselves() -> None:
     assert events_of(bus.state(1)[0])[0]["type"] == "AllBlocksCleared"
 
 
-def test_runs() -> None:
+def test_runs_of_returns_the_ranges_of_true_values() -> None:
     assert list(runs_of([True, True, False, True])) == [(0, 2), (3, 4)]
     assert list(runs_of([False])) == []
 
 
 @pytest.mark.parametrize(("profile", "ranks"), [("smg", {0}), ("llm-d", {0, 1})])
-def test_a_merged_stream_for_smg_has_rank_0_alone(profile: str, ranks: set[int]) -> None:
+def test_a_merged_stream_for_smg_has_only_rank_0(profile: str, ranks: set[int]) -> None:
     bus = Bus(profile, 2, topics=[b"kv@a@m"])
     live = [*bus.say(0, store([1, 2])), *bus.say(1, store([3], 1))]
     for payloads in (live, bus.state()):

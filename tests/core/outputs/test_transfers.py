@@ -11,10 +11,10 @@ def numbered_stream(journal=(10**6, 10**9)):
     return OutputStream(b"kv", PROFILES["vllm"], Journal(*journal), heartbeat=1.0, rank=0, numbered=True)
 
 
-class TestOfALogsNumbers:
+class TestTransferOfALogStream:
     """Tests for a stream with a log's seqs: its journal begins with a state, and a new router gets the journal."""
 
-    def test_everything_the_journal_has_under_the_numbers_that_it_has(self):
+    def test_a_transfer_sends_the_complete_journal_with_its_seqs(self):
         stream = numbered_stream()
         sent = []
         for seq in range(1_000_000, 1_000_000 + 300):
@@ -26,7 +26,7 @@ class TestOfALogsNumbers:
         assert (transfer.first_seq, transfer.end_seq) == (1_000_000, 1_000_000 + 300)
         assert taken(transfer.batches()) == sent
 
-    def test_it_is_as_of_the_moment_and_readers_share_it_at_their_own_pace(self):
+    def test_fast_and_slow_readers_of_a_transfer_get_the_same_batches(self):
         stream = numbered_stream()
         stream.take(7, b"state", b"", 0.0, begins=True, ends=True, known=False)
         stream.take(8, b"next", b"", 0.0, begins=False, ends=False, known=False)
@@ -37,7 +37,7 @@ class TestOfALogsNumbers:
         assert taken(fast) == [(7, b"state"), (8, b"next")]
         assert taken(slow) == [(8, b"next")]
 
-    def test_nothing_was_read_yet(self):
+    def test_a_transfer_of_an_empty_journal_has_no_batches(self):
         transfer = JournalTransfer(numbered_stream())
         assert transfer.first_seq == transfer.end_seq == 0
         assert taken(transfer.batches()) == []

@@ -34,7 +34,7 @@ def salted(salt: Any, hashes: list[Any], **more: Any) -> dict[str, Any]:
     return store(hashes, extra_keys=[[salt], *[None] * (len(hashes) - 1)], **more)
 
 
-class Taken:
+class ViewBench:
     """A tenant's view to which a test passes the relay's outgoing events.
 
     The source's index has all blocks of these events.
@@ -72,26 +72,26 @@ class Taken:
     ],
 )
 def test_the_salt_of_a_first_block_is_the_last_text_of_its_extra_keys(keys: Any, takes: bool) -> None:
-    taken = Taken()
+    taken = ViewBench()
     assert bool(taken(store([1, 2], extra_keys=keys))) == takes
     assert taken.stats.not_read == (not takes)
 
 
-def test_an_adapters_name_among_the_extra_keys_is_no_salt() -> None:
-    taken = Taken()
+def test_the_adapter_name_among_the_extra_keys_is_not_a_salt() -> None:
+    taken = ViewBench()
     assert taken(store([1], lora_name="a", extra_keys=[["a"]])) == []
     assert taken(store([2], lora_name="a", extra_keys=[["a", "a"]])) != []
 
 
 @pytest.mark.parametrize(("said", "takes"), [("a", True), ("b", False), (7, False), (["a"], False), ({"a": 1}, False)])
-def test_a_store_that_says_its_salt_decides_by_that_alone(said: Any, takes: bool) -> None:
-    taken = Taken()
+def test_the_cache_salt_of_a_store_overrides_its_extra_keys(said: Any, takes: bool) -> None:
+    taken = ViewBench()
     assert bool(taken(store([2], 1, cache_salt=said))) == takes
     assert bool(taken(store([3], extra_keys=[["a"]], cache_salt=said))) == takes
 
 
-def test_blocks_are_of_the_view_that_their_chain_began_in() -> None:
-    taken = Taken()
+def test_a_block_belongs_to_the_view_of_the_first_block_of_its_chain() -> None:
+    taken = ViewBench()
     taken(salted("a", [1]), salted("b", [2]))
     assert taken(store([3], 1), store([4], 2)) == plain_all([store([3], 1)])
     taken(removed([1]), removed([2]))
@@ -99,15 +99,15 @@ def test_blocks_are_of_the_view_that_their_chain_began_in() -> None:
     assert (taken.stats.not_read, taken.stats.undecided) == (3, 0)
 
 
-def test_a_store_behind_a_block_that_nobody_knows_is_left_out_and_counted() -> None:
-    taken = Taken()
+def test_a_store_with_an_unknown_parent_is_omitted_and_counted() -> None:
+    taken = ViewBench()
     assert taken(store([3], 99)) == []
     assert taken(store([4], 3)) == [], "and so is what follows it"
     assert (taken.stats.undecided, taken.stats.not_read) == (1, 1)
 
 
-def test_a_clear_leaves_always_and_says_which_blocks_it_takes() -> None:
-    taken = Taken()
+def test_a_view_sends_every_clear_and_lists_the_cleared_blocks() -> None:
+    taken = ViewBench()
     taken(salted("a", [1]), salted("b", [2]))
     assert taken(cleared(), salted("a", [3]), cleared()) == plain_all([cleared(), salted("a", [3]), cleared()])
     assert [plain_all(removals()) for removals in taken.cleared] == [[removed([1])], [removed([3])]]
@@ -125,16 +125,16 @@ def test_a_clear_leaves_always_and_says_which_blocks_it_takes() -> None:
     ],
 )
 def test_adapters_are_matched_by_name_or_else_by_id(said: dict[str, Any], takes: bool) -> None:
-    assert bool(Taken(Rights(loras=r"team-a|7"))(store([1], **said))) == takes
+    assert bool(ViewBench(Rights(loras=r"team-a|7"))(store([1], **said))) == takes
 
 
-def test_who_is_limited_in_both_ways_reads_what_is_of_both() -> None:
-    taken = Taken(Rights(loras="x", salts=frozenset({"a"})))
+def test_a_router_limited_by_adapter_and_salt_reads_blocks_that_match_both() -> None:
+    taken = ViewBench(Rights(loras="x", salts=frozenset({"a"})))
     assert taken(salted("a", [1]), store([2], lora_name="x", extra_keys=[["x"]])) == []
     assert taken(store([3], lora_name="x", extra_keys=[["x", "a"]])) != []
 
 
-def test_a_field_that_kvbus_does_not_know_is_there_in_a_state_too() -> None:
+def test_a_state_contains_unknown_fields_of_its_blocks() -> None:
     relay = views(A)
     publish(relay, salted("a", [1], unheard_of=7))
     (event,) = [event for event in state(relay) if event["type"] == "BlockStored"]
@@ -168,14 +168,14 @@ def state(relay: Relay) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_batch_without_anything_for_the_view_has_no_number() -> None:
+def test_a_batch_without_blocks_of_the_view_uses_no_seq() -> None:
     relay = views(A)
     assert publish(relay, salted("b", [1])) == []
     assert len(publish(relay, salted("a", [2]), seq=1)) == 1
     assert relay.outputs[0].streams[0].next_seq == 1
 
 
-def test_an_engine_that_comes_back_has_the_blocks_whose_chains_began_elsewhere_too() -> None:
+def test_an_expired_engine_that_returns_has_its_blocks_in_the_same_views() -> None:
     """After an engine was gone, its blocks are in the same views as before.
 
     kvbus clears the routers in this time, but remembers which blocks belong to the view.
@@ -192,7 +192,7 @@ def test_an_engine_that_comes_back_has_the_blocks_whose_chains_began_elsewhere_t
     assert [event["block_hashes"] for event in sent] == [[2], [4]]
 
 
-def test_routers_that_clear_by_pod_get_removals_of_what_they_have() -> None:
+def test_routers_that_clear_by_pod_get_removals_of_the_blocks_in_their_view() -> None:
     bus = Bus("llm-d", 2)
     bus.relay = Relay(
         [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(2)],
@@ -208,7 +208,7 @@ def test_routers_that_clear_by_pod_get_removals_of_what_they_have() -> None:
     assert [(event["type"], event.get("block_hashes")) for event in events_of(got)] == [("BlockRemoved", [1])]
 
 
-def test_of_a_hidden_source_nothing_leaves_not_even_a_clear_or_a_heartbeat() -> None:
+def test_a_hidden_source_sends_no_blocks_clears_or_heartbeats() -> None:
     relay = Relay(
         [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(2)],
         [OutputSpec("out", PROFILES["vllm"], [None, None], heartbeat=1.0, hidden=frozenset({1}))],
@@ -225,7 +225,7 @@ def test_of_a_hidden_source_nothing_leaves_not_even_a_clear_or_a_heartbeat() -> 
     assert relay.handle(Subscribed(0, 1, (1,)), 50.0) == []
 
 
-def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() -> None:
+def test_a_slot_may_change_between_hidden_and_visible_sources() -> None:
     def placed(*, hidden: bool) -> SourcePlaced:
         spec = SourceSpec("f", 0, replay=False, probe_interval=0.0)
         return SourcePlaced(0, spec, [NewStream(b"", 5, hidden=hidden)])
@@ -241,7 +241,7 @@ def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() ->
 
 
 @pytest.mark.parametrize("name", ["sglang0523_radix_salts", "sglang0523_salt_session", "vllm033_session"])
-def test_the_views_of_a_recorded_engines_salts_are_its_salted_blocks_in_parts(name: str) -> None:
+def test_each_salted_block_of_a_recorded_engine_is_in_the_view_of_its_salt(name: str) -> None:
     """Each block that a recorded engine holds at the end is in the view of the salt that begins the block's chain."""
     salts = ("tenant-a", "tenant-b")
     relay = Relay(

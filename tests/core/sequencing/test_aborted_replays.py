@@ -13,7 +13,7 @@ from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end
 from tests.core.sequencing.script import SequencerScript, in_sync, lost
 
 
-def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
+def test_an_aborted_replay_loses_the_oversized_batch_only():
     script = in_sync(2)
     (asked,) = script.after(live(5))
     assert isinstance(asked, Ask)
@@ -29,7 +29,7 @@ def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
     assert script.sequencer.state is State.LIVE
 
 
-def test_a_snapshot_that_is_too_large_is_no_lost_batch():
+def test_an_oversized_snapshot_does_not_count_as_a_lost_batch():
     script = SequencerScript(snapshot=True)
     script.after(up())
     assert script >> replay_aborted() << cancel() << ask(0)
@@ -39,7 +39,7 @@ def test_a_snapshot_that_is_too_large_is_no_lost_batch():
 
 
 @pytest.mark.parametrize("event", [Oversize(0), ReplayAborted(0, 1)])
-def test_a_frame_over_the_limit_is_a_rejection(event):
+def test_an_oversized_frame_counts_as_rejected(event):
     script = Script(replay=True)
     script.relay.handle(event, 1.0)
     assert script.relay.sources[0].stats.rejected == {Reason.FRAME_SIZE: 1}

@@ -12,7 +12,7 @@ from kvbus.core.sequencing.gap_tracker import GapTracker, ReorderBuffer
 from kvbus.core.stats import SourceStats
 
 
-def test_a_missing_batch_that_the_live_stream_brings_in_its_turn_is_recovered() -> None:
+def test_a_missing_batch_that_arrives_live_in_order_is_recovered() -> None:
     stats, actions = SourceStats(), deque[Action]()
     tracker = GapTracker(ReorderBuffer(10, 1000), stats, actions)
     tracker.open()

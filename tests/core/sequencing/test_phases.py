@@ -222,7 +222,7 @@ def _taken(monkeypatch: pytest.MonkeyPatch) -> list[Transition]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
-def test_a_transition(case: Transition, taken: list[Transition]) -> None:
+def test_each_case_causes_its_transition(case: Transition, taken: list[Transition]) -> None:
     script, acts = CASES[case]()
     for act in acts:
         taken.clear()
@@ -233,11 +233,11 @@ def test_a_transition(case: Transition, taken: list[Transition]) -> None:
     assert case in taken, script.sequencer.phase
 
 
-def test_every_transition_of_the_table_has_a_case_and_no_other() -> None:
+def test_the_cases_are_exactly_the_transitions_of_the_table() -> None:
     assert set(CASES) == {(phase, cause, target) for phase, cause, _, target in transitions()}
 
 
-def test_what_cannot_come_is_refused_and_not_passed_over() -> None:
+def test_an_input_that_a_phase_does_not_expect_is_refused() -> None:
     refused = [(phase, cause) for phase, cause in product(Phase, Input) if (phase, cause) not in TABLE]
     assert len(refused) > 200
     for phase, cause in refused:
@@ -258,7 +258,7 @@ def test_a_phase_with_an_open_request_has_its_handlers(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize(("snapshots", "phase"), [(True, Phase.GAP_SNAPSHOT), (False, Phase.BACKFILL)])
-def test_an_answer_that_broke_off_and_is_not_confirmed_is_not_left_alone(snapshots: bool, phase: Phase) -> None:
+def test_the_sequencer_continues_after_an_interrupted_unconfirmed_answer(snapshots: bool, phase: Phase) -> None:
     script, _ = fresh(**COMPACTED | {"snapshot": snapshots})
     script.after(up())
     if snapshots:
@@ -267,7 +267,7 @@ def test_an_answer_that_broke_off_and_is_not_confirmed_is_not_left_alone(snapsho
     assert script.sequencer.phase is phase
 
 
-def test_a_stream_from_now_on_waits_for_its_first_batch() -> None:
+def test_a_subscriber_without_history_waits_for_the_first_batch() -> None:
     script, _ = fresh(from_now=True)
     script.after(up())
     assert script.sequencer.phase is Phase.WAITING

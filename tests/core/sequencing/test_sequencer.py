@@ -37,7 +37,7 @@ from tests.core.dsl import (
 from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced
 
 
-def asks(done):
+def has_replay_request(done):
     """Return whether the sequencer's actions contain a replay request."""
     return any(isinstance(action, Ask) for action in done)
 
@@ -48,7 +48,7 @@ def delivered(done):
 
 
 class TestGaps:
-    def test_two_batches_of_one_number_are_a_matter_for_the_replay(self):
+    def test_a_replay_decides_between_two_batches_with_the_same_seq(self):
         script = in_sync(3)
         script.after(live(5))
         script.epoch = 1  # a second publisher at the endpoint sends the next batch
@@ -57,7 +57,7 @@ class TestGaps:
         assert script.after(*map(replayed, range(3, 6))) == [*deliver(3, 4, 5), cancel()]
         assert script.delivered == [script.payload(seq) for seq in range(6)]
 
-    def test_a_seq_from_nowhere_does_not_take_for_ever(self):
+    def test_one_far_too_high_seq_is_rejected_and_three_are_a_new_epoch(self):
         """A single batch whose seq is much too high is rejected.
 
         If the engine continues from this seq, it is in a new epoch.
@@ -76,7 +76,7 @@ class TestGaps:
         ]
         assert script.missing == (0, 0, 0, 0)
 
-    def test_a_seq_from_nowhere_before_the_history(self):
+    def test_a_far_too_high_seq_before_the_history_is_rejected(self):
         script = SequencerScript()
         script.after(up())
         script.after(live(2**62))
@@ -86,7 +86,7 @@ class TestGaps:
         assert script.missing == (0, 0, 0, 0)
         assert script >> live(2) << deliver(2)
 
-    def test_a_seq_from_nowhere_in_an_answer(self):
+    def test_a_far_too_high_seq_in_a_replay_answer_is_rejected(self):
         script = in_sync(3)
         script.after(live(4))
         assert script >> replayed(2**62)
@@ -105,7 +105,7 @@ class TestBackfill:
         assert script.sequencer.partial
         return script, said
 
-    def test_it_goes_on_being_asked_more_rarely_until_it_answers(self):
+    def test_a_backfill_is_requested_ever_more_rarely_until_the_engine_answers(self):
         script, _ = self.given_up()
         asked = [second for second in range(1000) if ask(0) in script.after(tick(1.0))]
         pauses = [later - sooner for sooner, later in pairwise(asked)]
@@ -113,7 +113,7 @@ class TestBackfill:
         assert pauses[-1] == 16
         assert script >> live(6) << deliver(6)
 
-    def test_it_stays_pending_over_a_restart_of_this_process(self):
+    def test_a_backfill_stays_pending_after_a_restart_of_kvbus(self):
         script, _ = self.given_up()
         again = Sequencer(script.sequencer.spec, SourceStats())
         again.load(script.sequencer.dump())
@@ -131,7 +131,7 @@ class TestEpochs:
         ),
         st.sampled_from([2, 1000]),
     )
-    def test_each_live_batch_is_counted_where_it_ended(self, steps, room):
+    def test_each_live_batch_is_counted_by_its_outcome(self, steps, room):
         script = SequencerScript(replay=False, reorder_batches=room)
         sent = 0
         for step in steps:
@@ -148,7 +148,7 @@ class TestEpochs:
             waiting = len(sequencer.reorder_buffer) + len(sequencer.unverified)
             assert sent == len(script.delivered) + waiting + dropped + stats.filtered["old_epoch"]
 
-    def test_back_in_another_epoch_whose_history_was_trimmed_past_it(self):
+    def test_an_engine_that_returns_in_a_new_epoch_with_a_trimmed_history_is_partial(self):
         script = in_sync(5)
         script.after(down())
         script.epoch = 1
@@ -167,7 +167,7 @@ class TestAfterAPause:
     these.
     """
 
-    def test_an_answer_from_beyond_the_last_delivered_proves_no_restart(self):
+    def test_an_answer_that_begins_after_the_last_delivered_batch_proves_no_restart(self):
         script = in_sync(3, probe_interval=1.0)
         assert script >> tick(1.5) << ask(0)
         assert script >> replayed(50) << cancel()  # the buffer is trimmed; kvbus has not read batches 3 to 49
@@ -184,7 +184,7 @@ class TestAfterAPause:
         """
         until = script.now + seconds
         while script.now < until:
-            if asks(script.after(tick(0.5))):
+            if has_replay_request(script.after(tick(0.5))):
                 script.after(*before, replayed(50))
 
     def nothing_is_lost(self, script):
@@ -193,26 +193,26 @@ class TestAfterAPause:
         assert not script.sequencer.partial
 
     @pytest.mark.parametrize("stood", [14.0, 50.0])
-    def test_what_tcp_holds_back_comes_as_long_after_a_pause_as_that_was(self, stood):
+    def test_batches_delayed_by_a_pause_of_kvbus_are_not_lost(self, stood):
         script = in_sync(3, probe_interval=1.0)
         script.after(tick(0.2, stood=stood))
         self.asked_for(script, stood + 1.0)
         self.nothing_is_lost(script)
 
-    def test_what_tcp_holds_back_comes_as_long_after_an_outage_as_that_was(self):
+    def test_batches_delayed_by_a_network_outage_are_not_lost(self):
         script = in_sync(3, probe_interval=1.0)
         (asked,) = script.after(tick(20.0))
-        assert asks([asked])
+        assert has_replay_request([asked])
         assert script.after(tick(2.0)) == [cancel(), ask(0)]  # the network delivers no message, so no answer came
         self.asked_for(script, 22.0)
         self.nothing_is_lost(script)
 
-    def test_live_batches_that_wait_to_be_read_are_not_lost(self):
+    def test_unread_live_batches_are_not_lost(self):
         script = in_sync(3, probe_interval=1.0)
         self.asked_for(script, 100.0, unread())
         self.nothing_is_lost(script)
 
-    def test_an_answer_that_waits_to_be_read_is_not_late(self):
+    def test_an_unread_replay_answer_does_not_time_out(self):
         script = SequencerScript(replay_timeout=2.0, replay_total_timeout=10.0)
         script.after(up(), replayed(0))
         for _ in range(20):
@@ -222,7 +222,7 @@ class TestAfterAPause:
         assert script.stats.replay_timeouts == 1
 
     @pytest.mark.parametrize("deaf", [False, True])
-    def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
+    def test_a_state_in_a_replay_answer_waits_for_the_live_stream(self, deaf):
         """An answer with other content than the delivered batches may be a state of another kvbus, not a new epoch.
 
         kvbus waits for the live stream, which shows that the epoch is the same. Only without live batches (``deaf``)
@@ -244,7 +244,7 @@ class TestAfterAPause:
         assert delivered(said) == ([] if deaf else [*range(30, 60)])
         assert script.stats.restarts == 0
 
-    def test_a_state_that_ends_before_it_is_another_epochs(self):
+    def test_a_state_that_ends_before_the_last_delivered_batch_is_a_new_epoch(self):
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
         script.after(tick(1.5), *map(replayed, range(30 - OVERLAP, 29)))
@@ -252,7 +252,7 @@ class TestAfterAPause:
         assert script.stats.restarts == 1
 
     @pytest.mark.parametrize("ends", [tick(2.5), replay_aborted()])
-    def test_a_state_that_breaks_off_proves_nothing(self, ends):
+    def test_an_interrupted_state_proves_no_new_epoch(self, ends):
         script = in_sync(30, probe_interval=1.0)
         script.state_at = 30 - OVERLAP
         script.after(tick(1.5), *map(replayed, range(30 - OVERLAP, 30)))
@@ -260,7 +260,7 @@ class TestAfterAPause:
         assert deliver(30) == script.after(live(30))[:1]
         assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
 
-    def test_a_state_is_known_as_one_behind_a_snapshot(self):
+    def test_a_state_after_a_snapshot_is_not_a_new_epoch(self):
         """kvbus recognizes a state in a replay answer even if it began with a snapshot.
 
         The batches of a state have other contents than the live batches with the same seqs. This must not look like a
@@ -277,7 +277,7 @@ class TestAfterAPause:
 
 
 class TestReconnectionWithoutReplay:
-    def test_stale_batches_that_follow_one_another_are_a_new_epoch(self):
+    def test_three_consecutive_stale_batches_are_a_new_epoch(self):
         script = in_sync(RING + 100, replay=False)
         script.epoch = 1
         assert script.after(live(20), live(21)) == []
@@ -287,7 +287,7 @@ class TestReconnectionWithoutReplay:
 
 
 class TestConflict:
-    def test_epochs_without_end_are_paused_and_tried_again(self):
+    def test_endless_epochs_cause_a_conflict_with_retries(self):
         script = in_sync(1)
         while script.state is not State.CONFLICT:
             script.epoch += 1
@@ -315,7 +315,7 @@ class TestRestartOfThisProcess:
         again.sequencer.load(script.sequencer.dump())
         return again
 
-    def test_it_goes_on_where_it_was(self):
+    def test_a_restarted_sequencer_continues_after_its_last_batch(self):
         script = in_sync(5)
         again = self.restarted(script)
         for seq in (5, 6):
@@ -327,7 +327,7 @@ class TestRestartOfThisProcess:
         assert again.stats.restarts == 0
         assert not again.sequencer.partial
 
-    def test_an_epoch_that_began_before_is_the_one_it_asks_about(self):
+    def test_a_restarted_sequencer_continues_the_epoch_of_the_write_ahead_log(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_epoch(partial=False)
         again.sequencer.restore_batch(3, again.payload(3))
@@ -337,12 +337,12 @@ class TestRestartOfThisProcess:
         assert again.sequencer.history.first == 3
         assert again.sequencer.history.pending  # the log does not say why the epoch began at batch 3
 
-    def test_a_loss_of_the_log_is_partial_from_there(self):
+    def test_a_loss_in_the_write_ahead_log_makes_a_restarted_source_partial(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_loss(2)
         assert (again.sequencer.partial, again.sequencer.history.first) == (True, 7)
 
-    def test_before_the_first_batch_there_is_history_and_nothing_is_missing(self):
+    def test_a_sequencer_restarted_before_its_first_batch_counts_no_missing_batches(self):
         script = in_sync(0)
         again = self.restarted(script)
         again.sequencer.recovery_finished()
@@ -350,7 +350,7 @@ class TestRestartOfThisProcess:
         assert again.missing == (0, 0, 0, 0)
         assert (again.sequencer.partial, again.sequencer.history.first) == (True, 9)
 
-    def test_a_snapshot_is_all_there_is_to_know(self):
+    def test_a_restored_snapshot_ends_partial(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_batch(9, again.payload(9))
         again.sequencer.restore_snapshot(20)
@@ -371,12 +371,12 @@ class TestCompletion:
         return script
 
     @pytest.mark.parametrize(("certain", "first"), [(True, 0), (False, 5)])
-    def test_it_ends_partial(self, certain, first):
+    def test_completion_ends_partial(self, certain, first):
         script = self.partial()
         script.sequencer.complete(certain=certain)
         assert (script.sequencer.partial, script.sequencer.history.first) == (False, first)
 
-    def test_not_if_a_loss_is_behind_it(self):
+    def test_completion_does_not_end_partial_if_a_loss_follows(self):
         script = self.partial()
         script.sequencer.actions.append(Lost(1))
         script.sequencer.complete(certain=True)
@@ -387,7 +387,7 @@ COMPACTED: dict[str, Any] = {"compacted": True, "on_lost": "keep", "probe_interv
 
 
 class TestAnswersThatMayBeCompacted:
-    def test_one_gap_after_another_that_only_a_state_fills_is_no_second_publisher(self):
+    def test_many_gaps_that_only_states_fill_are_no_conflict(self):
         script = in_sync(3, **COMPACTED)
         for gap in range(2 * MAX_EPOCHS):
             script.after(live(script.sequencer.next + 1))
@@ -404,14 +404,14 @@ class TestFloodedStart:
     """
 
     @pytest.mark.parametrize("replay", [True, False])
-    def test_batch_0_behind_a_later_one_of_the_live_stream_begins_one_at_once(self, replay):
+    def test_batch_0_after_a_later_live_batch_begins_a_new_epoch(self, replay):
         script = SequencerScript(replay=replay)
         script.after(up(), live(4), *([replayed(3), replayed(4), replay_end()] if replay else []))
         assert new_epoch() in script.after(live(0))
         assert script.stats.restarts == 1
 
     @pytest.mark.parametrize("room", [2, 12])
-    def test_in_whatever_order_it_comes(self, room):
+    def test_a_flooded_start_in_random_order_counts_no_restart(self, room):
         assert [seed for seed in range(500) if flooded(Random(seed), room).stats.restarts] == []
 
 
@@ -450,7 +450,7 @@ def flooded(choose, room):
 
 
 class TestSnapshots:
-    def test_one_that_knows_less_than_was_seen_is_of_a_new_epoch(self):
+    def test_a_snapshot_older_than_the_received_batches_is_of_a_new_epoch(self):
         script = SequencerScript(snapshot=True)
         script.after(up(), snapshot(41))
         assert script >> live(50) << ask(42)
@@ -466,7 +466,7 @@ class TestSnapshots:
         assert script.missing == (3, 0, 3, 0)
         assert script.sequencer.next == 7
 
-    def test_a_batch_that_comes_before_the_snapshot_waits_for_it(self):
+    def test_a_live_batch_that_arrives_before_the_snapshot_waits_for_it(self):
         """The snapshot may be older than a live batch, because the publisher sends it on another connection.
 
         It must not undo a batch that kvbus has delivered.

@@ -27,7 +27,7 @@ Numbering = Literal["one", "each"]
 A, B, C = b"kv@a@m", b"kv@b@m", b"kv@c@m"
 
 
-def said(source):
+def findings_of(source):
     """Return the texts of kvbus's findings about a stream, by the ids of the findings."""
     return {each.id: each.text for each in stream_findings(source)}
 
@@ -96,7 +96,7 @@ class Socket:
 
 @pytest.mark.parametrize("numbering", ["one", "each"])
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "late"])
-def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late: bool) -> None:
+def test_two_sources_on_one_socket_get_the_batches_of_their_topics(numbering: Numbering, late: bool) -> None:
     socket = Socket(numbering, A, B)
     topics = [A, A, B, A, B, B, A, B]
     if late:
@@ -116,11 +116,11 @@ def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late:
         assert source.sequencer.pending == source.stats.lost == 0
         assert not source.stats.rejected
         assert source.stats.filtered[Filtered.TOPIC] > 0
-        assert said(source) == {}
+        assert findings_of(source) == {}
 
 
 @given(st.data())
-def test_whatever_is_published_and_lost(data: st.DataObject) -> None:
+def test_sources_of_one_socket_are_exact_after_random_losses(data: st.DataObject) -> None:
     numbering: Numbering = data.draw(st.sampled_from(["one", "each"]))
     steps = data.draw(st.lists(st.tuples(st.sampled_from([A, B, C]), st.booleans(), st.booleans()), max_size=60))
     up = data.draw(st.integers(0, 20))
@@ -140,7 +140,7 @@ def test_whatever_is_published_and_lost(data: st.DataObject) -> None:
     assert [source.stats.restarts for source in socket.relay.sources] == [0, 0]
 
 
-def test_one_numbering_without_a_replay_has_no_gaps() -> None:
+def test_topics_with_common_seqs_and_no_replay_have_no_gaps() -> None:
     socket = Socket("one", A, B, replay=False)
     socket.up()
     draw = random.Random(7)
@@ -152,7 +152,7 @@ def test_one_numbering_without_a_replay_has_no_gaps() -> None:
 
 
 @pytest.mark.parametrize("numbering", ["one", "each"])
-def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numbering: Numbering) -> None:
+def test_a_second_topic_at_a_source_is_refused_and_reported(numbering: Numbering) -> None:
     socket = Socket(numbering, b"", shared=False)
     socket.up()
     socket.answer()
@@ -164,11 +164,11 @@ def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numberi
     assert socket.reorder_buffer() == socket.stored[A]
     assert source.stats.rejected == {Reason.OTHER_TOPIC: source.stats.rejected[Reason.OTHER_TOPIC]}
     assert source.stats.rejected[Reason.OTHER_TOPIC] >= 10
-    assert list(said(source)) == ["other_topic"]
-    assert "kvbus reads topic 'kv@a@m' and refuses batches under 'kv@b@m'" in said(source)["other_topic"]
+    assert list(findings_of(source)) == ["other_topic"]
+    assert "kvbus reads topic 'kv@a@m' and refuses batches under 'kv@b@m'" in findings_of(source)["other_topic"]
 
 
-def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_replay() -> None:
+def test_sources_that_share_a_replay_ignore_answers_without_topics() -> None:
     socket = Socket("each", A, B, framing=3)
     for topic in (A, B, B):
         socket.publish(topic, lost=True)
@@ -180,27 +180,27 @@ def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_rep
     for source, topic in zip(socket.relay.sources, (A, B), strict=True):
         assert set(source.normalizer.index.names()) <= socket.stored[topic]
         assert source.partial
-        assert "replay answers name no topic" in said(source)["topic_unknown"]
+        assert "replay answers name no topic" in findings_of(source)["topic_unknown"]
 
 
 @pytest.mark.parametrize("framing", [3, 4])
-def test_a_topic_that_nothing_comes_under_is_said(framing: int) -> None:
+def test_a_finding_reports_a_topic_without_batches(framing: int) -> None:
     socket = Socket("one", b"kv@", shared=False, framing=framing)
     socket.up()
     socket.answer()
     source = socket.relay.sources[0]
-    assert said(source) == {}
+    assert findings_of(source) == {}
     for _ in range(5):
         socket.publish(b"")
     socket.settle()
-    assert list(said(source)) == ["topic"]
-    assert "under topic 'kv@': the engine publishes under ''" in said(source)["topic"]
+    assert list(findings_of(source)) == ["topic"]
+    assert "under topic 'kv@': the engine publishes under ''" in findings_of(source)["topic"]
     assert source.stats.batches == 0
     socket.publish(b"kv@a@m")
-    assert "topic" not in said(source)
+    assert "topic" not in findings_of(source)
 
 
-def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
+def test_a_finding_reports_a_source_that_gets_only_replayed_batches() -> None:
     """A finding reports a connected source that gets batches only from its replay: its endpoint may be another
     engine's.
     """
@@ -210,19 +210,19 @@ def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
     socket.answer()
     source = socket.relay.sources[0]
     for _ in range(3):
-        assert said(source) == {}
+        assert findings_of(source) == {}
         socket.publish(A, lost=True)
         socket.settle()
     assert socket.reorder_buffer() == socket.stored[A]
     assert source.stats.batches == 0
-    assert list(said(source)) == ["replay_alone"]
+    assert list(findings_of(source)) == ["replay_alone"]
     socket.settle()
-    assert list(said(source)) == ["replay_alone"]
+    assert list(findings_of(source)) == ["replay_alone"]
     socket.publish(A)
-    assert said(source) == {}
+    assert findings_of(source) == {}
 
 
-def test_answers_after_live_batches_and_on_several_connections_are_no_fault() -> None:
+def test_replayed_batches_after_live_batches_cause_no_finding() -> None:
     socket = Socket("one", b"", shared=False, probe=0.5)
     socket.up()
     socket.answer()
@@ -230,31 +230,31 @@ def test_answers_after_live_batches_and_on_several_connections_are_no_fault() ->
         socket.publish(A)
         socket.publish(A, lost=True)
         socket.settle()
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
     for _ in range(5):
         socket.handle(SourceDown(0))
         socket.publish(A, lost=True)
         socket.up()
         socket.answer()
         socket.settle()
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
     assert socket.reorder_buffer() == socket.stored[A]
 
 
-def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
+def test_a_healthy_stream_has_no_finding_about_its_topic() -> None:
     """No finding reports a wrong topic if the stream is idle, has had batches only by replay, or has no engine yet."""
     socket = Socket("one", b"kv@", shared=False)
     for _ in range(5):
         socket.publish(b"kv@a@m", lost=True)
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
     socket.up()
     socket.answer()
     socket.settle()
     assert socket.reorder_buffer() == socket.stored[b"kv@a@m"]
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
 
 
-def test_another_connection_may_have_another_topic() -> None:
+def test_a_source_may_have_another_topic_after_a_reconnection() -> None:
     socket = Socket("one", b"", shared=False)
     socket.up()
     socket.answer()
@@ -268,20 +268,20 @@ def test_another_connection_may_have_another_topic() -> None:
         socket.publish(b"new")
     socket.settle()
     assert socket.reorder_buffer() == socket.stored[b"new"]
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
 
 
-def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
+def test_sglang_topics_with_an_epoch_suffix_belong_to_one_source() -> None:
     socket = Socket("one", b"kv", shared=False)
     socket.up()
     socket.answer()
     for epoch in (b"1", b"1", b"2"):
         socket.publish(b"kv\0sgl-kv-epoch=" + epoch)
     assert len(socket.reorder_buffer()) == 3
-    assert said(socket.relay.sources[0]) == {}
+    assert findings_of(socket.relay.sources[0]) == {}
 
 
-def test_a_topic_of_others_alone_takes_a_bounded_place() -> None:
+def test_batches_of_a_foreign_topic_need_bounded_memory() -> None:
     socket = Socket("one", A, B)
     socket.up()
     socket.answer()
@@ -292,7 +292,7 @@ def test_a_topic_of_others_alone_takes_a_bounded_place() -> None:
 
 
 @pytest.mark.parametrize("content", [payload(store([1]), ts=12.5), b"", b"\x93", b"nonsense of more than ten bytes"])
-def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
+def test_the_filler_for_a_foreign_batch_has_no_events(content: bytes) -> None:
     batch = decode_batch(filler(content))
     assert not isinstance(batch, Reason)
     assert batch.events == []
@@ -301,7 +301,7 @@ def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
-def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
+def test_kvbus_corrects_a_wrong_guess_that_topics_share_their_seqs(refuted_by: bytes) -> None:
     """kvbus corrects itself after it has mistaken the separate seqs of two topics for one common series.
 
     kvbus receives batch 0 of topic a, batch 1 of topic b, and batch 2 of topic a, because the other batches are lost.

@@ -69,7 +69,7 @@ def sent(profile: str, events: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
-def test_an_odd_value_is_carried_counted_and_named_and_costs_no_block(name: str, value: Any) -> None:
+def test_an_odd_field_value_is_relayed_and_counted(name: str, value: Any) -> None:
     bench = Bench()
     raw = payload(store([1, 2], group=0, **{name: value}), store([3], 2, group=0))
     batch = decode(raw)
@@ -88,7 +88,7 @@ def test_an_odd_value_is_carried_counted_and_named_and_costs_no_block(name: str,
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)
-def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: Any) -> None:
+def test_every_reader_holds_the_blocks_with_odd_field_values(name: str, value: Any) -> None:
     first, second, client = Bench(), Bench(), BlockView()
     limited = TenantIndex(Rights(), NumberingStats())
     feed = Feed("a", PrefixIndex[Worker](), copies=False)
@@ -106,7 +106,7 @@ def test_a_second_kvbus_a_view_and_a_client_hold_the_blocks(name: str, value: An
 
 
 @pytest.mark.parametrize("name", ["extra_keys", "cache_salt", "lora_name"])
-def test_prompts_that_an_odd_value_tells_apart_stay_apart(name: str) -> None:
+def test_prompts_with_different_odd_field_values_get_different_hashes(name: str) -> None:
     """Two tenants send the same prompt with different values of the field ``name``, of a type that kvbus does not
     expect.
 
@@ -143,7 +143,7 @@ def test_an_odd_list_is_divided_with_its_blocks() -> None:
     assert event["lookahead_token_ids"] == [[-2], [-3]]
 
 
-def test_a_value_that_cannot_be_decoded_leaves_as_a_text() -> None:
+def test_an_undecodable_field_value_is_sent_as_a_text() -> None:
     """kvbus sends a text in place of bytes that cannot be decoded, because a router would drop the complete batch."""
     bench = Bench()
     bad = b"\xa2\xff\xff"
@@ -153,7 +153,7 @@ def test_a_value_that_cannot_be_decoded_leaves_as_a_text() -> None:
     assert bench.filtered == {"odd_field": 1}
 
 
-def test_the_adapter_of_a_positional_event_may_be_anything() -> None:
+def test_the_adapter_of_a_positional_event_may_have_any_type() -> None:
     bench = Bench()
     array = ["BlockStored", [1], None, tokens_of(1), 16, None, "GPU"]
     left = [*bench.feed([*array, {"x": 1}]), *bench.feed([*array[:1], [2], *array[2:], 7])]
@@ -161,7 +161,7 @@ def test_the_adapter_of_a_positional_event_may_be_anything() -> None:
     assert bench.rejected == {}
 
 
-def test_texts_of_different_values_differ() -> None:
+def test_different_odd_values_become_different_texts() -> None:
     values = [*ODD.values(), "a", b"a", ["a"], {"a": "a"}, True, 1, 1.0]
     assert len({as_text(value) for value in values}) == len(values)
     assert msgspec.msgpack.decode(bytes.fromhex(as_text({"a": 1}).removeprefix("msgpack:"))) == {"a": 1}
@@ -175,22 +175,22 @@ def odd_fields(event: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("raw", [b"\xa1\xff", b"\x81\x80\x01", b"\x91\xa1\xff"], ids=["text", "key", "text inside"])
 @pytest.mark.parametrize("name", CARRIED)
-def test_a_carried_field_that_is_no_msgpack(name: Any, raw: Any) -> None:
+def test_a_carried_field_with_invalid_msgpack_is_odd(name: Any, raw: Any) -> None:
     assert odd_fields(store([1]) | {name: Raw(raw)})
 
 
 @pytest.mark.parametrize("keys", [[None], [1], ["a"], [None] * 3, [[None], None], [[["y", "z"]], None], [{}, None]])
-def test_extra_keys_that_are_not_an_entry_for_each_block(keys: Any) -> None:
+def test_extra_keys_without_an_entry_for_each_block_are_odd(keys: Any) -> None:
     assert odd_fields(store([1, 2], extra_keys=keys))
 
 
 @pytest.mark.parametrize(
     ("ahead", "good"), [([[1], []], True), ([], True), ([[1]], False), ([1, 2], False), (5, False)]
 )
-def test_lookahead_tokens_have_a_list_for_each_block(ahead: Any, good: Any) -> None:
+def test_lookahead_tokens_without_a_list_for_each_block_are_odd(ahead: Any, good: Any) -> None:
     assert (odd_fields(store([1, 2], lookahead_token_ids=ahead)) == []) is good
 
 
 @pytest.mark.parametrize("token", [-1, 2**32, 1.5, True, None])
-def test_a_lookahead_token_that_is_none(token: Any) -> None:
+def test_an_invalid_lookahead_token_is_odd(token: Any) -> None:
     assert odd_fields(store([1], lookahead_token_ids=[[token]]))

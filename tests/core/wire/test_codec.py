@@ -36,24 +36,24 @@ def decoded(*events, **envelope):
 
 class TestDialects:
     @pytest.mark.parametrize("name", ["data_parallel_rank", "attn_dp_rank"])
-    def test_a_batch_that_is_a_map(self, name):
+    def test_a_batch_that_is_a_map_is_decoded(self, name):
         batch = well_formed(pack({"ts": 1.5, "events": [GOOD], name: 3}))
         assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
 
-    def test_the_salt_of_sglang_0_5_18(self):
+    def test_the_salt_of_sglang_0_5_18_is_decoded(self):
         batch = decoded([*array(GOOD), {"cache_salt": "s"}])
         assert plain_all(batch.events) == plain_all([GOOD | {"cache_salt": "s"}])
 
-    def test_the_name_of_vllm_0_14(self):
+    def test_the_adapter_name_of_vllm_0_14_is_decoded(self):
         assert plain_all(decoded([*array(GOOD), "adapter"]).events) == plain_all([GOOD | {"lora_name": "adapter"}])
 
-    def test_an_array_longer_than_any_known(self):
+    def test_additional_elements_of_a_positional_event_are_ignored(self):
         known = [*array(GOOD), None, None, 1, "full_attention", None]
         event = GOOD | {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
         assert plain_all(decoded([*known, "new", {"x": 1}]).events) == plain_all([event])
 
     @pytest.mark.parametrize("count", [1, 15, 16, 300])
-    def test_batches_of_any_length(self, count):
+    def test_batches_of_any_length_are_decoded(self, count):
         events = [removed([i]) for i in range(count)]
         assert plain_all(decoded(*events).events) == plain_all(events)
         assert plain_all(decoded(*map(array, events)).events) == plain_all(events)
@@ -62,7 +62,7 @@ class TestDialects:
 
 
 class TestUnknownFields:
-    def test_they_are_kept(self):
+    def test_unknown_fields_are_kept(self):
         batch = decoded(cleared(), GOOD | {"novelty": [1, {"a": b"x"}], "other": None})
         assert batch.rejects == []
         assert {name: unpack(raw) for name, raw in batch.extras[1].items()} == {
@@ -71,8 +71,8 @@ class TestUnknownFields:
         }
 
 
-class TestWhatIsNotKnown:
-    def test_it_is_named(self):
+class TestUnknownNames:
+    def test_unknown_events_and_fields_are_named(self):
         later = [*array(GOOD), *[None] * 20]
         batch = decoded({"type": "Later", "x": 1}, ["Newer"], {"x": 1}, GOOD | {"y": 1}, removed([1], z=1), later)
         assert batch.unknown == {
@@ -84,15 +84,15 @@ class TestWhatIsNotKnown:
             "field of BlockStored number 13",
         }
 
-    def test_nothing_where_everything_is_known(self):
+    def test_a_batch_of_known_fields_reports_no_unknown_names(self):
         assert decoded(GOOD, GOOD | {"block_size": "x"}).unknown == set()
 
     @pytest.mark.parametrize("name", ["\x1b[31m", "<script>", "a\nb", "\u202e", "x" * 10**5, "", 'a"b', "%s", "{}"])
-    def test_a_name_may_be_hostile(self, name):
+    def test_a_hostile_name_of_an_unknown_event_is_made_safe(self, name):
         (said,) = decoded({"type": name}).unknown
         assert re.fullmatch(r"event [A-Za-z0-9_. ?-]{1,48}…?", said)
 
-    def test_names_are_bounded(self):
+    def test_the_number_of_unknown_names_is_bounded(self):
         assert len(decoded(*({"type": f"E{n}"} for n in range(1000))).unknown) == codec.MAX_UNKNOWN
 
 
@@ -153,7 +153,7 @@ WRONG += [*missing(), *wrong_types(), *malformed()]
 
 class TestABadEvent:
     @pytest.mark.parametrize(("event", "reason"), WRONG, ids=[f"{reason}-{i}" for i, (_, reason) in enumerate(WRONG)])
-    def test_it_is_named_and_the_rest_of_the_batch_lives(self, event, reason):
+    def test_a_bad_event_is_rejected_without_the_rest_of_its_batch(self, event, reason):
         batch = decoded(store([7]), event, removed([8]))
         assert batch.rejects == [reason]
         assert plain_all(batch.events) == plain_all([store([7]), removed([8])])
@@ -178,7 +178,7 @@ class TestABadBatch:
         ],
         ids=lambda raw: raw[:12].hex() or "empty",
     )
-    def test_what_is_truncated_or_no_msgpack(self, raw):
+    def test_a_truncated_or_invalid_batch_is_rejected(self, raw):
         assert decode_batch(raw) is Reason.NOT_MSGPACK
 
     @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ class TestABadBatch:
         ],
         ids=repr,
     )
-    def test_what_is_no_batch(self, raw):
+    def test_a_payload_of_another_shape_is_not_a_batch(self, raw):
         assert decode_batch(raw) is Reason.BATCH_SHAPE
 
     @pytest.mark.parametrize(
@@ -220,18 +220,18 @@ class TestABadBatch:
         ],
         ids=range(6),
     )
-    def test_what_is_nested_too_deep(self, raw):
+    def test_a_too_deeply_nested_batch_is_rejected(self, raw):
         assert decode_batch(raw) is Reason.NESTING
 
     @pytest.mark.parametrize("raw", [DEEP, payload(rank=Raw(DEEP)), payload(ts=Raw(DEEP))], ids=range(3))
-    def test_a_nest_where_a_number_belongs(self, raw):
+    def test_a_deep_nest_in_place_of_a_number_is_rejected(self, raw):
         assert decode_batch(raw) is Reason.BATCH_SHAPE
 
-    def test_a_map_that_is_nested_too_deep(self):
+    def test_a_too_deeply_nested_map_batch_is_rejected(self):
         assert decode_batch(pack({"ts": 1.0, "events": [], "novelty": Raw(DEEP)})) is Reason.NESTING
 
     @pytest.mark.parametrize("event", [removed([1]), array(removed([1])), {"type": "Nonsense"}])
-    def test_too_many_events(self, event):
+    def test_a_batch_with_too_many_events_is_rejected(self, event):
         raw = pack(event)
 
         def of(count):
@@ -258,13 +258,13 @@ class TestABadBatch:
     ],
     ids=range(10),
 )
-def test_where_the_first_event_begins(raw, offset):
+def test_event_offset_finds_the_first_event(raw, offset):
     assert event_offset(raw) == offset
     if offset:
         assert raw[offset] == 1
 
 
-def test_msgspec_is_not_asked_for_more_memory_than_there_are_bytes():
+def test_msgspec_allocates_no_memory_for_a_false_length():
     for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb"):
         with pytest.raises(msgspec.DecodeError):
             msgspec.msgpack.decode(head + b"\xff\xff\xff\xff")
@@ -272,14 +272,14 @@ def test_msgspec_is_not_asked_for_more_memory_than_there_are_bytes():
 
 @pytest.mark.parametrize("block", [7, b"7" * 32])
 @pytest.mark.parametrize("shape", [lambda event: event, array], ids=["maps", "arrays"])
-def test_a_batch_is_decoded_by_one_call(block, shape):
+def test_a_batch_of_usual_events_is_decoded_by_one_call(block, shape):
     batch = decode(payload(shape(store([block], block)), shape(removed([block]))))
     assert isinstance(batch, Batch)
     assert batch.unknown is None
     assert plain_all(batch.events) == plain_all(decoded(store([block], block), removed([block])).events)
 
 
-def test_salts_as_proposed_for_sglang():
+def test_salts_as_proposed_for_sglang_are_decoded():
     """kvbus reads salts as sglang#39991 proposes them: in `extra_keys` of the first page, and in `cache_salt`.
 
     `lora_name` is always present in these events.
@@ -290,7 +290,7 @@ def test_salts_as_proposed_for_sglang():
     assert plain_all(batch.events) == plain_all([event])
 
 
-def test_what_tensorrt_llm_publishes_itself():
+def test_events_that_tensorrt_llm_publishes_are_decoded():
     """kvbus reads the events of TensorRT-LLM#17023, which leave out fields that have their default value."""
     event = store([-1, 2], 5, lora_id=None, lora_name=None, medium="GPU", group_idx=0)
     batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
@@ -308,5 +308,5 @@ def test_what_tensorrt_llm_publishes_itself():
         (payload(*[cleared()] * 3), False),
     ],
 )
-def test_what_a_state_begins_with(raw, begins):
+def test_a_state_begins_with_a_clear(raw, begins):
     assert codec.begins_with_clear(raw, 2) is begins

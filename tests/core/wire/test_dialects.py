@@ -43,16 +43,16 @@ def names_of(capture):
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_the_name_of_a_capture(name):
+def test_each_capture_has_its_dialect_name(name):
     assert names_of(name) == CAPTURED[name]
 
 
-def test_every_capture_is_looked_at():
+def test_every_capture_has_an_expected_dialect():
     assert {*CAPTURED, *MAPS_OF_0_33} == set(CAPTURES)
 
 
 @pytest.mark.parametrize("name", MAPS_OF_0_33)
-def test_vllm_0_33_leaves_out_what_is_none_and_cannot_be_told_from_0_24(name):
+def test_vllm_0_33_without_null_fields_looks_like_vllm_0_24(name):
     assert names_of(name) == {"vllm-0.24..0.33"}
 
 
@@ -68,30 +68,30 @@ def test_vllm_0_33_leaves_out_what_is_none_and_cannot_be_told_from_0_24(name):
         (12, "vllm-0.22..0.23"),
     ],
 )
-def test_positional_stores_by_their_length(length, name):
+def test_the_length_of_a_positional_store_shows_its_dialect(length, name):
     assert sniff(payload(ARRAY[:length])) == name
 
 
-def test_a_salted_store_is_sglangs():
+def test_a_salted_positional_store_is_of_sglang():
     assert sniff(payload([*ARRAY[:7], {"cache_salt": "s"}])) == "sglang-0.5.18..0.5.19"
 
 
-def test_a_batch_that_is_a_map():
+def test_a_batch_that_is_a_map_is_of_vllm_dev():
     assert sniff(pack({"ts": 1.0, "events": [], "data_parallel_rank": 0})) == "vllm-dev (map batch)"
 
 
-def test_a_map_store_says_no_more_than_it_can():
+def test_a_map_store_without_further_fields_fits_several_dialects():
     assert sniff(payload(store([1]))) == "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 
 
 @pytest.mark.parametrize("eighth", [b"\xa1\xff", b"\x81\x80\x01"], ids=["not utf-8", "a map as a key"])
-def test_an_eighth_element_that_cannot_be_decoded(eighth):
+def test_an_undecodable_eighth_element_does_not_stop_dialect_detection(eighth):
     event = pack(ARRAY[:7])
     body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + eighth + b"\x00"
     assert sniff(body) in ("vllm-0.14..0.16", "sglang-0.5.18..0.5.19")
 
 
-def test_a_stream_has_the_name_of_the_form_that_came_last():
+def test_the_dialect_of_a_stream_is_that_of_its_newest_store():
     sniffer = Sniffer()
     for sent, name in (
         (payload(cleared()), None),

@@ -36,7 +36,7 @@ FORMS = [struct, as_sent]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_store_block_by_block_is_a_chain(form):
+def test_block_by_block_divides_a_store_into_a_chain(form):
     (first, second, third) = block_by_block(form(store([1, 2, 3], 9, extra_keys=KEYS)))
     for event, block, parent, keys in ((first, 1, 9, KEYS[0]), (second, 2, 1, KEYS[1]), (third, 3, 2, KEYS[2])):
         (found,) = plain_all([event])
@@ -49,7 +49,7 @@ def mm_key(offset):
     return {"type": "mm_key", "hash": "ab", "start_offset": offset}
 
 
-def test_a_list_with_an_entry_for_each_block_is_divided_though_no_struct_knows_it():
+def test_an_unknown_list_with_an_entry_for_each_block_is_divided():
     """If kvbus divides a store, it also divides an unknown list with one entry for each block.
 
     An example is TensorRT-LLM's ``mm_keys``, which lists the images in each block.
@@ -62,7 +62,7 @@ def test_a_list_with_an_entry_for_each_block_is_divided_though_no_struct_knows_i
     assert plain_all(parts(event, [(0, 3)])) == plain_all([event])
 
 
-def test_some_blocks_of_a_store_and_of_a_removal():
+def test_parts_returns_ranges_of_a_store_and_of_a_removal():
     (stored,) = parts(struct(store([1, 2, 3], 9)), [(1, 3)])
     assert plain_all([stored]) == plain_all([struct(store([2, 3], 1))])
     assert plain_all(parts(struct(removed([1, 2, 3])), [(0, 1), (2, 3)])) == plain_all([removed([1]), removed([3])])
@@ -71,7 +71,7 @@ def test_some_blocks_of_a_store_and_of_a_removal():
     assert parts(whole, []) == []
 
 
-def test_fields_of_every_form():
+def test_helpers_read_fields_of_structs_and_of_maps():
     assert value(struct(removed([1])), "group_idx") is None
     assert value({"type": "BlockRemoved"}, "medium") is None
     assert is_store(struct(store([1])))
@@ -81,7 +81,7 @@ def test_fields_of_every_form():
 
 
 @pytest.mark.parametrize("extras", [{}, {"novelty": encode_value([7])}])
-def test_without_content_a_store_says_where_blocks_are_and_nothing_of_the_prompt(extras):
+def test_a_store_without_content_has_hashes_and_locations_only(extras):
     place = {"group": 2, "lora_id": 1, "lora_name": "a", "locality": "LOCAL", "ownership": "kvcr"}
     content = {"extra_keys": KEYS, "session_id": "s", "cache_salt": "x", "lookahead_token_ids": [[7]] * 3}
     event = struct(store([1, 2, 3], 9, **place, **content))
@@ -89,6 +89,6 @@ def test_without_content_a_store_says_where_blocks_are_and_nothing_of_the_prompt
     assert plain_all([bare]) == [store([1, 2, 3], 9, tokens=[], **place)]
 
 
-def test_without_content_other_events_are_as_they_were():
+def test_without_content_does_not_change_other_events():
     for event in (struct(removed([1], locality="LOCAL")), AllBlocksCleared()):
         assert without_content(event) is event

@@ -43,7 +43,7 @@ def known(**more):
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_what_a_pool_says(legacy):
+def test_the_events_of_a_pool_are_decoded(legacy):
     found = decode(batch(*(event(kind, legacy=legacy) for kind in ("stored", "removed", "cleared"))))
     assert isinstance(found, Batch)
     assert found.ts == MS / 1000
@@ -52,7 +52,7 @@ def test_what_a_pool_says(legacy):
     assert plain_all(found.events) == plain_all([stored, removed([1], medium="cpu"), cleared()])
 
 
-def test_what_its_keys_say_of_a_block_is_no_unknown_field():
+def test_the_fields_of_mooncake_keys_are_known():
     """kvbus knows the fields of Mooncake#2876: ranks, group, namespace, and the complete hash.
 
     ``seq_hashes`` has the last 64 bits of this hash.
@@ -69,14 +69,14 @@ def test_what_its_keys_say_of_a_block_is_no_unknown_field():
     assert (found.rejects, found.unknown, found.extras) == ([], set(), None)
 
 
-def test_blocks_of_which_nobody_knows_the_tokens_are_counted():
+def test_pool_blocks_with_unknown_tokens_are_filtered():
     bench = Bench()
     assert bench.feed(raw=batch(event("stored"))) == []
     assert bench.filtered == {Filtered.TOKENLESS: 1}
     assert bench.rejected == {}
 
 
-def test_what_an_engine_says_is_what_vllm_would_say():
+def test_the_events_of_an_engine_become_events_of_vllm():
     bench = Bench()
     assert bench.feed(raw=batch(known())) == plain_all([store([1, 2], 9)])
     assert bench.feed(raw=batch(event("stored"))) == plain_all([store([1], 9, medium="CPU")])
@@ -85,7 +85,7 @@ def test_what_an_engine_says_is_what_vllm_would_say():
     assert bench.feed(raw=batch(event("cleared"), event("cleared"))) == plain_all([cleared()])
 
 
-def test_adapter_and_salt():
+def test_adapter_and_salt_of_an_engine_are_decoded():
     found = decode(batch(known(lora_name="a", additional_salt="s")))
     assert isinstance(found, Batch)
     assert plain_all(found.events) == plain_all([store([1, 2], 9, lora_name="a", cache_salt="s", medium="gpu")])
@@ -102,21 +102,21 @@ def test_adapter_and_salt():
         ({"medium": 5}, Reason.WRONG_TYPE),
     ],
 )
-def test_what_is_wrong_is_refused_and_costs_nothing_else(wrong, reason):
+def test_a_wrong_event_is_rejected_without_the_rest_of_its_batch(wrong, reason):
     found = decode(batch(known(), known() | wrong, event("removed")))
     assert isinstance(found, Batch)
     assert found.rejects == [reason]
     assert len(found.events) == 2
 
 
-def test_a_field_that_nobody_knows_is_carried_and_named():
+def test_an_unknown_field_is_relayed_and_named():
     found = decode(batch(known(later=1)))
     assert isinstance(found, Batch)
     assert found.unknown == {"field of BlockStored later"}
     assert found.extras is not None
 
 
-def test_times_in_seconds_stay():
+def test_times_in_seconds_are_not_converted():
     found = decode(pack([1.5, [known()], 0]))
     assert isinstance(found, Batch)
     assert found.ts == 1.5

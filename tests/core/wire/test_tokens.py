@@ -27,16 +27,16 @@ def wide(tokens):
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16 - 1, 2**16, 2**17])
-def test_a_header_is_that_of_an_array(count):
+def test_array_head_returns_the_msgpack_header_of_an_array(count):
     assert array_head(count) + b"\x00" * count == pack([0] * count)
 
 
-class TestCounted:
+class TestCountTokens:
     @pytest.mark.parametrize("tokens", [[], [0], IDS, PAIRS, IDS * 2000], ids=["none", "one", "ids", "pairs", "many"])
-    def test_tokens(self, tokens):
+    def test_count_tokens_returns_the_number_of_tokens(self, tokens):
         assert count_tokens(pack(tokens)) == len(tokens)
 
-    def test_in_another_spelling(self):
+    def test_count_tokens_accepts_longer_encodings(self):
         assert count_tokens(wide(IDS)) == len(IDS)
         assert count_tokens(b"\xdc\x00\x00") == 0
 
@@ -50,26 +50,26 @@ class TestCounted:
             (None, Reason.WRONG_TYPE),
         ],
     )
-    def test_what_is_wrong_has_a_reason(self, tokens, reason):
+    def test_count_tokens_returns_the_reason_of_wrong_tokens(self, tokens, reason):
         assert count_tokens(pack(tokens)) is reason
 
 
-class TestDivided:
+class TestDivide:
     @pytest.mark.parametrize("tokens", [IDS, PAIRS], ids=["ids", "pairs"])
     @pytest.mark.parametrize("size", [1, 2, 16, 64])
-    def test_blocks_are_slices_of_what_was_sent(self, tokens, size):
+    def test_divide_returns_slices_of_the_sent_tokens(self, tokens, size):
         blocks = divide(pack(tokens), size)
         assert blocks == [pack(tokens[at : at + size]) for at in range(0, len(tokens), size)]
         assert joined(blocks[1:3], len(tokens[size : 3 * size])) == pack(tokens[size : 3 * size])
 
 
-class TestDecoded:
+class TestDecodeTokens:
     @pytest.mark.parametrize("tokens", [[], [0], [2**32 - 1], list(range(1000))])
-    def test_ids(self, tokens):
+    def test_decode_tokens_returns_token_ids(self, tokens):
         assert decode_tokens(pack(tokens)) == tokens
 
     @pytest.mark.parametrize("tokens", [[-1], [2**32], [1, 2, -(2**63)], [2**64 - 1], [[0, -1]], [[2**32, 0]]])
-    def test_out_of_range(self, tokens):
+    def test_decode_tokens_rejects_ids_out_of_range(self, tokens):
         assert decode_tokens(pack(tokens)) is Reason.TOKEN_RANGE
 
     @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ class TestDecoded:
             [[[1, 2], 3]],
         ],
     )
-    def test_anything_else(self, tokens):
+    def test_decode_tokens_rejects_other_types(self, tokens):
         assert decode_tokens(pack(tokens)) is Reason.WRONG_TYPE
 
     @pytest.mark.parametrize("raw", [b"", b"\xc1", b"\x91", b"\xdd\xff\xff\xff\xff", b"\x91\xa1\xff", b"\x81\x80\x01"])
-    def test_what_is_no_msgpack(self, raw):
+    def test_decode_tokens_rejects_invalid_msgpack(self, raw):
         assert decode_tokens(raw) is Reason.WRONG_TYPE
 
-    def test_nested_too_deep(self):
+    def test_decode_tokens_rejects_deep_nesting(self):
         assert decode_tokens(DEEP) is Reason.WRONG_TYPE
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])
-def test_pairs_are_seen_behind_every_header(count):
+def test_are_pairs_recognizes_pairs_after_every_array_header(count):
     assert are_pairs(pack([[1, 2]] * count)) is (count > 0)
     assert are_pairs(array_head(count) + b"\xdc\x00\x02\x01\x02" * count) is (count > 0)
     assert not are_pairs(pack([146] * count))
@@ -111,5 +111,5 @@ def test_pairs_are_seen_behind_every_header(count):
 
 @pytest.mark.parametrize("spelled", [pack, wide], ids=["shortest", "wide"])
 @pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 64), (7, 8), (8, 48), (63, 64)])
-def test_a_range_of_tokens_is_an_array_in_its_shortest_form(spelled, first, end):
+def test_slice_array_returns_the_shortest_encoding(spelled, first, end):
     assert slice_array(spelled(IDS), first, end) == pack(IDS[first:end])
