@@ -70,7 +70,7 @@ async def engine_of(dial: Dial, stream: Stream, **options: Any) -> zmq.Socket[by
 
 
 @both_loops
-async def test_what_a_connection_has_brought_comes_before_its_end(dial: Dial) -> None:
+async def test_the_batches_of_a_connection_are_delivered_before_its_end(dial: Dial) -> None:
     async with bound() as stream:
         engine = await engine_of(dial, stream, LINGER=60_000)
         sent = [[b"kv", u64(n), b"x" * (n % 3000)] for n in range(3000)]
@@ -83,7 +83,7 @@ async def test_what_a_connection_has_brought_comes_before_its_end(dial: Dial) ->
 
 
 @both_loops
-async def test_batches_that_wait_while_the_loop_does_something_else_are_unread(dial: Dial) -> None:
+async def test_batches_that_arrive_while_the_loop_is_blocked_count_as_unread(dial: Dial) -> None:
     async with bound() as stream:
         engine = await engine_of(dial, stream)
         assert not stream.stream.unread
@@ -97,7 +97,7 @@ async def test_batches_that_wait_while_the_loop_does_something_else_are_unread(d
 
 
 @both_loops
-async def test_an_oversize_frame_costs_its_publisher_the_connection(dial: Dial) -> None:
+async def test_an_oversize_frame_closes_the_connection_of_its_publisher(dial: Dial) -> None:
     async with bound() as stream:
         engine = await engine_of(dial, stream)
         engine.send_multipart([b"kv", b"x" * FRAME])
@@ -107,7 +107,7 @@ async def test_an_oversize_frame_costs_its_publisher_the_connection(dial: Dial) 
 
 
 @both_loops
-async def test_a_message_without_an_end_ends_its_publisher() -> None:
+async def test_an_endless_message_closes_the_connection_of_its_publisher() -> None:
     async with bound(PeerPolicy(1000)) as stream, bare(stream.endpoint, hello(b"PUB")) as (reader, writer):
         await eventually(lambda: stream.seen == [True], "the connection")
         writer.write((b"\1\x64" + bytes(100)) * 41)
@@ -128,7 +128,7 @@ async def test_a_message_without_an_end_ends_its_publisher() -> None:
         (greeting(mechanism=b"CURVE"), Refused.MECHANISM),
     ],
 )
-async def test_whoever_is_no_publisher_is_refused_in_a_word(data: bytes, reason: Refused) -> None:
+async def test_a_peer_that_is_not_a_publisher_is_refused_with_a_reason(data: bytes, reason: Refused) -> None:
     async with bound() as stream, bare(stream.endpoint, data) as (reader, _):
         with contextlib.suppress(ConnectionError):
             await reader.read()
@@ -137,7 +137,7 @@ async def test_whoever_is_no_publisher_is_refused_in_a_word(data: bytes, reason:
 
 
 @both_loops
-async def test_a_peer_that_leaves_in_its_handshake() -> None:
+async def test_a_peer_that_leaves_during_its_handshake_is_counted_as_refused() -> None:
     async with bound() as stream:
         async with bare(stream.endpoint, greeting()):
             pass
@@ -145,7 +145,7 @@ async def test_a_peer_that_leaves_in_its_handshake() -> None:
 
 
 @both_loops
-async def test_keys_are_let_in_by_the_list_and_a_removed_one_ends_alone(dial: Dial) -> None:
+async def test_removing_a_key_from_the_list_ends_only_the_connection_of_this_key(dial: Dial) -> None:
     ours, (one, two) = generate(), (generate(), generate())
     raw = [z85.decode(public) for public, _ in (one, two)]
 
@@ -170,7 +170,7 @@ async def test_keys_are_let_in_by_the_list_and_a_removed_one_ends_alone(dial: Di
 
 
 @both_loops
-async def test_a_taken_endpoint_is_named_and_a_closed_one_is_free() -> None:
+async def test_the_error_names_a_used_endpoint_and_a_closed_endpoint_can_be_reused() -> None:
     async with bound() as stream:
         events = Events(print, print)
         with pytest.raises(BindError, match=stream.endpoint):

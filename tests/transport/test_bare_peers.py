@@ -32,7 +32,7 @@ duration suffices to see the first PING.
 
 
 @pytest.mark.slow
-async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
+async def test_peers_without_zmtp_commands_stay_connected_and_get_no_command(context):
     """Connect peers without ZMTP commands to each kind of socket of kvbus.
 
     They are busy peers, silent peers, and a peer that is reading a replay answer.
@@ -100,7 +100,7 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
 
 
 @both_loops
-async def test_heartbeats_of_others_are_answered(context):
+async def test_a_zmtp_heartbeat_of_a_router_is_answered(context):
     async with stream_of(context, state=False) as output, dialled(output.port, b"SUB", minor=1) as router:
         router.command(b"PING", bytes(2) + b"context")
         await eventually(lambda: router.commands == [b"READY", b"PONG"], "the answer")

@@ -58,7 +58,7 @@ def context() -> Iterator[Peers]:
 
 @pytest.mark.parametrize("role", [Role.SUB, Role.DEALER, Role.PUB])
 @pytest.mark.parametrize("kind", TYPES)
-async def test_every_socket_type_of_libzmq_is_named(context, kind, role):
+async def test_dial_names_every_socket_type_of_libzmq(context, kind, role):
     bound = context.socket(getattr(zmq, kind))
     endpoint = f"{HOST}:{bound.bind_to_random_port(HOST)}"
     async with dial(endpoint, role, seconds=30) as dialled:
@@ -69,7 +69,7 @@ async def test_every_socket_type_of_libzmq_is_named(context, kind, role):
 
 @pytest.mark.parametrize("mine", [Role.PUB, Role.ROUTER])
 @pytest.mark.parametrize("role", [Role.SUB, Role.DEALER])
-async def test_a_kvbus_too_which_names_its_type_to_those_it_talks_to(mine, role):
+async def test_dial_names_the_socket_type_of_a_kvbus_listener(mine, role):
     handler = Recorder()
     listener = Listener(f"{HOST}:0", mine, handler, refused=handler.refuse)
     try:
@@ -79,7 +79,7 @@ async def test_a_kvbus_too_which_names_its_type_to_those_it_talks_to(mine, role)
         listener.close()
 
 
-async def test_messages_both_ways(context):
+async def test_dial_sends_and_receives_messages(context):
     publisher = context.socket(zmq.XPUB)
     endpoint = f"{HOST}:{publisher.bind_to_random_port(HOST)}"
     large = Limits(frame_bytes=100_000, message_bytes=100_000)
@@ -95,7 +95,7 @@ async def test_messages_both_ways(context):
             await dialled.connection.receive()
 
 
-async def test_a_frame_over_the_limit_ends_it(context):
+async def test_dial_fails_at_a_frame_over_the_limit(context):
     publisher = context.socket(zmq.XPUB)
     endpoint = f"{HOST}:{publisher.bind_to_random_port(HOST)}"
     async with dial(endpoint, Role.SUB, seconds=30, limits=Limits(frame_bytes=10)) as dialled:
@@ -124,7 +124,7 @@ def guarded(context, kind: int, keys: Pair) -> str:
     return f"{HOST}:{bound.bind_to_random_port(HOST)}"
 
 
-async def test_curve(context):
+async def test_dial_tells_right_curve_keys_from_wrong_or_missing_keys(context):
     engine, ours, other = Pair(), Pair(), Pair()
     endpoint, replay = guarded(context, zmq.PUB, engine), guarded(context, zmq.ROUTER, engine)
     found = []
@@ -139,7 +139,7 @@ async def test_curve(context):
     assert found == [(Stop.OPEN, "PUB"), (Stop.OPEN, "ROUTER"), (Stop.KEYS, ""), (Stop.MECHANISM, "")]
 
 
-async def test_a_key_that_is_not_on_the_list():
+async def test_dial_reports_a_key_that_is_not_on_the_list():
     kvbus, ours = Pair(), Pair()
     keys = Keys(Curve(kvbus.public, kvbus.secret), bind=True)
     handler = Recorder()
@@ -187,7 +187,7 @@ async def saying(data: bytes, *, close: bool = False) -> AsyncIterator[str]:
         (SIGNATURE, Stop.CLOSED, "ends the connection in the ZeroMQ handshake"),
     ],
 )
-async def test_what_does_not_greet_is_named(data, stop, sentence):
+async def test_dial_names_a_peer_that_does_not_greet_as_zmtp(data, stop, sentence):
     async with saying(data) as endpoint, dial(endpoint, Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is stop
         assert sentence in dialled.outcome.sentence
@@ -196,25 +196,25 @@ async def test_what_does_not_greet_is_named(data, stop, sentence):
         assert endpoint in found.text
 
 
-async def test_a_peer_that_closes_at_once():
+async def test_dial_reports_a_peer_that_closes_without_a_byte_as_silent():
     async with saying(b"", close=True) as endpoint, dial(endpoint, Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.SILENT
 
 
-async def test_zmtp_2_and_3_0():
+async def test_dial_refuses_zmtp_2_and_accepts_zmtp_3_0():
     async with saying(hello_2(1)) as endpoint, dial(endpoint, Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.VERSION
     async with saying(hello(b"PUB", minor=0)) as endpoint, dial(endpoint, Role.SUB, seconds=8) as dialled:
         assert (dialled.outcome.version, dialled.outcome.socket_type) == ((3, 0), "PUB")
 
 
-async def test_nothing_listens():
+async def test_dial_reports_a_refused_connection_if_nothing_listens():
     for endpoint in (f"{HOST}:{free_port()}", "ipc:///nowhere/at/all"):
         async with dial(endpoint, Role.SUB, seconds=8) as dialled:
             assert dialled.outcome.stop is Stop.REFUSED
 
 
-async def test_an_ipc_endpoint(context, tmp_path):
+async def test_dial_connects_to_an_ipc_endpoint(context, tmp_path):
     endpoint = f"ipc://{tmp_path / 'live'}"
     publisher = context.socket(zmq.PUB)
     publisher.bind(endpoint)
@@ -222,12 +222,12 @@ async def test_an_ipc_endpoint(context, tmp_path):
         assert dialled.outcome.socket_type == "PUB"
 
 
-async def test_a_name_that_does_not_resolve():
+async def test_dial_reports_a_host_name_that_does_not_resolve():
     async with dial("tcp://engine.invalid:5557", Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.NAME
 
 
-async def test_a_name_server_that_does_not_answer(monkeypatch):
+async def test_dial_reports_a_name_server_that_does_not_answer(monkeypatch):
     async def never(_endpoint):
         await asyncio.Future()
 
@@ -238,7 +238,7 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
         )
 
 
-async def test_the_first_address_is_the_only_one_that_zeromq_tries(monkeypatch, context):
+async def test_dial_names_an_address_that_zeromq_would_not_try(monkeypatch, context):
     port = context.socket(zmq.PUB).bind_to_random_port(HOST)
 
     def both(_host, port, family=0, **_):
@@ -258,7 +258,7 @@ async def test_the_first_address_is_the_only_one_that_zeromq_tries(monkeypatch, 
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-async def test_who_dials_in_is_named_and_heard(context, encrypted):
+async def test_accept_names_a_connecting_peer_and_reads_its_messages(context, encrypted):
     endpoint = f"{HOST}:{free_port()}"
     kvbus, engine = Pair(), Pair()
     allowed = Curve(kvbus.public, kvbus.secret, clients={z85.decode(engine.public): Client()}) if encrypted else None
@@ -292,7 +292,7 @@ async def test_who_dials_in_is_named_and_heard(context, encrypted):
     await asyncio.gather(listening, return_exceptions=True)
 
 
-def test_a_sentence_for_each_end():
+def test_each_outcome_of_dial_has_a_sentence_with_the_endpoint():
     for stop in Stop:
         assert "tcp://engine:1" in Outcome("tcp://engine:1", stop).sentence
     assert name_of(encode_message([b"\x00"])) != ""

@@ -37,7 +37,7 @@ async def live_stream(context, where, *, bind=False, topic=b""):
 
 @both_loops
 @pytest.mark.parametrize("bind", [False, True])
-async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
+async def test_a_live_stream_receives_every_batch_in_order(context, bind):
     where = endpoint()
     async with (
         live_stream(context, where, bind=bind) as (got, said),
@@ -52,7 +52,7 @@ async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
 
 
 @both_loops
-async def test_what_libzmq_leaves_in_the_kernel_is_unread(context):
+async def test_messages_that_libzmq_leaves_in_the_kernel_count_as_unread(context):
     where = endpoint()
     socket = make_socket(context, zmq.SUB, RCVHWM=1)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
@@ -79,7 +79,7 @@ async def test_what_libzmq_leaves_in_the_kernel_is_unread(context):
         await turns()
 
 
-def test_a_number_that_is_another_connections_by_now_says_nothing():
+def test_a_reused_descriptor_of_another_connection_does_not_count_as_unread():
     with plain.create_server(("127.0.0.1", 0)) as server, plain.create_connection(server.getsockname()) as one:
         other, peer = server.accept()
         with other:
@@ -93,7 +93,7 @@ def test_a_number_that_is_another_connections_by_now_says_nothing():
 
 
 @both_loops
-async def test_an_engine_that_comes_later_and_again(context):
+async def test_an_engine_that_starts_late_and_restarts_is_read(context):
     where = endpoint()
     async with live_stream(context, where) as (got, said):
         async with EnginePublisher(where, None, bind=True) as engine:
@@ -110,7 +110,7 @@ async def test_an_engine_that_comes_later_and_again(context):
 
 
 @both_loops
-async def test_only_topics_with_the_prefix(context):
+async def test_a_live_stream_receives_only_topics_with_its_prefix(context):
     where = endpoint()
     async with (
         live_stream(context, where, topic=b"kv@") as (got, _),
@@ -125,7 +125,7 @@ async def test_only_topics_with_the_prefix(context):
 
 
 @both_loops
-async def test_messages_of_any_shape_are_handed_over(context):
+async def test_malformed_messages_are_passed_on_unchanged(context):
     """The transport passes malformed messages on, because kvbus's core checks and counts them."""
     where = endpoint()
     async with live_stream(context, where) as (got, _), EnginePublisher(where, None, bind=True) as engine:
@@ -138,7 +138,7 @@ async def test_messages_of_any_shape_are_handed_over(context):
 
 
 @both_loops
-async def test_a_taken_endpoint_is_named(context):
+async def test_the_error_names_an_endpoint_in_use(context):
     where = endpoint()
     async with live_stream(context, where, bind=True):
         with pytest.raises(BindError, match=where):
@@ -153,7 +153,7 @@ def replays(context, where, start):
 
 @both_loops
 @pytest.mark.parametrize("framing", ["3", "4"])
-async def test_a_replay_is_asked_for_and_answered(context, framing):
+async def test_a_replay_request_gets_all_batches_and_end(context, framing):
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True, framing=framing) as engine:
         for n in range(5000):
             engine.publish(b"%d" % n)
@@ -165,7 +165,7 @@ async def test_a_replay_is_asked_for_and_answered(context, framing):
 
 
 @both_loops
-async def test_a_request_made_before_the_engine_is_there(context):
+async def test_a_replay_request_made_before_the_engine_starts_is_answered(context):
     where = endpoint()
     client, got = replays(context, where, 0)
     async with EnginePublisher("tcp://127.0.0.1:*", where, bind=True):
@@ -211,7 +211,7 @@ async def test_answers_to_an_older_request_never_reach_a_newer_one(context):
 
 
 @both_loops
-async def test_hundreds_of_requests_leave_nothing_behind(context):
+async def test_hundreds_of_cancelled_requests_leak_no_descriptor(context):
     """Cancelling requests at any moment leaks no file descriptor, and the engine answers the next request."""
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         for n in range(50):
@@ -231,7 +231,7 @@ async def test_hundreds_of_requests_leave_nothing_behind(context):
 
 @both_loops
 @pytest.mark.parametrize("bind", [False, True])
-async def test_what_a_connection_has_brought_comes_before_its_end(context, bind):
+async def test_the_batches_of_a_connection_are_delivered_before_its_end(context, bind):
     """kvbus reads the batches of a connection before it reports the connection's end.
 
     Otherwise it would attribute them to the next connection.

@@ -90,7 +90,7 @@ def batch(n: int) -> list[bytes]:
 
 @both_loops
 @pytest.mark.parametrize("kind", [zmq.PUB, zmq.XPUB])
-async def test_who_publishes_is_heard_and_who_subscribes_is_served(dial, kind):
+async def test_a_port_reads_a_publisher_and_sends_to_a_subscriber(dial, kind):
     async with opened(topics=(b"kv", b"other")) as port:
         sub = dial(zmq.SUB, port.endpoint, SUBSCRIBE=b"")
         engine = dial(kind, port.endpoint, SNDHWM=0)
@@ -125,7 +125,7 @@ async def until_subscribed(engine, port):
 
 
 @both_loops
-async def test_engines_come_and_go(dial):
+async def test_a_source_is_up_while_any_publisher_is_connected(dial):
     """The source is up from the first publisher's handshake to the last publisher's disconnection, as with a bound
     SUB.
     """
@@ -148,7 +148,7 @@ async def test_engines_come_and_go(dial):
 
 @both_loops
 @pytest.mark.parametrize("minor", [0, 1])
-async def test_a_publisher_of_each_version_is_subscribed_to(minor):
+async def test_a_port_subscribes_to_a_publisher_of_each_zmtp_version(minor):
     async with (
         opened(topics=(b"kv@", b"x" * 300)) as port,
         bare(port.endpoint, greeting(minor=minor) + ready(b"PUB")) as (reader, writer),
@@ -164,7 +164,7 @@ async def test_a_publisher_of_each_version_is_subscribed_to(minor):
 
 
 @both_loops
-async def test_a_message_of_many_frames_is_cut_and_costs_nothing_more(dial):
+async def test_a_message_of_1000_frames_is_cut_and_its_publisher_stays_connected(dial):
     async with opened() as port:
         engine = dial(zmq.PUB, port.endpoint)
         await eventually(lambda: port.seen == [True], "the connection")
@@ -190,7 +190,7 @@ async def test_a_message_of_many_frames_is_cut_and_costs_nothing_more(dial):
         (greeting() + b"\x04\x02" + bytes(2), "bad_command", "a command without a name"),
     ],
 )
-async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
+async def test_a_peer_that_is_neither_engine_nor_router_is_refused_with_a_reason(data, reason, detail):
     async with opened() as port, bare(port.endpoint, data) as (reader, writer):
         if detail is None:  # complete the frame, whose head gives a length of 255 bytes
             writer.write(bytes(255))
@@ -202,7 +202,7 @@ async def test_whoever_is_neither_is_refused_in_a_word(data, reason, detail):
 
 
 @both_loops
-async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
+async def test_a_thousand_unfinished_handshakes_do_not_keep_engine_and_router_out(dial):
     """The engine and a router can connect although a thousand connections have stopped at different points of the
     handshake.
     """
@@ -246,7 +246,7 @@ async def test_subscribers_cannot_keep_engines_out_nor_engines_subscribers(dial)
 
 
 @both_loops
-async def test_one_kind_full_leaves_the_other_its_places(dial):
+async def test_an_engine_can_connect_if_all_places_of_routers_are_used(dial):
     async with opened(max_peers=1) as port, bare(port.endpoint, hello(b"SUB")):
         await eventually(lambda: port.routers.peers, "the only subscriber there may be")
         async with bare(port.endpoint, hello(b"SUB")) as (reader, _):
@@ -257,7 +257,7 @@ async def test_one_kind_full_leaves_the_other_its_places(dial):
 
 
 @both_loops
-async def test_an_engine_whose_source_is_replaced_comes_back_to_the_next_one(dial):
+async def test_an_engine_reconnects_to_the_source_that_replaces_its_source(dial):
     async with opened() as port:
         engine = dial(zmq.PUB, port.endpoint)
         await eventually(lambda: port.seen == [True], "the connection")
@@ -270,7 +270,7 @@ async def test_an_engine_whose_source_is_replaced_comes_back_to_the_next_one(dia
 
 
 @both_loops
-async def test_a_closed_port_ends_both_sides_and_is_free(dial):
+async def test_closing_a_port_disconnects_engine_and_router_and_frees_its_address(dial):
     async with opened() as port:
         dial(zmq.PUB, port.endpoint)
         dial(zmq.SUB, port.endpoint, SUBSCRIBE=b"")

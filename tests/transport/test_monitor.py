@@ -74,7 +74,7 @@ def refused(where):
 
 
 @both_loops
-async def test_a_peer_that_comes_late_and_restarts_again_and_again(context):
+async def test_a_publisher_that_starts_late_and_restarts_is_reported_each_time(context):
     where = endpoint()
     async with watched(context) as one:
         one.socket.connect(where)
@@ -91,7 +91,7 @@ async def test_a_peer_that_comes_late_and_restarts_again_and_again(context):
 
 
 @both_loops
-async def test_bound_with_two_peers_coming_and_going(context):
+async def test_a_bound_source_is_up_while_any_of_two_peers_is_connected(context):
     """A bound source is up from the first peer's connection to the last peer's disconnection.
 
     It reports nothing when a second peer connects or one of two leaves.
@@ -128,7 +128,7 @@ async def heard_from(pub, sub):
 
 
 @both_loops
-async def test_a_connection_without_a_handshake_is_none(context):
+async def test_a_connection_without_a_handshake_is_not_reported(context):
     """A connection without a ZMTP handshake, such as a port scan, does not count as an engine."""
     where = endpoint()
     port = int(where.rpartition(":")[2])
@@ -147,7 +147,7 @@ async def test_a_connection_without_a_handshake_is_none(context):
 
 
 @both_loops
-async def test_a_silent_stranger_does_not_keep_the_source_up(context):
+async def test_a_silent_peer_does_not_keep_the_source_up(context):
     """The source goes down with the engine, even if another peer that never sent a byte is still connected."""
     where = endpoint()
     async with watched(context) as one:
@@ -165,7 +165,7 @@ async def test_a_silent_stranger_does_not_keep_the_source_up(context):
 
 
 @both_loops
-async def test_monitors_made_and_closed_in_quick_succession(context):
+async def test_monitors_opened_and_closed_quickly_do_not_disturb_each_other(context):
     """Monitors that are opened and closed quickly do not disturb each other.
 
     The address of a monitor contains the number of a file descriptor, and the kernel reuses these numbers.
@@ -180,7 +180,7 @@ async def test_monitors_made_and_closed_in_quick_succession(context):
 
 
 @both_loops
-async def test_nothing_is_said_after_close(context):
+async def test_a_closed_monitor_reports_nothing(context):
     where = endpoint()
     pub = publisher(context, where)
     async with watched(context) as one:

@@ -22,7 +22,7 @@ def filled(n: int) -> bytes:
     return batch(store([n + 1]))
 
 
-async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
+async def test_an_oversize_batch_is_counted_and_later_batches_are_relayed():
     """Only the oversize batch is lost. kvbus relays all other batches, also those published while the connection
     was down.
     """
@@ -56,7 +56,7 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
             router.close()
 
 
-async def test_an_engine_that_dials_in_comes_back_by_itself():
+async def test_an_engine_that_connects_to_kvbus_reconnects_after_an_oversize_frame():
     """An engine that connects to kvbus connects again after an oversize frame.
 
     kvbus closes the connection and counts the batch as missing and lost, as if it had connected to the engine itself.
@@ -75,7 +75,7 @@ async def test_an_engine_that_dials_in_comes_back_by_itself():
         assert bus.source.stats.lost == 1
 
 
-async def test_an_oversize_request_costs_its_sender_the_connection_and_nobody_else():
+async def test_an_oversize_request_closes_only_the_connection_of_its_sender():
     async with (
         running_bus(limits={"max_request_bytes": 1024}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,

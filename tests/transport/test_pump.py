@@ -45,7 +45,7 @@ async def pumped(context, handler, **options):
 
 
 @both_loops
-async def test_everything_that_came_before_and_after_the_start_is_handed_over(context):
+async def test_a_pump_reads_messages_from_before_and_after_its_start(context):
     pair = Pair(context)
     for n in range(10):
         pair.theirs.send(b"%d" % n)
@@ -63,7 +63,7 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
 
 
 @both_loops
-async def test_a_cap_ends_the_turn_and_not_the_reading(context):
+async def test_a_pump_that_reaches_its_cap_continues_in_the_next_iteration(context):
     """If more messages wait than the pump may read in one iteration of the event loop, it continues in the next one.
 
     Other callbacks run in between. The pump needs no new signal of the descriptor to continue.
@@ -94,7 +94,7 @@ async def test_a_cap_ends_the_turn_and_not_the_reading(context):
 
 
 @both_loops
-async def test_a_handler_that_raises_loses_its_own_message_only(context, raised):
+async def test_a_handler_that_raises_loses_only_its_message(context, raised):
     got = []
 
     def handler(frames):
@@ -115,7 +115,7 @@ async def test_a_handler_that_raises_loses_its_own_message_only(context, raised)
 
 
 @both_loops
-async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(context):
+async def test_a_kicked_pump_reads_messages_whose_signal_a_send_consumed(context):
     """After a send on the same socket, `kick` makes the pump read the messages that have arrived.
 
     During the send, libzmq processes these messages. After that, the socket's descriptor does not signal them any more.
@@ -135,7 +135,7 @@ async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(
 
 
 @both_loops
-async def test_without_the_kick_that_message_would_wait(context):
+async def test_a_pump_without_a_kick_does_not_read_a_message_without_a_signal(context):
     """If libzmq has processed an arrived message during another call, the pump reads it only after `kick`.
 
     This proves that the test with `kick` can fail.
@@ -155,7 +155,7 @@ async def test_without_the_kick_that_message_would_wait(context):
 
 
 @both_loops
-async def test_a_look_at_what_waits_eats_the_edge_and_the_message_comes_all_the_same(context):
+async def test_a_pump_reads_a_message_whose_signal_look_consumed(context):
     got: list[Any] = []
     async with pumped(context, got.append) as (pair, pump):
         await turns()
@@ -193,7 +193,7 @@ async def test_a_handler_may_answer_on_the_same_socket(context):
 
 @both_loops
 @pytest.mark.parametrize("kept", [MAX_KEPT_FRAMES, 3 * MAX_KEPT_FRAMES])
-async def test_the_number_of_frames_is_bounded_and_told(context, kept):
+async def test_a_pump_keeps_a_bounded_number_of_frames_and_reports_the_total(context, kept):
     """The pump keeps only the first frames of a huge message. It takes none of the dropped frames for the next
     message.
     """
@@ -210,7 +210,7 @@ async def test_the_number_of_frames_is_bounded_and_told(context, kept):
 
 @both_loops
 @pytest.mark.parametrize("raises", [False, True])
-async def test_close_from_within_the_handler(context, raised, raises):
+async def test_a_handler_may_close_its_pump(context, raised, raises):
     got = []
     pair = Pair(context)
     pump: Pump
@@ -238,7 +238,7 @@ async def test_close_from_within_the_handler(context, raised, raises):
 
 
 @both_loops
-async def test_descriptors_are_reused_at_once(context):
+async def test_pumps_with_reused_descriptors_get_only_their_own_messages(context):
     """No pump gets or misses events of another socket, although the sockets are opened and closed quickly.
 
     The kernel gives a new socket the descriptor number of a closed one.
@@ -261,7 +261,7 @@ async def test_descriptors_are_reused_at_once(context):
 
 
 @both_loops
-async def test_opened_and_closed_within_one_turn(context):
+async def test_pumps_closed_in_the_iteration_of_their_start_disturb_no_other_pump(context):
     keeper: list[Any] = []
     async with pumped(context, keeper.append) as (pair, _):
         for _ in range(20):
@@ -275,7 +275,7 @@ async def test_opened_and_closed_within_one_turn(context):
         await eventually(lambda: keeper == [[b"still here"]], "the one that stayed")
 
 
-def test_receive_takes_one_message_and_says_when_there_is_none(context):
+def test_receive_returns_one_message_or_raises_again(context):
     pair = Pair(context)
     with contextlib.suppress(zmq.Again):
         receive(pair.mine)
@@ -288,7 +288,7 @@ def test_receive_takes_one_message_and_says_when_there_is_none(context):
 
 
 @both_loops
-async def test_the_socket_outlives_its_reader_by_a_turn(context):
+async def test_the_socket_of_a_closed_pump_closes_one_iteration_later(context):
     """The socket of a closed pump is closed one iteration of the event loop later.
 
     The loop may hold an event for its descriptor, and a new socket might get the same descriptor number.
@@ -303,7 +303,7 @@ async def test_the_socket_outlives_its_reader_by_a_turn(context):
 
 
 @both_loops
-async def test_a_socket_that_ends_with_its_context_is_read_no_more(context):
+async def test_a_pump_closes_if_its_context_destroys_the_socket(context):
     loop, raised = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _loop, what: raised.append(what["exception"]))
     own = zmq.Context()
@@ -317,7 +317,7 @@ async def test_a_socket_that_ends_with_its_context_is_read_no_more(context):
 
 
 @both_loops
-async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_calls(context):
+async def test_a_deferred_call_runs_after_waiting_messages_and_earlier_calls(context):
     order: list[Any] = []
     async with pumped(context, lambda frames: order.append(int(frames[0]))) as (pair, pump):
         await turns(5)  # let the pump finish its first check of the socket
@@ -335,7 +335,7 @@ async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_cal
 
 
 @both_loops
-async def test_a_stream_that_never_pauses_puts_no_call_off_for_ever(context):
+async def test_a_deferred_call_runs_even_if_messages_never_pause(context):
     got: list[Any] = []
     called: list[int] = []
 
@@ -355,7 +355,7 @@ async def test_a_stream_that_never_pauses_puts_no_call_off_for_ever(context):
 
 
 @both_loops
-async def test_a_paused_pump_leaves_messages_where_they_are_and_takes_them_when_it_goes_on(context):
+async def test_a_paused_pump_reads_messages_only_after_it_resumes(context):
     got: list[Any] = []
     order: list[str] = []
     async with pumped(context, got.append) as (pair, pump):
@@ -372,7 +372,7 @@ async def test_a_paused_pump_leaves_messages_where_they_are_and_takes_them_when_
 
 
 @both_loops
-async def test_a_paused_pump_leaves_a_message_that_comes_just_behind_its_look(context, monkeypatch):
+async def test_a_paused_pump_does_not_read_a_message_that_arrives_after_its_poll(context, monkeypatch):
     got: list[Any] = []
     looks: list[bool] = []
     look = zmq.zmq_poll

@@ -120,7 +120,7 @@ async def whole_answer(reader):
 
 
 @both_loops
-async def test_one_that_reads_and_stops_holds_no_newcomer_up(context):
+async def test_a_client_that_stops_reading_does_not_delay_a_new_client(context):
     async with (
         served(5_000, payload=b"p" * 4_000) as one,
         bare(one.endpoint, DEALER + request()) as (reader, _),
@@ -133,7 +133,7 @@ async def test_one_that_reads_and_stops_holds_no_newcomer_up(context):
 
 
 @both_loops
-async def test_they_cost_little_memory(context, descriptors):
+async def test_200_clients_that_never_read_cost_little_memory(context, descriptors):
     async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
         try:
@@ -146,7 +146,7 @@ async def test_they_cost_little_memory(context, descriptors):
 
 
 @both_loops
-async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
+async def test_kvbus_stops_reading_a_connection_with_too_many_open_requests(context):
     """kvbus stops reading a connection that sends request after request.
 
     Without this limit, 400 requests of a few bytes each took 1.3 GB of memory.
@@ -169,7 +169,7 @@ async def test_one_connection_that_asks_on_and_on_is_not_read_any_more(context):
 
 
 @both_loops
-async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
+async def test_a_client_that_acknowledges_no_data_is_disconnected_and_counted(context):
     async with served(4_000, payload=b"p" * 4_000, stall_timeout=0.3) as one:
         with never_reading(one, 3, asked=2) as stalled:
             await eventually(lambda: one.outcomes == {"stalled": 6}, "their end")
@@ -182,7 +182,7 @@ async def test_whoever_acknowledges_nothing_is_ended_and_counted(context):
 
 
 @both_loops
-async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
+async def test_a_client_that_does_not_read_a_short_answer_is_disconnected(context):
     """kvbus ends a connection whose client does not read its answer, even if the answer is short.
 
     kvbus has then already passed the complete answer to the connection.
@@ -195,7 +195,7 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 
 
 @both_loops
-async def test_a_slow_link_is_never_given_up(context):
+async def test_a_client_that_reads_slowly_is_never_given_up(context):
     """kvbus does not give up a client that reads slowly: 3 MB at 300 kB/s, with a stall_timeout of a third of this
     time.
     """
@@ -215,7 +215,7 @@ async def test_a_slow_link_is_never_given_up(context):
 
 
 @both_loops
-async def test_shares_are_bytes_and_not_messages(context):
+async def test_clients_of_large_and_of_small_batches_get_equally_many_bytes(context):
     """A client with large batches and a client with small batches get equally many bytes, so they finish at about the
     same time.
     """
@@ -250,7 +250,7 @@ async def test_shares_are_bytes_and_not_messages(context):
 
 
 @both_loops
-async def test_one_that_does_not_read_holds_no_place(context):
+async def test_a_client_that_does_not_read_holds_no_session(context):
     async with served(4_000, payload=b"p" * 4_000, sessions=1) as one:
         with never_reading(one, 5):
             await eventually(lambda: one.asked == 5, "their requests")
@@ -265,7 +265,7 @@ async def test_one_that_does_not_read_holds_no_place(context):
 
 
 @both_loops
-async def test_servers_of_an_output_share_its_places(context):
+async def test_replay_servers_of_an_output_share_its_sessions(context):
     async with (
         served(4_000, payload=b"p" * 4_000, sessions=1) as one,
         served(50, beside=one) as two,
@@ -281,7 +281,7 @@ async def test_servers_of_an_output_share_its_places(context):
 
 
 @both_loops
-async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkeypatch):
+async def test_replay_requests_beyond_the_maximum_are_refused_and_counted(context, monkeypatch):
     monkeypatch.setattr(replay_module, "MAX_WAITING", 3)
     async with served(4_000, payload=b"p" * 4_000) as one:
         with never_reading(one, 3):
@@ -301,7 +301,7 @@ async def test_requests_beyond_the_bound_are_refused_and_counted(context, monkey
 
 
 @both_loops
-async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch):
+async def test_the_end_of_a_refused_request_comes_after_the_answer_before_it(context, monkeypatch):
     """If kvbus refuses a second request on a connection, its END comes after the END of the answer that is being
     sent.
     """
@@ -316,7 +316,7 @@ async def test_a_refusal_keeps_the_order_of_its_connection(context, monkeypatch)
 
 
 @both_loops
-async def test_an_answer_for_whoever_is_gone_is_counted(context):
+async def test_an_answer_for_a_disconnected_client_is_counted(context):
     class Late(Served):
         """A replay server whose relay answers after the client has disconnected."""
 
@@ -351,7 +351,7 @@ async def test_failed_handshakes_and_large_requests_are_counted(context):
 
 
 @both_loops
-async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(context):
+async def test_an_answer_that_takes_long_to_build_does_not_block_the_loop(context):
     class Slow(Served):
         def answer(self, request):
             return Making(super().answer(request))

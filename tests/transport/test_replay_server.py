@@ -23,7 +23,7 @@ from tests.transport.replaying import Requester, Served, requester, served
 @pytest.mark.parametrize(
     ("profile", "framing"), [("vllm", 4), ("dynamo", 4), ("llm-d", 4), ("aibrix", 4), ("sglang", 3)]
 )
-async def test_every_request_is_answered_and_ended(context, profile, framing):
+async def test_every_replay_request_gets_its_batches_and_end(context, profile, framing):
     head = [b"", b"kv@a@m"] if framing == 4 else [b""]
     end = [b"", b"", END, b""] if framing == 4 else [b"", END, b""]
     async with served(3, profile=profile) as one:
@@ -40,7 +40,7 @@ async def test_every_request_is_answered_and_ended(context, profile, framing):
 
 
 @both_loops
-async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
+async def test_a_client_with_a_low_high_water_mark_loses_no_batch(context):
     async with served(5000, payload=b"p" * 500) as one:
         client = requester(context, one, hwm=10, small=True)
         await eventually(lambda: one.stats.replay_batches > 100, "the server well into its answer")
@@ -51,7 +51,7 @@ async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
 
 
 @both_loops
-async def test_two_hundred_at_once(context):
+async def test_200_concurrent_clients_get_complete_answers(context):
     async with served(100, sessions=16) as one:
         clients = [requester(context, one) for _ in range(200)]
         await eventually(lambda: min([client.read() for client in clients]), "everybody's END")
@@ -87,7 +87,7 @@ async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context
 
 
 @both_loops
-async def test_a_req_gets_one_reply_and_may_ask_again(context):
+async def test_a_req_client_gets_one_reply_and_may_send_a_new_request(context):
     async with served(50) as one:
         client = Requester(context, one.endpoint, kind=zmq.REQ)
         answers = 0
@@ -121,7 +121,7 @@ async def test_a_req_gets_one_reply_and_may_ask_again(context):
         ([b"", *[b"x"] * 200], True),
     ],
 )
-async def test_a_request_that_is_none_is_ended_at_once(context, request_, delimiter):
+async def test_a_malformed_request_gets_end_immediately(context, request_, delimiter):
     """A malformed request gets END immediately, so that its client does not hang.
 
     The next request gets a normal answer.
@@ -176,7 +176,7 @@ class Broken:
 
 
 @both_loops
-async def test_an_answer_that_breaks_stops_no_other(context, raised):
+async def test_an_answer_that_raises_does_not_stop_other_answers(context, raised):
     async with served(1000, kind=FailsOnce) as one:
         clients = []
         for n in range(4):
@@ -194,7 +194,7 @@ async def test_an_answer_that_breaks_stops_no_other(context, raised):
 
 
 @both_loops
-async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
+async def test_a_slow_client_gets_a_state_if_the_journal_drops_its_batches(context):
     """If the journal drops the requested batches while a slow client reads them, the client gets a state instead.
 
     The seqs of the answer have no gap.
@@ -271,7 +271,7 @@ class Pieces:
 
 
 @both_loops
-async def test_a_message_that_is_sent_frame_by_frame_arrives_as_one(context):
+async def test_a_message_sent_frame_by_frame_arrives_as_one_message(context):
     async with served(0, kind=InPieces) as one:
         client = requester(context, one)
         await eventually(lambda: client.read() or client.got, "the message")
@@ -292,7 +292,7 @@ class Waits(InPieces):
 
 @both_loops
 @pytest.mark.parametrize(("kind", "pace"), [(InPieces, 1), (Waits, 0)])
-async def test_a_message_that_is_cut_off_ends_the_connection(kind, pace):
+async def test_a_message_that_kvbus_cannot_complete_ends_the_connection(kind, pace):
     """kvbus closes the connection if it cannot complete a message of many frames.
 
     If it sent END instead, the client would read END as a part of the incomplete message.

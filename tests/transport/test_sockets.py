@@ -34,7 +34,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_keepalive_and_no_heartbeat(context, kind):
+def test_sockets_use_tcp_keepalive_and_no_zmtp_heartbeat(context, kind):
     with make_socket(context, kind) as socket:
         assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
         assert socket.getsockopt(zmq.TCP_MAXRT) == 0
@@ -80,7 +80,7 @@ def peer(kind: int, *, listens: bool, port: int) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-async def test_routers_are_probed(context):
+async def test_kvbus_probes_silent_routers_with_tcp_keepalive(context):
     async with stream_of(context, state=False) as output, served(1) as replay:
         with peer(zmq.SUB, listens=False, port=output.port):
             await probed(output.port, accepted=True)
@@ -89,7 +89,7 @@ async def test_routers_are_probed(context):
             await probed(replay_port, accepted=True)
 
 
-async def test_engines_are_probed(context):
+async def test_kvbus_probes_silent_engines_with_tcp_keepalive(context):
     port, replay_port = free_port(), free_port()
     where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
@@ -104,7 +104,7 @@ async def test_engines_are_probed(context):
             await turns()
 
 
-async def test_clients_probe_what_they_follow():
+async def test_client_sockets_probe_a_silent_publisher_with_tcp_keepalive():
     port, replay_port = free_port(), free_port()
     where, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{replay_port}"
     with peer(zmq.PUB, listens=True, port=port), peer(zmq.ROUTER, listens=True, port=replay_port):
@@ -121,7 +121,7 @@ async def test_clients_probe_what_they_follow():
             await sockets.aclose()
 
 
-async def test_clients_hold_no_connection_to_a_silent_peer():
+async def test_client_sockets_give_up_the_handshake_of_a_silent_peer():
     """kvbus's client sockets give up a handshake after three seconds, as the daemon does, and connect again.
 
     libzmq's default is 30 s.
@@ -143,7 +143,7 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
     server.close()
 
 
-def test_a_thousand_sources_have_their_sockets():
+def test_the_context_has_sockets_for_a_thousand_sources():
     """kvbus's ZeroMQ context has sockets for a thousand sources, which need at least two each. libzmq's default is
     1,023.
     """
@@ -152,7 +152,7 @@ def test_a_thousand_sources_have_their_sockets():
         assert len(sockets) == 1_100
 
 
-async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
+async def test_the_endpoint_of_a_bound_subscriber_has_host_and_port():
     async with RawSubscriber("tcp://127.0.0.1:*", bind=True) as bound:
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", bound.endpoint)
 
@@ -183,7 +183,7 @@ async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
         "",
     ],
 )
-def test_an_endpoint_is_refused_as_libzmq_refuses_it_and_nothing_is_connected(context, endpoint):
+def test_check_peer_refuses_exactly_the_endpoints_that_libzmq_refuses(context, endpoint):
     with make_socket(context, zmq.DEALER) as socket:
         try:
             socket.connect(endpoint)

@@ -17,7 +17,7 @@ def test_an_endpoint_without_keys_has_no_mechanism():
     keys.allow(frozenset(), [])
 
 
-def test_who_dials_needs_the_key_of_the_peer():
+def test_a_connecting_endpoint_needs_the_public_key_of_its_peer():
     assert Keys(Curve(*PAIR, server=generate()[0]), bind=False).mechanism is not None
     with pytest.raises(KeyFileError, match="public key is missing"):
         Keys(Curve(*PAIR), bind=False)

@@ -25,7 +25,7 @@ def run(request):
     return go
 
 
-def test_a_flood_arrives_whole_and_in_order(run):
+def test_20000_messages_arrive_completely_and_in_order(run):
     async def main():
         async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
             await engine.wait_for_subscriber(60)
@@ -76,7 +76,7 @@ def test_a_waiting_reader_does_not_spin_the_loop(run, monkeypatch):
     assert (waited <= 5, got) == (True, b"x"), waited
 
 
-def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
+def test_an_unread_message_does_not_make_the_loop_spin(run):
     async def main():
         async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
             await engine.wait_for_subscriber(60)
@@ -95,7 +95,7 @@ def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
     assert frames[2] == b"x"
 
 
-def test_the_topic_is_a_prefix(run):
+def test_a_subscriber_receives_all_topics_with_its_prefix(run):
     async def main():
         async with (
             EnginePublisher(ANY, None) as engine,
@@ -111,7 +111,7 @@ def test_the_topic_is_a_prefix(run):
     assert run(main) == [b"kv@a@m", b"yes"]
 
 
-def test_a_bad_endpoint_is_a_value_error(run):
+def test_a_malformed_endpoint_raises_value_error(run):
     async def main():
         for bind, verb in ((False, "connect to"), (True, "bind")):
             with pytest.raises(ValueError, match=f"cannot {verb} nonsense"):

@@ -92,7 +92,7 @@ async def in_step(publisher, subscriber):
 
 
 @pytest.mark.parametrize("framing", ["3", "4", "sim"])
-def test_history_then_live(loops, framing):
+def test_a_subscriber_gets_replayed_batches_and_then_live_batches(loops, framing):
     async def main():
         async with engine(framing=framing, topic=b"kv@a@m") as publisher:
             for seq in range(3):
@@ -110,7 +110,7 @@ def test_history_then_live(loops, framing):
     loops(main)
 
 
-def test_a_publisher_that_is_not_there_and_then_is(loops):
+def test_a_publisher_that_starts_late_becomes_reachable(loops):
     async def main():
         (port,) = free_ports(1)
         endpoint = f"tcp://127.0.0.1:{port}"
@@ -123,7 +123,7 @@ def test_a_publisher_that_is_not_there_and_then_is(loops):
     loops(main)
 
 
-def test_a_subscriber_that_binds(loops):
+def test_a_binding_subscriber_receives_from_a_connecting_publisher(loops):
     async def main():
         async with Subscriber("tcp://127.0.0.1:*", bind=True, timing=QUICK) as subscriber:
             publisher = EnginePublisher(there(subscriber.endpoint), None, bind=False)
@@ -137,7 +137,7 @@ def test_a_subscriber_that_binds(loops):
     loops(main)
 
 
-def test_messages_that_are_none(loops):
+def test_malformed_messages_are_rejected_with_their_reason(loops):
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
             await in_step(publisher, subscriber)
@@ -153,7 +153,7 @@ def test_messages_that_are_none(loops):
     loops(main)
 
 
-def test_a_message_over_the_limit_does_not_make_it_deaf(loops):
+def test_a_subscriber_receives_again_after_an_oversize_message(loops):
     async def main():
         async with engine() as publisher, subscribed(publisher, max_message_bytes=1000) as subscriber:
             await in_step(publisher, subscriber)
@@ -170,7 +170,7 @@ def test_a_message_over_the_limit_does_not_make_it_deaf(loops):
     loops(main)
 
 
-def test_a_burst_arrives_whole_and_lets_others_run(loops):
+def test_a_burst_arrives_completely_while_other_tasks_run(loops):
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
             await in_step(publisher, subscriber)
@@ -212,7 +212,7 @@ def test_cancelling_a_receive_loses_nothing(loops):
     loops(main)
 
 
-def test_a_request_that_is_due_when_the_subscriber_closes_is_not_sent(loops, monkeypatch):
+def test_a_closing_subscriber_does_not_send_its_due_replay_request(loops, monkeypatch):
     """Nobody would close the connection of the request before the ZeroMQ context ends."""
     sent = []
 
@@ -232,7 +232,7 @@ def test_a_request_that_is_due_when_the_subscriber_closes_is_not_sent(loops, mon
     assert not sent
 
 
-def test_closing_ends_whoever_waits(loops):
+def test_closing_a_subscriber_ends_a_waiting_receive(loops):
     async def main():
         async with engine() as publisher:
             subscriber = subscribed(publisher)
@@ -249,7 +249,7 @@ def test_closing_ends_whoever_waits(loops):
     loops(main)
 
 
-def test_leaving_the_loop_closes_the_sockets(loops, monkeypatch):
+def test_leaving_the_async_for_loop_closes_the_sockets(loops, monkeypatch):
     closed = []
     close = StreamSockets.aclose
 
@@ -291,7 +291,7 @@ def test_two_tasks_cannot_share_a_subscriber(loops):
     loops(main)
 
 
-def test_a_slow_caller_does_not_spin(loops):
+def test_unread_batches_do_not_make_the_loop_spin(loops):
     """While the application does not call receive, waiting messages do not make the event loop busy."""
 
     async def main():
@@ -311,7 +311,7 @@ def test_a_slow_caller_does_not_spin(loops):
     loops(main)
 
 
-def test_replay_alone_needs_no_live_endpoint(loops):
+def test_a_subscriber_can_replay_without_a_live_endpoint(loops):
     async def main():
         async with engine() as publisher:
             publisher.publish(payload(0))
@@ -324,7 +324,7 @@ def test_replay_alone_needs_no_live_endpoint(loops):
 @pytest.mark.parametrize(
     "endpoints", [("nonsense", None), ("tcp://127.0.0.1:5557", "tcp://no-port"), (None, None, "nonsense")]
 )
-def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monkeypatch):
+def test_malformed_endpoints_are_named_and_the_context_is_closed(loops, endpoints, monkeypatch):
     made = []
 
     class Recorded(zmq.Context):
@@ -344,7 +344,7 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
     loops(main)
 
 
-def test_whoever_is_to_be_asked_sees_no_connection_before(loops, monkeypatch):
+def test_replay_sockets_are_not_opened_before_the_first_request(loops, monkeypatch):
     """The subscriber opens no connection to a replay endpoint before its first request.
 
     kvbus would count a connection that ends immediately as a failed handshake.
@@ -368,7 +368,7 @@ def test_whoever_is_to_be_asked_sees_no_connection_before(loops, monkeypatch):
 
 
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_port_that_there_is_none_of_is_refused_and_not_another_one_taken(loops, bind):
+def test_a_subscriber_refuses_a_port_above_65535(loops, bind):
     async def main():
         with pytest.raises(ValueError, match="port must be at most 65535"):
             Subscriber("tcp://127.0.0.1:80000", bind=bind).open()
@@ -376,7 +376,7 @@ def test_a_port_that_there_is_none_of_is_refused_and_not_another_one_taken(loops
     loops(main)
 
 
-def test_a_taken_address(loops):
+def test_binding_a_used_address_raises_bind_error(loops):
     async def main():
         async with Subscriber("tcp://127.0.0.1:*", bind=True) as first:
             second = Subscriber(first.endpoint, bind=True)
@@ -386,7 +386,7 @@ def test_a_taken_address(loops):
     loops(main)
 
 
-def test_no_endpoint_at_all():
+def test_a_subscriber_without_any_endpoint_is_refused():
     with pytest.raises(ValueError, match="endpoint"):
         Subscriber(None)
 
@@ -421,7 +421,7 @@ def live(publisher, seq, block):
 
 
 @pytest.mark.parametrize("delimiter", [[], [b""]])
-def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
+def test_a_subscriber_gets_a_snapshot_of_many_chunks_and_then_live_batches(loops, delimiter):
     async def main():
         view = BlockView()
         with snapshots() as (router, endpoint):
@@ -447,7 +447,7 @@ def test_a_snapshot_of_many_chunks_then_live(loops, delimiter):
     loops(main)
 
 
-def test_a_snapshot_that_is_not_available(loops):
+def test_an_unavailable_snapshot_is_replaced_by_a_replay(loops):
     async def main():
         with snapshots() as (router, endpoint):
             async with engine() as publisher:
@@ -460,7 +460,7 @@ def test_a_snapshot_that_is_not_available(loops):
     loops(main)
 
 
-def test_a_chunk_that_cannot_be_read(loops):
+def test_an_unreadable_chunk_of_a_snapshot_is_rejected(loops):
     async def main():
         with snapshots() as (router, endpoint):
             async with Subscriber(None, snapshot_endpoint=endpoint, timing=QUICK) as subscriber:
@@ -503,7 +503,7 @@ def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops, monkeypatch
     loops(main)
 
 
-async def test_a_hole_is_one_topics() -> None:
+async def test_by_topic_reports_a_gap_only_for_the_topic_that_has_it() -> None:
     async with Subscriber("tcp://127.0.0.1:1", by_topic=True) as subscriber:
         payload = encode_batch([], 0.0, 0)
         subscriber.on_live([b"b", bytes(8), payload])
@@ -520,6 +520,6 @@ async def test_a_hole_is_one_topics() -> None:
         assert (subscriber.epoch, subscriber.duplicates) == (0, 0)
 
 
-def test_a_replay_is_of_one_stream() -> None:
+def test_by_topic_with_a_replay_endpoint_is_refused() -> None:
     with pytest.raises(ValueError, match="with by_topic there can be no replay"):
         Subscriber("tcp://127.0.0.1:1", "tcp://127.0.0.1:2", by_topic=True)

@@ -69,7 +69,7 @@ def replay(endpoint, start):
         ("tcp://kvbus:5557", False),
     ],
 )
-def test_an_engine_binds_wildcards_and_dials_concrete_hosts(endpoint, bound):
+def test_an_engine_binds_wildcards_and_connects_to_concrete_hosts(endpoint, bound):
     assert binds(endpoint) is bound
 
 
@@ -81,7 +81,7 @@ async def test_live_messages_carry_topic_big_endian_seq_and_payload():
         assert await sub.recv() == [b"kv", u64(1), b"b"]
 
 
-async def test_a_skipped_seq_is_neither_sent_nor_replayed_and_a_lost_batch_is_replayed():
+async def test_a_replay_has_the_batches_lost_live_but_no_skipped_seq():
     async with EnginePublisher(ANY, ANY) as engine, RawSubscriber(engine.endpoint) as sub:
         await engine.wait_for_subscriber(60)
         engine.publish(b"0")
@@ -127,7 +127,7 @@ async def test_replay_of_a_trimmed_buffer_starts_at_its_oldest_batch():
         assert [frames[2] for frames in answer] == [u64(7), u64(8), u64(9), END_SEQ]
 
 
-async def test_a_request_without_the_delimiter_is_dropped_in_silence():
+async def test_a_request_without_the_delimiter_is_ignored():
     async with EnginePublisher(ANY, ANY) as engine:
         engine.publish(b"x")
 
@@ -163,7 +163,7 @@ async def test_no_frame_is_lost_at_a_slow_clients_high_water_mark():
         assert slow == other
 
 
-async def test_a_client_that_leaves_in_the_middle_does_not_stop_the_server():
+async def test_a_client_that_leaves_during_its_answer_does_not_stop_the_server():
     async with EnginePublisher(ANY, ANY) as engine:
         for _ in range(5000):
             engine.publish(b"x" * 500)
@@ -227,7 +227,7 @@ def test_an_endless_answer_never_ends():
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc"])
-async def test_restart_keeps_the_endpoints_and_forgets_the_rest(transport, tmp_path):
+async def test_a_restart_keeps_the_endpoints_and_drops_seqs_and_buffer(transport, tmp_path):
     live, replays = (ANY, ANY) if transport == "tcp" else (f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
     async with EnginePublisher(live, replays) as engine, RawSubscriber(engine.endpoint) as sub:
         await engine.wait_for_subscriber(60)
@@ -245,7 +245,7 @@ async def test_restart_keeps_the_endpoints_and_forgets_the_rest(transport, tmp_p
         assert [frames[2] for frames in answer] == [u64(0), END_SEQ]
 
 
-async def test_an_engine_can_dial_in():
+async def test_an_engine_can_connect_to_a_bound_subscriber():
     async with RawSubscriber(ANY, bind=True) as sub, EnginePublisher(sub.endpoint, ANY) as engine:
         assert not engine.bind
         await engine.wait_for_subscriber(60)
@@ -253,7 +253,7 @@ async def test_an_engine_can_dial_in():
         assert (await sub.recv())[2] == b"x"
 
 
-async def test_a_taken_endpoint_and_a_malformed_one_are_told_apart():
+async def test_a_used_endpoint_and_a_malformed_one_raise_different_errors():
     async with EnginePublisher(ANY, ANY) as engine:
         second = EnginePublisher(ANY, engine.replay_endpoint)
         with pytest.raises(BindError, match=r"cannot listen on tcp://127\.0\.0\.1:"):
@@ -271,7 +271,7 @@ async def test_an_engine_and_its_replay_may_be_at_an_ipv6_address():
 
 
 @pytest.mark.parametrize("bind", [True, False])
-async def test_a_port_that_there_is_none_of_is_refused(bind):
+async def test_a_port_above_65535_is_refused(bind):
     with pytest.raises(ValueError, match="port must be at most 65535"):
         EnginePublisher("tcp://127.0.0.1:80000", None, bind=bind).start()
     with pytest.raises(ValueError, match="port must be at most 65535"):

@@ -9,7 +9,7 @@ from tests.transport.loops import both_loops, turns
 
 @both_loops
 @pytest.mark.parametrize("limit", [{"send_hwm": 20}, {"send_bytes": 20 * BIG}])
-async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is_counted(context, limit, caplog):
+async def test_each_batch_that_a_slow_router_loses_is_counted_if_no_state_is_sent(context, limit, caplog):
     async with stream_of(context, state=False, **limit) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
@@ -27,7 +27,7 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
 
 
 @both_loops
-async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes_later_follows_it(context):
+async def test_live_batches_follow_a_state_without_a_gap_or_a_repetition(context):
     async with stream_of(context) as stream:
         stream.answers = False
         stream.slices = Slices(100, 100_000)
@@ -52,7 +52,7 @@ async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes
 
 
 @both_loops
-async def test_a_router_that_falls_behind_in_the_state_gets_a_new_one(context):
+async def test_a_router_that_stalls_while_it_receives_a_state_gets_a_new_state(context):
     async with stream_of(context, send_hwm=20) as stream:
         fast = stream.sub()
         await stream.are("live")

@@ -45,7 +45,7 @@ NOBODY: Any = None
 
 
 @both_loops
-async def test_it_is_tried_no_more_once_it_is_closed(context: Any) -> None:
+async def test_a_closed_endpoint_does_not_try_to_open_again(context: Any) -> None:
     del context
     port = free_port()
 
@@ -60,7 +60,7 @@ async def test_it_is_tried_no_more_once_it_is_closed(context: Any) -> None:
 
 
 @both_loops
-async def test_of_two_openings_of_a_replay_endpoint_the_second_counts(context: Any) -> None:
+async def test_the_second_reopening_of_a_replay_endpoint_replaces_the_first(context: Any) -> None:
     del context
     port = free_port()
     stats = OutputStats()

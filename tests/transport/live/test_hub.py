@@ -164,7 +164,7 @@ async def bench_of(context: Any, **settings: Any) -> AsyncIterator[Bench]:
 
 
 @both_loops
-async def test_subscriptions_come_and_go(context: Any) -> None:
+async def test_a_reader_may_cancel_a_topic_and_subscribe_again(context: Any) -> None:
     async with bench_of(context) as bench:
         bench.add(b"a", b"b")
         reader = bench.reader(b"a")
@@ -183,7 +183,7 @@ async def test_subscriptions_come_and_go(context: Any) -> None:
         assert reader.states == {b"a": 2, b"b": 1}
 
 
-async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
+async def test_a_second_stream_with_the_same_topic_is_refused(context: Any) -> None:
     async with bench_of(context) as bench:
         bench.add(b"a")
         with pytest.raises(BindError, match="stream 0 already has this topic"):
@@ -192,7 +192,7 @@ async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
 
 
 @both_loops
-async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else(context: Any) -> None:
+async def test_a_stalled_router_queues_a_bounded_number_of_bytes_for_all_streams(context: Any) -> None:
     """A router that does not read forty streams may have at most 1 MB of queued data, for all streams together.
 
     When the router reads again, it gets the state of each stream that lost a batch.
@@ -221,7 +221,7 @@ async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else
 
 
 @both_loops
-async def test_only_the_streams_that_lost_something_are_sent_again(context: Any) -> None:
+async def test_a_slow_router_gets_a_new_state_only_of_streams_that_lost_batches(context: Any) -> None:
     async with bench_of(context, send_bytes=200_000) as bench:
         bench.add(b"loud", b"quiet")
         slow = bench.reader(slow=True)
@@ -235,7 +235,7 @@ async def test_only_the_streams_that_lost_something_are_sent_again(context: Any)
 
 
 @both_loops
-async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(
+async def test_a_router_of_300_streams_gets_their_states_one_by_one_and_soon(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "PACE", 0.05)  # longer than an iteration of the loop takes
@@ -251,7 +251,7 @@ async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(
 
 
 @both_loops
-async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> None:
+async def test_reopening_an_endpoint_ends_connections_and_keeps_streams(context: Any) -> None:
     async with bench_of(context) as bench:
         bench.add(b"a", b"b")
         reader = bench.reader()
@@ -267,7 +267,7 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
 
 @both_loops
 @pytest.mark.parametrize("seed", range(8))
-async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
+async def test_after_a_random_script_every_reader_has_all_batches(context: Any, seed: int) -> None:
     """In the end, every reader has all batches of a random script.
 
     In the script, readers stall and read again, and streams and subscriptions come and go. States are large, and the
@@ -302,7 +302,7 @@ async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, s
 
 
 @both_loops
-async def test_a_stream_that_ends_for_good_tells_even_who_does_not_read(context: Any) -> None:
+async def test_a_removed_stream_sends_its_end_even_to_a_stalled_router(context: Any) -> None:
     async with bench_of(context, send_bytes=200_000) as bench:
         bench.add(b"ends", b"stays")
         bench.streams[b"stays"].slices = Slices(1, 10)

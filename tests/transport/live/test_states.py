@@ -122,7 +122,7 @@ async def bench(streams=1):
 
 
 @on_its_own_clock
-async def test_those_who_come_together_share_a_state():
+async def test_routers_that_subscribe_together_share_a_state():
     async with bench() as b:
         b.want(1, 2)
         await asyncio.sleep(GATHER / 2)
@@ -135,7 +135,7 @@ async def test_those_who_come_together_share_a_state():
 
 
 @on_its_own_clock
-async def test_few_states_are_under_way_at_once():
+async def test_at_most_max_states_are_sent_concurrently():
     async with bench() as b:
         for name in range(MAX_STATES + 1):
             b.want(name)
@@ -150,7 +150,7 @@ async def test_few_states_are_under_way_at_once():
 
 
 @on_its_own_clock
-async def test_the_slow_ones_hold_up_nobody():
+async def test_slow_routers_do_not_delay_the_state_of_another_router():
     async with bench() as b:
         for name in range(MAX_STATES):
             b.want(name)
@@ -163,7 +163,7 @@ async def test_the_slow_ones_hold_up_nobody():
 
 
 @on_its_own_clock
-async def test_there_are_few_places_for_the_slow_ones_too():
+async def test_slots_for_slow_routers_are_limited():
     async with bench() as b:
         for name in range(MAX_STATES + 1):
             b.want(name)
@@ -182,7 +182,7 @@ async def test_there_are_few_places_for_the_slow_ones_too():
 
 
 @on_its_own_clock
-async def test_who_has_left_gets_none_and_holds_no_place():
+async def test_a_disconnected_router_gets_no_state_and_frees_its_slot():
     async with bench() as b:
         b.want(1, 2)
         b.leave(1)
@@ -198,7 +198,7 @@ async def test_who_has_left_gets_none_and_holds_no_place():
 
 
 @on_its_own_clock
-async def test_streams_share_the_places_and_a_router_gets_one_state_at_a_time():
+async def test_streams_share_the_slots_and_a_router_gets_one_state_after_another():
     async with bench(streams=3) as b:
         for stream in range(3):
             b.want(0, 1, stream=stream)
@@ -235,7 +235,7 @@ async def test_a_slow_router_is_slow_on_every_stream():
 
 
 @on_its_own_clock
-async def test_nothing_is_asked_for_after_the_end():
+async def test_no_state_is_requested_after_the_close():
     async with bench(streams=2) as b:
         b.want(1)
         b.want(1, stream=1)

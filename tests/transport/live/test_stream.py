@@ -16,7 +16,7 @@ from tests.transport.loops import both_loops, turns
 
 
 @both_loops
-async def test_a_burst_leaves_at_once_or_when_the_owner_of_the_list_says_so(context):
+async def test_a_burst_is_sent_at_the_next_iteration_or_when_its_owner_flushes(context):
     async with stream_of(context, state=False) as stream:
         router = stream.sub()
         await stream.are("live")
@@ -40,7 +40,7 @@ async def test_a_burst_leaves_at_once_or_when_the_owner_of_the_list_says_so(cont
 
 
 @both_loops
-async def test_a_router_that_leaves_in_the_middle_of_a_state_is_forgotten(context):
+async def test_a_router_that_disconnects_during_its_state_is_removed(context):
     async with stream_of(context) as stream:
         stream.slices = Slices(100, 100_000)
         stays, leaves = stream.sub(slow=True), stream.sub(slow=True)
@@ -58,7 +58,7 @@ async def test_a_router_that_leaves_in_the_middle_of_a_state_is_forgotten(contex
 
 
 @both_loops
-async def test_a_state_for_somebody_who_has_left_goes_to_nobody(context):
+async def test_a_state_for_a_disconnected_router_is_not_sent(context):
     async with stream_of(context) as stream:
         stream.answers = False
         router = stream.sub()
@@ -73,7 +73,7 @@ async def test_a_state_for_somebody_who_has_left_goes_to_nobody(context):
 
 
 @both_loops
-async def test_who_asks_for_replays_gets_no_state(context):
+async def test_a_router_that_announces_replay_requests_gets_no_state(context):
     async with stream_of(context, send_hwm=20) as stream:
         asks, slow = stream.sub(b"", ASKS_REPLAY), stream.sub(ASKS_REPLAY, b"", slow=True)
         await stream.are("live", "live")
@@ -91,7 +91,7 @@ async def test_who_asks_for_replays_gets_no_state(context):
 
 
 @both_loops
-async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monkeypatch):
+async def test_a_router_misses_no_batch_before_it_announces_replay_requests(context, monkeypatch):
     """A router subscribes to the stream, and then announces by a second subscription that it requests replays.
 
     It gets the batches published between the two subscriptions, and no state.
@@ -111,7 +111,7 @@ async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monk
 
 
 @both_loops
-async def test_a_stalled_router_that_says_that_it_asks_gets_batches_again(context):
+async def test_a_stalled_router_that_announces_replay_requests_gets_batches_again(context):
     async with stream_of(context, send_hwm=20) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
@@ -125,7 +125,7 @@ async def test_a_stalled_router_that_says_that_it_asks_gets_batches_again(contex
 
 
 @both_loops
-async def test_nothing_comes_after_a_cancellation_and_the_state_after_a_new_subscription(context):
+async def test_a_router_gets_nothing_after_its_cancellation_until_it_subscribes_again(context):
     async with stream_of(context) as stream:
         router = stream.sub(b"kv@", b"other")
         await stream.are("live")
@@ -162,7 +162,7 @@ async def test_the_topic_of_a_stream_may_change(context):
 
 
 @both_loops
-async def test_what_a_subscriber_says_is_ignored(context):
+async def test_messages_of_a_subscriber_are_ignored(context):
     async with stream_of(context) as stream, dialled(stream.port, b"SUB", minor=1) as router:
         router.send(b"\x01")
         router.send(b"hello", b"world")
@@ -176,7 +176,7 @@ async def test_what_a_subscriber_says_is_ignored(context):
 
 
 @both_loops
-async def test_a_full_queue_is_a_loss_of_everybody_so_everybody_gets_the_state_again(context):
+async def test_every_router_gets_the_state_again_after_the_queue_was_full(context):
     async with stream_of(context, queue_batches=10) as stream:
         router, asks = stream.sub(), stream.sub(b"", ASKS_REPLAY)
         await stream.are("live", "live")
@@ -194,7 +194,7 @@ async def test_a_full_queue_is_a_loss_of_everybody_so_everybody_gets_the_state_a
 
 
 @both_loops
-async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
+async def test_empty_batches_never_fill_the_queue(context):
     async with stream_of(context, queue_batches=10) as stream:
         router = stream.sub()
         await stream.are("live")
@@ -210,7 +210,7 @@ async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
 
 
 @both_loops
-async def test_an_end_without_linger_in_the_middle_of_everything(context):
+async def test_a_stream_can_close_without_linger_while_it_sends_a_state(context):
     async with stream_of(context, send_hwm=20) as stream:
         stream.slices = Slices(100, 100_000)
         stream.sub(slow=True)

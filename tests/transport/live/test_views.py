@@ -26,7 +26,7 @@ class Requester:
 
 
 @both_loops
-async def test_the_state_of_the_only_router_at_an_address_answers_one_request(context):
+async def test_the_state_of_the_only_router_at_an_address_counts_for_one_request(context):
     async with stream_of(context) as stream:
         views = stream.live
         assert not views.claim_state(Requester())
@@ -44,7 +44,7 @@ async def test_the_state_of_the_only_router_at_an_address_answers_one_request(co
 
 
 @both_loops
-async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, monkeypatch):
+async def test_a_sent_state_counts_for_a_request_only_for_a_minute(context, monkeypatch):
     async with stream_of(context) as stream:
         stream.sub()
         await stream.are("live")
@@ -63,7 +63,7 @@ async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, mon
 
 
 @both_loops
-async def test_of_two_routers_at_an_address_neither_one_s_state_answers(context):
+async def test_a_state_counts_for_no_request_if_two_routers_share_an_address(context):
     async with stream_of(context) as stream:
         views = stream.live
         stream.sub()
@@ -77,7 +77,7 @@ async def test_of_two_routers_at_an_address_neither_one_s_state_answers(context)
 
 
 @both_loops
-async def test_the_request_of_one_that_says_that_it_asks_is_its_own(context):
+async def test_no_state_counts_for_a_request_of_a_router_that_announced_requests(context):
     async with stream_of(context) as stream:
         stream.sub(b"", ASKS_REPLAY)
         await stream.are("live")
@@ -92,7 +92,7 @@ async def test_the_request_of_one_that_says_that_it_asks_is_its_own(context):
 
 
 @both_loops
-async def test_only_those_who_left_last_are_shown(context):
+async def test_only_the_last_disconnected_routers_are_shown(context):
     async with stream_of(context) as stream, dialled(stream.port, b"SUB"):
         for _ in range(MAX_LEFT_ROUTERS + 5):
             async with dialled(stream.port, b"SUB"):
@@ -106,7 +106,7 @@ async def test_only_those_who_left_last_are_shown(context):
 
 
 @both_loops
-async def test_the_note_about_lost_batches_ends_even_if_the_router_gets_no_state(context):
+async def test_the_finding_about_lost_batches_ends_even_without_a_state(context):
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("out", PROFILES["vllm"], [b""])])
     async with stream_of(context, send_hwm=20) as stream:
 

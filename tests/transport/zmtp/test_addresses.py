@@ -32,7 +32,7 @@ def reaches(host, port, family=socket.AF_INET):
         return client.connect_ex((host, port)) == 0
 
 
-def test_every_interface_means_both_families(bound):
+def test_a_star_endpoint_listens_on_ipv4_and_ipv6(bound):
     port = free_port()
     assert bound(f"tcp://*:{port}").endpoint == f"tcp://*:{port}"
     assert reaches("127.0.0.1", port)
@@ -40,32 +40,32 @@ def test_every_interface_means_both_families(bound):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "lo", "localhost"])
-def test_an_address_or_an_interface(bound, host):
+def test_an_endpoint_binds_to_an_address_or_an_interface(bound, host):
     port = free_port()
     bound(f"tcp://{host}:{port}")
     assert reaches("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["[::1]", "[::]"])
-def test_ipv6(bound, host):
+def test_an_endpoint_binds_to_an_ipv6_address(bound, host):
     port = free_port()
     bound(f"tcp://{host}:{port}")
     assert reaches("::1", port, socket.AF_INET6)
 
 
-def test_the_systems_port_is_shown(bound):
+def test_an_endpoint_with_port_0_shows_the_port_of_the_system(bound):
     endpoint = bound("tcp://127.0.0.1:0").endpoint
     assert reaches("127.0.0.1", int(endpoint.removeprefix("tcp://127.0.0.1:")))
 
 
-def test_what_is_taken_is_an_error_at_once(bound):
+def test_binding_a_used_address_fails_immediately(bound):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     bound(endpoint)
     with pytest.raises(BindError, match=f"cannot listen on {endpoint}: Address already in use"):
         bind(endpoint)
 
 
-def test_an_endpoint_is_free_again_at_once():
+def test_a_closed_endpoint_can_be_bound_again_immediately():
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     for _ in range(2):
         made = bind(endpoint)
@@ -89,12 +89,12 @@ def test_an_endpoint_is_free_again_at_once():
         ("ipc://" + "x" * 200, "path too long"),
     ],
 )
-def test_what_cannot_be_bound(endpoint, why):
+def test_an_endpoint_that_cannot_be_bound_raises_bind_error(endpoint, why):
     with pytest.raises(BindError, match=why):
         bind(endpoint)
 
 
-def test_a_local_sockets_file_comes_and_goes(tmp_path, bound):
+def test_a_socket_file_is_made_at_bind_and_removed_at_close(tmp_path, bound):
     path = tmp_path / "kv"
     for _ in range(2):
         made = bound(f"ipc://{path}")
@@ -105,7 +105,7 @@ def test_a_local_sockets_file_comes_and_goes(tmp_path, bound):
         assert not path.exists()
 
 
-def test_a_file_that_a_killed_process_has_left_is_in_nobodys_way(tmp_path, bound):
+def test_the_socket_file_of_a_killed_process_does_not_prevent_a_bind(tmp_path, bound):
     path = tmp_path / "kv"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -113,7 +113,7 @@ def test_a_file_that_a_killed_process_has_left_is_in_nobodys_way(tmp_path, bound
     bound(f"ipc://{path}")
 
 
-def test_a_file_of_another_kind_stays(tmp_path):
+def test_a_file_that_is_not_a_socket_is_not_replaced(tmp_path):
     path = tmp_path / "kv"
     path.write_text("mine")
     with pytest.raises(BindError, match="Address already in use"):
@@ -121,7 +121,7 @@ def test_a_file_of_another_kind_stays(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_the_file_of_whoever_bound_it_next_stays(tmp_path, bound):
+def test_a_closing_endpoint_keeps_the_socket_file_of_a_newer_endpoint(tmp_path, bound):
     """If a new process has bound the path of a socket file, the old process does not remove this file.
 
     At a restart, the new process may bind the path before the old process closes its endpoint.
@@ -133,14 +133,14 @@ def test_the_file_of_whoever_bound_it_next_stays(tmp_path, bound):
     assert path.exists()
 
 
-def test_the_abstract_namespace_has_no_file(bound):
+def test_an_abstract_ipc_endpoint_accepts_connections(bound):
     name = f"@kvbus-test-{os.getpid()}"
     bound(f"ipc://{name}")
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(ipc_address(f"ipc://{name}")))
 
 
-def test_a_peers_address_is_for_people(bound):
+def test_the_address_of_a_peer_is_shown_as_host_and_port(bound):
     port = free_port()
     made = bound(f"tcp://*:{port}")
     for family, host, shown in ((socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")):

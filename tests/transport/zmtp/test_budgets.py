@@ -65,7 +65,7 @@ SUB, DEALER = hello(b"SUB"), hello(b"DEALER")
         (Role.PUB, SUB[:64] + encode_command(b"\5READY" + bytes(70_000)), b"", Reason.HANDSHAKE_BYTES),
     ],
 )
-async def test_a_flood_has_a_named_end_and_costs_little(dial, role, first, chunk, reason):
+async def test_a_flooding_peer_is_disconnected_with_a_reason_and_costs_little_memory(dial, role, first, chunk, reason):
     topics = b"".join(wire.command(b"SUBSCRIBE", n.to_bytes(4, "big") * 10) for n in range(2_000))
     async with listening(role, echo=True) as (listener, seen):
         kind = zmq.SUB if role is Role.PUB else zmq.DEALER
@@ -86,7 +86,7 @@ async def test_a_flood_has_a_named_end_and_costs_little(dial, role, first, chunk
 
 
 @both_loops
-async def test_pings_whose_answers_nobody_reads(dial):
+async def test_a_peer_that_does_not_read_pongs_is_disconnected(dial):
     async with listening(settings=Settings(unsent_bytes=16_384)) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"")
         await eventually(lambda: seen.topics, "the peer that behaves")
@@ -103,7 +103,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
 
 
 @both_loops
-async def test_pings_whose_answers_are_read_may_come_for_ever():
+async def test_a_peer_that_reads_pongs_may_send_any_number_of_pings():
     """A peer that reads kvbus's PONGs may send any number of PINGs.
 
     The test sends ten times as many PINGs as a peer may send that does not read the PONGs.
@@ -132,7 +132,7 @@ class Counting(list):
 
 
 @both_loops
-async def test_a_flood_of_messages_leaves_the_loop_its_time(dial):
+async def test_a_flood_of_messages_does_not_block_the_loop(dial):
     """While tiny messages arrive as fast as possible, kvbus still answers another peer and runs other callbacks."""
     async with listening(Role.ROUTER) as (listener, seen), contextlib.AsyncExitStack() as stack:
         seen.messages = flood_messages = Counting()
@@ -157,7 +157,7 @@ async def test_a_flood_of_messages_leaves_the_loop_its_time(dial):
 
 
 @both_loops
-async def test_a_peer_that_never_reads_is_not_writable_and_takes_nobodys_place(dial):
+async def test_a_peer_that_never_reads_is_not_writable_and_delays_no_other_peer(dial):
     async with listening() as (listener, seen), bare(listener.endpoint, SUB + encode_message([b"\1"])) as (reader, _):
         await eventually(lambda: seen.topics, "the subscription")
         stalled = seen.peers[0]
@@ -184,7 +184,7 @@ async def test_a_peer_that_never_reads_is_not_writable_and_takes_nobodys_place(d
 
 
 @both_loops
-async def test_a_paused_peer_is_read_later():
+async def test_a_paused_peer_is_read_only_after_it_is_resumed():
     async with listening(Role.ROUTER) as (listener, seen), bare(listener.endpoint, DEALER) as (_, writer):
         await eventually(lambda: seen.peers, "the peer")
         peer = seen.peers[0]
@@ -199,7 +199,7 @@ async def test_a_paused_peer_is_read_later():
 
 
 @both_loops
-async def test_a_peer_may_be_paused_in_the_middle_of_its_messages():
+async def test_a_peer_may_be_paused_after_each_of_its_messages():
     async with listening(Role.ROUTER) as (listener, seen), bare(listener.endpoint, DEALER) as (_, writer):
         await eventually(lambda: seen.peers, "the peer")
         peer = seen.peers[0]
@@ -224,7 +224,7 @@ class Pausing(list):
 
 
 @both_loops
-async def test_a_thousand_connections_that_say_nothing(dial):
+async def test_a_thousand_silent_connections_do_not_keep_a_router_out(dial):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4_096)), hard))
     try:
@@ -243,7 +243,7 @@ async def test_a_thousand_connections_that_say_nothing(dial):
 
 
 @both_loops
-async def test_a_large_frame_arrives_where_it_is_allowed():
+async def test_a_frame_of_30_mb_arrives_if_the_limits_allow_it():
     settings = Settings(limits=Limits(frame_bytes=2**26, message_bytes=2**26))
     async with listening(Role.ROUTER, settings=settings) as (listener, seen), bare(listener.endpoint, DEALER) as (_, w):
         w.write(encode_message([b"", b"x" * 30_000_000]))

@@ -75,7 +75,7 @@ def test_the_handshake_of_the_accepting_side(role, peer_role, kind, chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_the_handshake_of_the_dialling_side(chunk):
+def test_the_handshake_of_the_connecting_side(chunk):
     protocol = dialling(THEM.dials(US))
     peer = Server(US.accepts(THEM), SUB)
     events = []
@@ -121,7 +121,7 @@ def steps(side, number):
 
 @pytest.mark.parametrize("side", [accepted, dialled])
 @pytest.mark.parametrize("number", [0, 1])
-def test_no_flipped_byte_of_a_handshake_passes(side, number):
+def test_a_handshake_with_a_flipped_bit_fails(side, number):
     for at in range(len(steps(side, number)[1])):
         protocol, data = steps(side, number)
         changed = data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
@@ -135,7 +135,7 @@ def test_no_flipped_byte_of_a_handshake_passes(side, number):
 
 @pytest.mark.parametrize("side", [accepted, dialled])
 @pytest.mark.parametrize("number", [0, 1])
-def test_no_handshake_of_another_length_passes(side, number):
+def test_a_handshake_of_a_wrong_length_fails(side, number):
     size = len(frames_of(steps(side, number)[1])[0].body)
     for keep in [*range(size), size + 1]:
         protocol, data = steps(side, number)
@@ -144,7 +144,7 @@ def test_no_handshake_of_another_length_passes(side, number):
 
 
 @pytest.mark.parametrize("at", range(64))
-def test_no_flipped_byte_of_a_greeting_leads_around_curve(at):
+def test_a_greeting_with_a_flipped_bit_does_not_bypass_curve(at):
     changed = HELLO[:at] + bytes([HELLO[at] ^ 1 << at % 8]) + HELLO[at + 1 :]
     for data in (changed + ready(b"SUB"), changed[:11] + b"\2" + encode_message([b""])):
         protocol = Protocol(Role.PUB, accepting=True, mechanism=Server(US.accepts(THEM), Role.PUB))
@@ -174,12 +174,12 @@ def test_a_handshake_begins_with_hello(first):
     assert failure(protocol, first) is Reason.COMMAND
 
 
-def test_a_message_before_the_handshake_is_over_is_refused():
+def test_a_message_before_the_end_of_the_handshake_is_refused():
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, encode_message([b"\1kv"])) is Reason.COMMAND
 
 
-def test_a_client_that_knows_another_key_of_ours_is_refused_without_a_word():
+def test_a_client_with_a_wrong_server_key_is_refused_without_error_command():
     """kvbus refuses a client with a wrong server key without sending ERROR: libzmq never connects again after ERROR.
 
     The client may get the right key later.
@@ -204,7 +204,7 @@ def shaken(protocol, peer):
     return take(peer, protocol.data_to_send())
 
 
-def test_a_key_that_is_not_on_the_list_is_refused_without_a_word():
+def test_a_key_that_is_not_on_the_list_is_refused_without_error_command():
     keys = US.accepts(OTHER)
     protocol = accepting(keys)
     assert failure(protocol, shaken(protocol, Client(THEM.dials(US), SUB))) is Reason.KEY
@@ -214,12 +214,12 @@ def test_a_key_that_is_not_on_the_list_is_refused_without_a_word():
     assert len(feed(protocol, shaken(protocol, Client(THEM.dials(US), SUB)))) == 1
 
 
-def test_an_empty_list_lets_nobody_in():
+def test_an_empty_list_of_keys_refuses_every_client():
     protocol = accepting(US.accepts())
     assert failure(protocol, shaken(protocol, Client(THEM.dials(US), SUB))) is Reason.KEY
 
 
-def test_a_socket_type_that_does_not_fit_is_answered():
+def test_an_unsuitable_socket_type_is_answered_with_error():
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, shaken(protocol, Client(THEM.dials(US), DEALER))) is Reason.SOCKET_TYPE
     assert b"\x05ERROR" in protocol.data_to_send()
@@ -227,7 +227,7 @@ def test_a_socket_type_that_does_not_fit_is_answered():
 
 @pytest.mark.parametrize("side", [accepted, dialled])
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_peer_that_says_error_has_refused(side, number):
+def test_an_error_command_of_the_peer_ends_the_handshake(side, number):
     protocol, _ = steps(side, number)
     protocol.data_to_send()
     assert failure(protocol, wire.error("no")) is Reason.REFUSED
@@ -263,7 +263,7 @@ def initiate(protocol, *, owner=THEM, signer=THEM, transient=None, server=US, no
     return wire.command(b"INITIATE", cookie + short + box)
 
 
-def test_a_handshake_made_by_hand():
+def test_a_hand_made_initiate_command_completes_the_handshake():
     protocol = accepting(US.accepts(THEM))
     assert feed(protocol, initiate(protocol)) == [Opened(b"SUB", b"", (3, 1), THEM.public)]
 
@@ -285,7 +285,7 @@ def test_a_vouch_is_for_one_key_one_connection_and_one_server(wrong, reason):
     assert failure(protocol, initiate(protocol, **wrong)) is reason
 
 
-def test_a_recorded_handshake_opens_nothing():
+def test_a_replayed_handshake_fails():
     protocol = accepting(US.accepts(THEM))
     peer = Client(THEM.dials(US), SUB)
     hello = peer.start()
@@ -299,7 +299,7 @@ def test_a_recorded_handshake_opens_nothing():
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_no_step_is_taken_twice(number):
+def test_a_repeated_command_of_the_handshake_fails(number):
     protocol, data = steps(accepted, number)
     feed(protocol, data)
     assert failure(protocol, data) is Reason.COMMAND
@@ -309,7 +309,7 @@ def test_no_step_is_taken_twice(number):
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31), b"\xec" + b"\xff" * 30 + b"\x7f"])
-def test_keys_that_make_no_secret_are_refused(point):
+def test_public_keys_of_low_order_are_refused(point):
     """kvbus refuses a public key that is a point of low order: anybody could compute the shared secret."""
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, wire.command(b"HELLO", b"\1\0" + bytes(72) + point + bytes(88))) is Reason.CURVE
@@ -319,7 +319,7 @@ def test_keys_that_make_no_secret_are_refused(point):
     assert failure(protocol, wire.command(b"WELCOME", bytes(16) + box)) is Reason.CURVE
 
 
-def test_a_handshake_is_bounded_before_it_arrives():
+def test_an_oversize_handshake_command_fails_at_its_announced_size():
     protocol, data = steps(accepted, 1)
     assert failure(protocol, b"\6" + (5000).to_bytes(8, "big")) is Reason.HANDSHAKE_BYTES
     assert len(data) < 5000
@@ -340,7 +340,7 @@ def reachable(root):
 
 
 @pytest.mark.parametrize("side", [accepted, dialled])
-def test_transient_secrets_are_gone_after_the_handshake(side, monkeypatch):
+def test_transient_secret_keys_are_deleted_after_the_handshake(side, monkeypatch):
     made = []
     generate = PrivateKey.generate
 
@@ -360,7 +360,7 @@ def test_transient_secrets_are_gone_after_the_handshake(side, monkeypatch):
     assert not transient & reachable(protocol)
 
 
-def test_keys_are_not_shown():
+def test_the_repr_of_keys_does_not_show_the_secret_key():
     for keys in (US.accepts(THEM), US.dials(THEM)):
         assert repr(US.secret) not in repr(keys)
         assert repr(US.public) in repr(keys)
@@ -369,7 +369,7 @@ def test_keys_are_not_shown():
 # -- what follows ------------------------------------------------------------------------------------------------------
 
 
-def test_messages_of_every_size_go_both_ways():
+def test_messages_of_every_size_are_encrypted_and_decrypted():
     protocol, peer = opened(US, THEM, Role.ROUTER)
     for message in [[bytes(size)] for size in SIZES] + [[bytes(size) for size in SIZES[:6]], [b"", b"x", b""]]:
         assert feed(protocol, sealed(peer, encode_message(message))) == [Message(message)]
@@ -380,7 +380,7 @@ def test_messages_of_every_size_go_both_ways():
         assert not any(frame.command for frame in found)
 
 
-def test_several_messages_in_one_write_arrive_cut_anywhere():
+def test_messages_of_one_write_are_decrypted_byte_by_byte():
     protocol, peer = opened(US, THEM, Role.ROUTER)
     messages = [[b"a", bytes(300)], [b""], [b"b" * 255]]
     data = sealed(peer, b"".join(map(encode_message, messages)))
@@ -389,7 +389,7 @@ def test_several_messages_in_one_write_arrive_cut_anywhere():
     assert protocol.held_bytes == 0
 
 
-def test_subscriptions_come_as_messages_and_as_commands():
+def test_encrypted_subscriptions_may_be_messages_or_commands():
     protocol, peer = opened(US, THEM)
     assert feed(protocol, sealed(peer, encode_message([b"\1a"]))) == [Subscribed(b"a")]
     assert feed(protocol, sealed(peer, wire.command(b"SUBSCRIBE", b"b"))) == [Subscribed(b"b")]
@@ -397,7 +397,7 @@ def test_subscriptions_come_as_messages_and_as_commands():
     assert feed(protocol, sealed(peer, encode_message([b"\0b"]))) == [Cancelled(b"b")]
 
 
-def test_a_ping_is_answered_for_the_peer_to_seal():
+def test_an_encrypted_ping_is_answered_with_a_pong():
     protocol, peer = opened(US, THEM)
     assert feed(protocol, sealed(peer, wire.command(b"PING", b"\0\1context"))) == []
     assert protocol.sealing is not None
@@ -406,7 +406,7 @@ def test_a_ping_is_answered_for_the_peer_to_seal():
     assert answer.body == b"\4PONGcontext"
 
 
-def test_a_message_may_be_a_command_frame_too():
+def test_an_encrypted_message_may_arrive_in_a_command_frame():
     """kvbus accepts an encrypted MESSAGE as a command frame, as RFC 37 says, and as a message frame, as libzmq
     sends it.
     """
@@ -417,7 +417,7 @@ def test_a_message_may_be_a_command_frame_too():
 
 
 @pytest.mark.parametrize("size", [3, 300])
-def test_no_flipped_byte_of_a_message_passes(size):
+def test_a_message_with_a_flipped_bit_fails(size):
     data = sealed(opened(US, THEM)[1], encode_message([bytes(size)]))
     for at in range(len(data)):
         protocol, peer = opened(US, THEM, Role.ROUTER)
@@ -433,7 +433,7 @@ def test_no_flipped_byte_of_a_message_passes(size):
             assert found in FORGED | {Reason.FRAME_BYTES}
 
 
-def test_no_message_cut_at_any_byte_passes():
+def test_a_truncated_message_fails():
     size = len(frames_of(sealed(opened(US, THEM)[1], encode_message([b"\1kv"])))[0].body)
     for keep in range(size):
         protocol, peer = opened(US, THEM)
@@ -441,7 +441,7 @@ def test_no_message_cut_at_any_byte_passes():
         assert failure(protocol, encode_message([body[:keep]])) in {Reason.COMMAND, Reason.SEAL}
 
 
-def test_a_message_passes_once_and_in_its_order():
+def test_repeated_and_reordered_messages_fail():
     protocol, peer = opened(US, THEM, Role.ROUTER)
     first, second = (sealed(peer, encode_message([text])) for text in (b"1", b"2"))
     assert feed(protocol, first) == [Message([b"1"])]
@@ -459,7 +459,7 @@ def test_a_message_of_another_connection_is_refused():
     assert failure(protocol, sealed(peer, encode_message([b"\1kv"]))) is Reason.SEAL
 
 
-def test_a_message_of_ours_that_comes_back_is_refused():
+def test_a_message_that_the_peer_sends_back_is_refused():
     protocol, _ = opened(US, THEM)
     assert protocol.sealing is not None
     protocol.sealing.seal(encode_message([b""]))
@@ -478,20 +478,20 @@ def test_a_message_of_ours_that_comes_back_is_refused():
         encode_message([b"\1" + bytes(100)]),
     ],
 )
-def test_nothing_in_clear_passes_after_the_handshake(data):
+def test_an_unencrypted_frame_after_the_handshake_is_refused(data):
     protocol, _ = opened(US, THEM)
     assert failure(protocol, data) is Reason.COMMAND
     assert protocol.data_to_send() == b""
 
 
-def test_a_message_frame_that_goes_on_is_refused():
+def test_an_encrypted_message_frame_with_the_more_flag_is_refused():
     protocol, peer = opened(US, THEM)
     data = sealed(peer, encode_message([b"\1kv"]))
     assert failure(protocol, b"\1" + data[1:]) is Reason.COMMAND
 
 
 @pytest.mark.parametrize("kind", [3, 4, 255])
-def test_flags_that_nobody_knows_are_refused(kind, monkeypatch):
+def test_unknown_flags_of_an_encrypted_frame_are_refused(kind, monkeypatch):
     protocol, peer = opened(US, THEM)
     seal = Box.encrypt
     with monkeypatch.context() as patch:
@@ -500,7 +500,7 @@ def test_flags_that_nobody_knows_are_refused(kind, monkeypatch):
     assert failure(protocol, data) is Reason.FRAME
 
 
-def test_limits_are_those_of_the_frames_within():
+def test_limits_apply_to_the_decrypted_frames():
     limits = Limits(frame_bytes=100, message_bytes=100, message_frames=3)
     protocol, peer = opened(US, THEM, Role.ROUTER, limits)
     assert feed(protocol, sealed(peer, encode_message([bytes(100)]))) == [Message([bytes(100)])]

@@ -50,7 +50,7 @@ def bound(context):
 
 
 @both_loops
-async def test_several_messages_leave_in_one_write_and_are_counted_sealed(dial):
+async def test_encrypted_messages_of_one_write_are_counted_with_their_encrypted_size(dial):
     async with listening(US.accepts(THEM)) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
         await eventually(lambda: seen.topics, "the subscription")
@@ -65,7 +65,7 @@ async def test_several_messages_leave_in_one_write_and_are_counted_sealed(dial):
 
 @both_loops
 @pytest.mark.parametrize("server", [OTHER, None])
-async def test_a_router_that_is_not_the_right_one_gets_nothing(bound, server):
+async def test_a_router_with_wrong_keys_gets_nothing(bound, server):
     sub, endpoint = bound(server)
     async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
         await eventually(lambda: len(seen.refused) > 1, "two attempts")
@@ -99,7 +99,7 @@ async def test_a_replayed_message_ends_its_connection():
 
 
 @both_loops
-async def test_a_replayed_connection_opens_nothing():
+async def test_the_replayed_bytes_of_a_connection_are_refused():
     async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
         async with bare(listener.endpoint) as (reader, writer):
             peer, said = await shake(reader, writer)
@@ -111,7 +111,7 @@ async def test_a_replayed_connection_opens_nothing():
 
 
 @both_loops
-async def test_who_is_refused_for_its_keys_is_left_waiting():
+async def test_a_peer_with_wrong_keys_stays_connected_until_the_handshake_timeout():
     """kvbus keeps the connection of a peer with wrong keys until the handshake timeout.
 
     If kvbus closed the connection immediately, libzmq would connect again ten times a second.
@@ -128,7 +128,7 @@ async def test_who_is_refused_for_its_keys_is_left_waiting():
 
 
 @both_loops
-async def test_who_is_left_waiting_keeps_nobody_out():
+async def test_waiting_peers_with_wrong_keys_do_not_keep_other_peers_out():
     settings = Settings(handshake_timeout=1000, max_half_open=2)
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
     async with listening(US.accepts(THEM), settings=settings) as (listener, seen), contextlib.AsyncExitStack() as stack:
@@ -144,7 +144,7 @@ async def test_who_is_left_waiting_keeps_nobody_out():
 
 
 @both_loops
-async def test_floods_keep_nobody_out(dial):
+async def test_floods_of_bad_handshakes_do_not_keep_clients_out(dial):
     """kvbus serves clients with a valid key while other peers send many incomplete, forged and unencrypted handshakes."""
     settings = Settings(handshake_timeout=2.0, max_half_open=8)
     greeted = HELLO + Client(THEM.dials(US), SUB).start()

@@ -78,7 +78,7 @@ async def bound_again(bind, endpoint):
 
 @both_loops
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", None])
-async def test_a_router_that_binds(bind, tmp_path, host):
+async def test_a_binding_router_gets_every_message(bind, tmp_path, host):
     endpoint = f"ipc://{tmp_path}/kv" if host is None else f"tcp://{host}:{free_port()}"
     sub = bind(zmq.SUB, endpoint.replace("localhost", "127.0.0.1"))
     async with dialling(endpoint) as (_, seen):
@@ -90,7 +90,7 @@ async def test_a_router_that_binds(bind, tmp_path, host):
 
 
 @both_loops
-async def test_it_dials_until_somebody_is_there_and_again_when_nobody_is(bind):
+async def test_a_dialler_connects_again_each_time_its_router_restarts(bind):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     async with dialling(endpoint) as (_, seen):
         await asyncio.sleep(0.3)  # wait for some failed attempts
@@ -106,7 +106,7 @@ async def test_it_dials_until_somebody_is_there_and_again_when_nobody_is(bind):
 
 
 @both_loops
-async def test_waits_grow_and_are_bounded(monkeypatch):
+async def test_waits_between_connection_attempts_double_up_to_a_maximum(monkeypatch):
     monkeypatch.setattr(endpoint_module, "FIRST", 0.01)
     monkeypatch.setattr(endpoint_module, "LONGEST", 0.08)
     at, loop = [], asyncio.get_running_loop()
@@ -125,7 +125,7 @@ async def test_waits_grow_and_are_bounded(monkeypatch):
     assert sum(waits) < 60  # pauses that double without a limit would take longer
 
 
-async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
+async def test_a_dialler_resolves_the_host_name_at_each_attempt(monkeypatch, bind):
     """The dialler looks up a host name at each attempt to connect.
 
     The test runs only on asyncio, because it cannot replace methods of uvloop's event loop.
@@ -148,7 +148,7 @@ async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
 
 
 @both_loops
-async def test_somebody_else_at_the_address_is_refused_and_dialled_again(bind):
+async def test_a_dialler_refuses_an_unsuitable_peer_and_connects_again(bind):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     other = bind(zmq.PULL, endpoint)
     async with dialling(endpoint) as (_, seen):
@@ -159,7 +159,7 @@ async def test_somebody_else_at_the_address_is_refused_and_dialled_again(bind):
 
 
 @both_loops
-async def test_a_silent_address_is_left_in_time():
+async def test_a_dialler_gives_up_a_silent_peer_at_the_handshake_timeout():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -170,6 +170,6 @@ async def test_a_silent_address_is_left_in_time():
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://nowhere", "udp://127.0.0.1:1", "tcp://:1"])
-async def test_what_cannot_be_dialled(endpoint):
+async def test_an_endpoint_to_which_nothing_can_connect_raises_bind_error(endpoint):
     with pytest.raises(BindError, match=f"cannot connect to {endpoint}"):
         Dialler(endpoint, Role.PUB, Recorder())

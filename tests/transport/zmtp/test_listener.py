@@ -79,7 +79,7 @@ async def received(sub, count):
 
 @both_loops
 @pytest.mark.parametrize(("scheme", "curve"), [("tcp", False), ("ipc", False), ("tcp", True)])
-async def test_subscribers_of_libzmq_get_what_they_want(dial, tmp_path, scheme, curve):
+async def test_libzmq_subscribers_get_the_messages_of_their_topics(dial, tmp_path, scheme, curve):
     endpoint = ANY if scheme == "tcp" else f"ipc://{tmp_path}/kv"
     keys, one, other = secured(curve)
     async with listening(endpoint=endpoint, settings=ROOMY, keys=keys) as (listener, seen):
@@ -109,7 +109,7 @@ async def test_subscribers_of_libzmq_get_what_they_want(dial, tmp_path, scheme, 
 
 
 @both_loops
-async def test_one_peer_gets_something_alone(dial):
+async def test_a_message_can_be_sent_to_a_single_peer(dial):
     async with listening() as (listener, seen):
         subs = [dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"") for _ in range(3)]
         await eventually(lambda: len(seen.topics) == 3, "their subscriptions")
@@ -122,7 +122,7 @@ async def test_one_peer_gets_something_alone(dial):
 
 @both_loops
 @pytest.mark.parametrize(("kind", "curve"), [(zmq.DEALER, False), (zmq.REQ, False), (zmq.DEALER, True)])
-async def test_requesters_of_libzmq_are_heard_and_answered(dial, kind, curve):
+async def test_requests_of_libzmq_clients_are_read_and_answered(dial, kind, curve):
     keys, one, _ = secured(curve)
     async with listening(Role.ROUTER, settings=ROOMY, keys=keys, echo=True) as (listener, seen):
         asking = dial(kind, listener.endpoint, IDENTITY=b"me", **one)
@@ -134,7 +134,7 @@ async def test_requesters_of_libzmq_are_heard_and_answered(dial, kind, curve):
 
 
 @both_loops
-async def test_many_requests_on_one_connection_come_in_order(dial):
+async def test_20000_requests_on_one_connection_arrive_in_order(dial):
     async with listening(Role.ROUTER, echo=True) as (listener, _):
         asking = dial(zmq.DEALER, listener.endpoint, SNDHWM=0, RCVHWM=0)
         sent = [[b"", n.to_bytes(8, "big")] for n in range(20_000)]
@@ -159,7 +159,7 @@ async def test_heartbeats_of_libzmq_are_answered(dial):
 
 
 @both_loops
-async def test_a_subscriber_of_zmtp_3_0():
+async def test_a_subscriber_with_zmtp_3_0_gets_messages():
     first = hello(b"SUB", minor=0)
     async with listening() as (listener, seen), bare(listener.endpoint, first) as (reader, writer):
         writer.write(encode_message([b"\1kv"]))
@@ -183,7 +183,7 @@ async def test_a_subscriber_of_zmtp_3_0():
         (hello_2(2), Reason.VERSION),
     ],
 )
-async def test_whoever_speaks_something_else_is_refused_at_once(data, reason):
+async def test_a_peer_with_another_protocol_is_refused_immediately(data, reason):
     settings = Settings(handshake_timeout=1000)
     async with listening(settings=settings) as (listener, seen), bare(listener.endpoint, data) as (reader, _):
         with contextlib.suppress(ConnectionError):
@@ -195,7 +195,7 @@ async def test_whoever_speaks_something_else_is_refused_at_once(data, reason):
 
 
 @both_loops
-async def test_a_socket_of_libzmq_that_does_not_fit_is_refused(dial):
+async def test_a_libzmq_socket_of_an_unsuitable_type_is_refused(dial):
     async with listening(Role.ROUTER) as (listener, seen):
         dial(zmq.SUB, listener.endpoint)
         await eventually(lambda: Reason.SOCKET_TYPE in seen.refused, "the refusal")
@@ -203,7 +203,7 @@ async def test_a_socket_of_libzmq_that_does_not_fit_is_refused(dial):
 
 
 @both_loops
-async def test_silent_connections_end_in_time():
+async def test_unfinished_handshakes_end_at_the_handshake_timeout():
     settings = Settings(handshake_timeout=0.05)
     async with listening(settings=settings) as (listener, seen), contextlib.AsyncExitStack() as stack:
         for n in range(4):
@@ -213,7 +213,7 @@ async def test_silent_connections_end_in_time():
 
 
 @both_loops
-async def test_a_probe_of_the_port_is_counted():
+async def test_a_port_scan_is_counted_as_refused():
     async with listening() as (listener, seen):
         async with bare(listener.endpoint):
             pass
@@ -223,7 +223,7 @@ async def test_a_probe_of_the_port_is_counted():
 
 
 @both_loops
-async def test_peers_are_bounded(dial):
+async def test_a_peer_beyond_max_peers_is_refused_until_a_peer_leaves(dial):
     async with listening(settings=Settings(max_peers=2)) as (listener, seen):
         first = [dial(zmq.SUB, listener.endpoint) for _ in range(2)]
         await eventually(lambda: len(seen.peers) == 2, "two peers")
@@ -236,7 +236,7 @@ async def test_peers_are_bounded(dial):
 
 
 @both_loops
-async def test_two_handshakes_at_once_do_not_pass_the_bound():
+async def test_concurrent_handshakes_do_not_exceed_max_peers():
     async with (
         listening(settings=Settings(max_peers=1)) as (listener, seen),
         bare(listener.endpoint, greeting()) as (_, one),
@@ -250,7 +250,7 @@ async def test_two_handshakes_at_once_do_not_pass_the_bound():
 
 
 @both_loops
-async def test_a_peer_that_kvbus_closes_hears_nothing_more(dial):
+async def test_a_peer_that_kvbus_disconnects_gets_no_more_messages(dial):
     async with listening() as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=-1)
         await eventually(lambda: seen.topics, "the subscription")
@@ -283,7 +283,7 @@ async def test_closing_frees_the_endpoint_and_ends_every_peer(dial):
 
 @both_loops
 @pytest.mark.parametrize("linger", [0.0, 30.0])
-async def test_what_waits_leaves_only_with_a_linger(linger):
+async def test_queued_messages_are_sent_after_the_close_only_with_a_linger(linger):
     size = 8_000_000
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")) as (reader, _):
         await eventually(lambda: seen.peers, "the peer")
@@ -298,7 +298,7 @@ async def test_what_waits_leaves_only_with_a_linger(linger):
 
 
 @both_loops
-async def test_a_linger_ends():
+async def test_a_linger_ends_even_if_the_peer_never_reads():
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")):
         await eventually(lambda: seen.peers, "the peer")
         seen.peers[0].write(bytes(50_000_000))
@@ -307,7 +307,7 @@ async def test_a_linger_ends():
 
 
 @both_loops
-async def test_a_handler_that_fails_costs_its_own_peer(dial, raised):
+async def test_a_handler_that_raises_ends_only_the_connection_of_its_peer(dial, raised):
     async with listening(Role.ROUTER, echo=True) as (listener, seen):
         good = dial(zmq.DEALER, listener.endpoint)
         bad = dial(zmq.DEALER, listener.endpoint, RECONNECT_IVL=-1)
@@ -323,7 +323,7 @@ async def test_a_handler_that_fails_costs_its_own_peer(dial, raised):
 
 
 @both_loops
-async def test_no_descriptor_left_is_a_rest_and_not_the_end(dial, monkeypatch):
+async def test_a_listener_accepts_again_after_it_had_no_descriptor(dial, monkeypatch):
     async with listening() as (listener, seen):
         real = socket.socket.accept
         failing = True

@@ -51,7 +51,7 @@ def failure(protocol, data):
         (greeting(4, 0) + ready(b"SUB"), Opened(b"SUB", b"", (3, 1))),
     ],
 )
-def test_the_handshakes_of_a_pub(data, expected):
+def test_a_pub_completes_the_handshake_of_each_peer(data, expected):
     for chunk in (1, 7, len(data)):
         protocol = Protocol(Role.PUB, accepting=True)
         events = [event for at in range(0, len(data), chunk) for event in feed(protocol, data[at : at + chunk])]
@@ -61,12 +61,12 @@ def test_the_handshakes_of_a_pub(data, expected):
 
 
 @pytest.mark.parametrize("data", [hello(b"DEALER"), hello(b"REQ", Identity=b"x" * 255)])
-def test_the_handshakes_of_a_router(data):
+def test_a_router_socket_completes_the_handshake_of_each_peer(data):
     protocol = Protocol(Role.ROUTER, accepting=True)
     assert [type(event) for event in feed(protocol, data)] == [Opened]
 
 
-def test_the_mechanism_is_sent_when_the_peer_has_begun():
+def test_the_mechanism_is_sent_only_after_the_first_bytes_of_the_peer():
     """kvbus sends the name of its security mechanism only after the peer's first bytes.
 
     If libzmq reads the name of another mechanism than its own, it closes the connection without sending its own name.
@@ -82,7 +82,7 @@ def test_the_mechanism_is_sent_when_the_peer_has_begun():
 
 
 @pytest.mark.parametrize("role", Role)
-def test_the_dialling_side_says_ready_first(role):
+def test_the_connecting_side_sends_ready_first(role):
     protocol = Protocol(role, accepting=False)
     protocol.receive_data(greeting())
     assert protocol.next_event() is None
@@ -125,7 +125,7 @@ def test_a_handshake_fails_at_the_first_byte_that_shows_it(data, reason):
     assert failure(protocol, data[-1:]) is reason
 
 
-def test_another_socket_type_is_refused_by_an_error():
+def test_an_unsuitable_socket_type_is_answered_with_error():
     protocol = Protocol(Role.ROUTER, accepting=True)
     protocol.receive_data(greeting())
     protocol.next_event()
@@ -134,7 +134,7 @@ def test_another_socket_type_is_refused_by_an_error():
     assert protocol.data_to_send() == wire.error("socket type SUB cannot talk to ROUTER")
 
 
-def test_no_error_is_answered_by_an_error():
+def test_an_error_command_is_not_answered_with_error():
     protocol = Protocol(Role.PUB, accepting=True)
     feed(protocol, greeting())
     protocol.data_to_send()
@@ -143,7 +143,7 @@ def test_no_error_is_answered_by_an_error():
 
 
 @pytest.mark.parametrize("first", [hello(b"SUB"), hello(b"SUB", minor=0)])
-def test_subscriptions_as_messages(first):
+def test_a_pub_accepts_subscriptions_as_messages(first):
     protocol = opened(first=first)
     assert feed(protocol, encode_message([b"\1a"]) * 2) == [Subscribed(b"a")]
     assert list(protocol.topics) == [b"a"]
@@ -152,7 +152,7 @@ def test_subscriptions_as_messages(first):
     assert list(protocol.topics) == []
 
 
-def test_subscriptions_as_commands():
+def test_a_pub_accepts_subscriptions_as_commands():
     protocol = opened()
     assert feed(protocol, wire.command(b"SUBSCRIBE", b"a") * 2) == [Subscribed(b"a")]
     assert feed(protocol, wire.command(b"SUBSCRIBE")) == [Subscribed(b"")]
@@ -160,7 +160,7 @@ def test_subscriptions_as_commands():
     assert list(protocol.topics) == [b""]
 
 
-def test_other_messages_to_a_pub_change_nothing():
+def test_messages_to_a_pub_that_are_not_subscriptions_are_ignored():
     protocol = opened()
     for frames in ([b""], [b"\2a"], [b"\1a", b"b"], [b"a", b"\1b"], [b"", b""]):
         assert feed(protocol, encode_message(frames)) == []
@@ -168,7 +168,7 @@ def test_other_messages_to_a_pub_change_nothing():
 
 
 @pytest.mark.parametrize("role", Role)
-def test_commands_that_nobody_knows_are_ignored(role):
+def test_unknown_and_unexpected_commands_are_ignored(role):
     protocol = opened(role)
     data = wire.command(b"HELLO", b"x") + wire.command(b"PONG") + wire.command(b"READY")
     assert feed(protocol, data) == []
@@ -178,7 +178,7 @@ def test_commands_that_nobody_knows_are_ignored(role):
 
 
 @pytest.mark.parametrize(("peer", "ours"), [(b"PUB", b"SUB"), (b"XPUB", b"SUB"), (b"SUB", b"PUB"), (b"XSUB", b"PUB")])
-def test_a_port_for_both_is_to_each_peer_what_it_talks_to(peer, ours):
+def test_a_shared_port_has_the_socket_type_that_suits_each_peer(peer, ours):
     protocol = Protocol(Role.EITHER, accepting=True, limits=LIMITS, publisher_limits=Limits(frame_bytes=1000))
     assert feed(protocol, hello(peer)) == [Opened(peer, b"", (3, 1))]
     assert protocol.data_to_send() == greeting() + ready(ours)
@@ -204,11 +204,11 @@ def test_a_port_for_both_is_to_each_peer_what_it_talks_to(peer, ours):
         (b"\x01\x00", Reason.GREETING),
     ],
 )
-def test_whoever_is_neither_is_refused_by_a_port_for_both(data, reason):
+def test_a_shared_port_refuses_a_peer_that_is_neither_publisher_nor_subscriber(data, reason):
     assert failure(Protocol(Role.EITHER, accepting=True), data) is reason
 
 
-def test_frames_beyond_those_that_are_kept_are_read_and_dropped():
+def test_frames_beyond_kept_frames_are_read_and_dropped():
     limits = Limits(frame_bytes=100, message_frames=1000, kept_frames=3, message_bytes=500)
     protocol = Protocol(Role.EITHER, accepting=True, publisher_limits=limits)
     feed(protocol, hello(b"PUB"))
@@ -222,7 +222,7 @@ def test_frames_beyond_those_that_are_kept_are_read_and_dropped():
 
 
 @pytest.mark.parametrize("version", [(3, 0), (3, 1)])
-def test_a_subscription_is_what_the_version_has(version):
+def test_a_subscription_has_the_form_of_the_zmtp_version(version):
     """ZMTP 3.0 sends a subscription as a message, and ZMTP 3.1 as a command. kvbus's publisher understands both
     forms.
     """
@@ -233,14 +233,14 @@ def test_a_subscription_is_what_the_version_has(version):
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_ping_is_answered(role):
+def test_a_ping_is_answered_with_a_pong(role):
     protocol = opened(role)
     assert feed(protocol, wire.command(b"PING", b"\0\x0acontext")) == []
     assert protocol.data_to_send() == wire.command(b"PONG", b"context")
     assert failure(protocol, wire.command(b"PING", b"\0")) is Reason.COMMAND
 
 
-def test_an_error_ends_the_connection():
+def test_an_error_command_ends_the_connection():
     assert failure(opened(), wire.error("enough")) is Reason.REFUSED
 
 
@@ -248,7 +248,7 @@ messages = st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=5), m
 
 
 @given(messages, st.integers(1, 40))
-def test_messages_of_a_dealer_come_whole_however_they_are_cut(sent, chunk):
+def test_messages_of_a_dealer_are_complete_for_any_chunk_size(sent, chunk):
     protocol = opened(Role.ROUTER, limits=Limits())
     data = b"".join(map(encode_message, sent))
     events = [event for at in range(0, len(data), chunk) for event in feed(protocol, data[at : at + chunk])]
@@ -256,7 +256,7 @@ def test_messages_of_a_dealer_come_whole_however_they_are_cut(sent, chunk):
     assert protocol.held_bytes == 0
 
 
-def test_a_message_cut_at_every_byte():
+def test_a_handshake_and_messages_may_be_split_at_any_byte():
     sent = [[b"", b"x" * 3], [b"y" * 256, b"", b"z"], [b"a"]]
     data = hello(b"REQ") + b"".join(map(encode_message, sent))
     for at in range(len(data) + 1):
@@ -283,11 +283,11 @@ def test_a_message_cut_at_every_byte():
         (Role.PUB, b"\x10", Reason.FRAME),
     ],
 )
-def test_a_breach_has_a_name(role, data, reason):
+def test_each_breach_of_the_protocol_has_its_reason(role, data, reason):
     assert failure(opened(role), data) is reason
 
 
-def test_what_is_at_the_limit_is_let_through():
+def test_messages_of_exactly_the_maximum_size_are_accepted():
     protocol = opened(Role.ROUTER)
     for frames in ([b"x" * 100], [b"x" * 50] * 3, [b""] * 4):
         assert feed(protocol, encode_message(frames)) == [Message(frames)]
@@ -312,7 +312,7 @@ CEILING = 9 + max(LIMITS.frame_bytes, LIMITS.handshake_bytes) + LIMITS.message_b
     chunk=st.integers(1, 16),
     accepting=st.booleans(),
 )
-def test_no_bytes_do_anything_but_fail_by_name_within_the_limits(role, first, parts, chunk, accepting):
+def test_arbitrary_bytes_exceed_no_limit_and_fail_only_with_protocol_errors(role, first, parts, chunk, accepting):
     protocol = Protocol(role, accepting=accepting, limits=LIMITS)
     data = first + b"".join(parts)
     try:

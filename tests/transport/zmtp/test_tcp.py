@@ -36,11 +36,11 @@ ROOT = Path(__file__).parents[3]
         (Silence(0, 3, 0, 300), True),  # the window is 0, and the peer answers no probe
     ],
 )
-def test_who_is_gone(sign, expected):
+def test_tcp_signs_decide_whether_a_peer_counts_as_dead(sign, expected):
     assert gone(sign) is expected
 
 
-def test_the_options_are_those_of_the_sources():
+def test_tcp_options_enable_nodelay_and_keepalive():
     with socket.socket() as made:
         tcp.set_options(made)
         read = [
@@ -57,7 +57,7 @@ def test_the_options_are_those_of_the_sources():
 
 
 @both_loops
-async def test_a_peer_that_does_not_read_is_there():
+async def test_a_peer_that_does_not_read_counts_as_alive():
     """A peer that does not read counts as alive: its TCP window is 0, but its kernel answers the window probes."""
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")):
         await eventually(lambda: seen.peers, "the peer")
@@ -98,7 +98,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_a_peer_whose_network_is_gone_is_gone():
+def test_a_peer_whose_network_is_down_counts_as_dead():
     """A peer whose network is down counts as dead.
 
     The test runs in its own network namespace, and takes the loopback interface down.

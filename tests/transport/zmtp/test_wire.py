@@ -27,14 +27,14 @@ def read_all(data, *, limit=2**20):
 
 
 @given(frames_of_any_size)
-def test_a_message_comes_back_as_it_was(frames):
+def test_a_message_is_unchanged_after_encoding_and_decoding(frames):
     read = read_all(encode_message(frames))
     assert [frame.body for frame in read] == frames
     assert [frame.more for frame in read] == [True] * (len(frames) - 1) + [False]
     assert not any(frame.command for frame in read)
 
 
-def test_the_bytes_are_those_of_the_standard():
+def test_encoded_bytes_are_as_the_zmtp_standard_says():
     assert encode_message([b""]) == b"\0\0"
     assert encode_message([b"a", b"bc"]) == b"\1\1a\0\2bc"
     assert encode_message([b"x" * 255]) == b"\0\xff" + b"x" * 255
@@ -45,19 +45,19 @@ def test_the_bytes_are_those_of_the_standard():
 
 
 @given(st.binary(max_size=600))
-def test_a_command_comes_back_as_it_was(body):
+def test_a_command_is_unchanged_after_encoding_and_decoding(body):
     assert read_all(encode_command(body)) == [(True, False, body)]
 
 
 @pytest.mark.parametrize("data", [b"\x08\0", b"\x80\0", b"\x05\0", b"\x07" + bytes(8), b"\xff\0"])
-def test_unknown_flags_fail(data):
+def test_a_frame_with_unknown_flags_fails(data):
     with pytest.raises(ProtocolError) as failed:
         read_all(data)
     assert failed.value.reason is Reason.FRAME
 
 
 @pytest.mark.parametrize("data", [b"\0\x0b", b"\2" + (11).to_bytes(8, "big"), b"\2" + b"\xff" * 8])
-def test_a_frame_over_the_limit_fails_by_its_size_alone(data):
+def test_an_oversize_frame_fails_at_its_announced_size(data):
     with pytest.raises(ProtocolError) as failed:
         read_all(data, limit=10)
     assert failed.value.reason is Reason.FRAME_BYTES
@@ -71,12 +71,12 @@ properties_ = st.dictionaries(
 
 
 @given(properties_)
-def test_properties_come_back_as_they_were(properties):
+def test_metadata_is_unchanged_after_encoding_and_decoding(properties):
     assert wire.parse_metadata(wire.encode_metadata(properties)) == properties
 
 
 @given(properties_.filter(bool), st.data())
-def test_properties_that_are_torn_fail(properties, data):
+def test_truncated_metadata_fails(properties, data):
     encoded = wire.encode_metadata(properties)
     ends = [len(wire.encode_metadata(dict(list(properties.items())[:count]))) for count in range(len(properties))]
     at = data.draw(st.integers(0, len(encoded) - 1).filter(lambda at: at not in ends))
@@ -85,16 +85,16 @@ def test_properties_that_are_torn_fail(properties, data):
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_properties_or_fail(data):
+def test_arbitrary_metadata_bytes_decode_or_raise_protocol_error(data):
     with contextlib.suppress(ProtocolError):
         wire.parse_metadata(data)
 
 
-def test_the_case_of_a_name_does_not_matter():
+def test_names_in_metadata_are_case_insensitive():
     assert wire.parse_metadata(b"\x0bSOCKET-type\0\0\0\3SUB") == {b"socket-type": b"SUB"}
 
 
-def test_names_and_data():
+def test_a_command_is_split_into_name_and_data():
     assert wire.parse_command(b"\x04PING\0\0x") == (b"PING", b"\0\0x")
     assert wire.parse_command(b"\x04PING") == (b"PING", b"")
     for body in (b"", b"\0", b"\x05PING"):
@@ -110,7 +110,7 @@ def test_a_pong_has_the_context_of_its_ping():
         wire.pong(b"\0")
 
 
-def test_an_error_is_bounded():
+def test_the_reason_in_an_error_command_is_cut_to_255_bytes():
     assert wire.error("no") == b"\x04\x09\x05ERROR\x02no"
     assert wire.error("é" * 300)[:1] == b"\x06"
     assert len(wire.error("é" * 300)) == 9 + 6 + 1 + 255
