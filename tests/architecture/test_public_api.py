@@ -99,7 +99,7 @@ def test_no_module_uses_a_private_name_of_a_library():
         "from nats.aio.client import Client\nclass Mine(Client):\n    async def _process_msg(self): ...",
     ],
 )
-def test_each_kind_of_use_is_found(code, tmp_path):
+def test_the_check_finds_each_kind_of_use_of_a_private_name(code, tmp_path):
     module = tmp_path / "module.py"
     module.write_text(code)
     assert offences(module)

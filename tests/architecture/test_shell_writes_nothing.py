@@ -148,7 +148,7 @@ def _holes(anything: Relay, other: Source) -> None:
 """
 
 
-def test_the_shell_changes_nothing_of_the_core_and_each_hole_is_found(copy: Path, cache: pytest.Cache) -> None:
+def test_the_check_finds_each_change_of_the_core_and_the_shell_makes_none(copy: Path, cache: pytest.Cache) -> None:
     path = copy / "kvbus/daemon/daemon.py"
     path.write_text(path.read_text() + HOLES)
     found = offences(copy, cache.mkdir("what_the_shell_changes"))

@@ -40,7 +40,7 @@ def wall_clock_reads(path: Path) -> set[str]:
     return found
 
 
-def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
+def test_only_the_listed_modules_read_the_wall_clock() -> None:
     reads = {
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*.py")
@@ -49,7 +49,7 @@ def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
     assert reads == set(READS), reads
 
 
-def test_the_relay_has_no_clock_of_its_own() -> None:
+def test_the_relay_reads_no_clock() -> None:
     """The relay reads no clock: it gets monotonic seconds as an argument.
 
     The event Tick brings it the wall clock's time. The relay only copies this time into the ``ts`` of batches.

@@ -106,11 +106,11 @@ def put(root: Path, module: str, line: str) -> None:
     path.write_text(f"{path.read_text()}\n\n{line}\n")
 
 
-def test_the_core_uses_nothing_but_what_it_may() -> None:
+def test_the_core_imports_and_calls_only_allowed_modules_and_functions() -> None:
     assert core_offences(ROOT) == []
 
 
-def test_the_client_brings_nothing_but_what_it_may() -> None:
+def test_the_client_imports_only_allowed_packages() -> None:
     assert client_offences(ROOT) == []
 
 
@@ -131,13 +131,13 @@ def test_the_client_brings_nothing_but_what_it_may() -> None:
         "print('here')",
     ],
 )
-def test_a_hole_in_the_wall_around_the_core_is_found(copy: Path, line: str) -> None:
+def test_the_check_finds_a_forbidden_import_or_call_in_the_core(copy: Path, line: str) -> None:
     put(copy, "kvbus.core.blocks.index", line)
     assert len(core_offences(copy)) == 1
 
 
 @pytest.mark.parametrize("module", ["kvbus.client.view", "kvbus.transport.sockets", "kvbus.core.types"])
-def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, module: str) -> None:
+def test_the_check_finds_a_forbidden_dependency_of_the_client(copy: Path, module: str) -> None:
     put(copy, module, "import pydantic")
     assert len(client_offences(copy)) == 1
 
@@ -156,7 +156,7 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
         ("kvbus.http.entries", "import prometheus_client", "only telemetry and the index import prometheus_client"),
     ],
 )
-def test_a_hole_in_a_layer_is_found(copy: Path, module: str, line: str, broken: str) -> None:
+def test_the_check_finds_a_forbidden_import_between_layers(copy: Path, module: str, line: str, broken: str) -> None:
     put(copy, module, line)
     told = layers(copy)
     assert told.returncode == 1, told.stdout + told.stderr

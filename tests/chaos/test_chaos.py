@@ -29,7 +29,7 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_short_campaign() -> None:
+def test_a_short_fault_campaign_has_no_failure() -> None:
     """Run several cells (an engine, kvbus and routers each) in parallel: one with two ranks, one whose kvbus is not
     killed, and, with `LONG`, one whose engine connects to kvbus.
     """
@@ -45,7 +45,7 @@ def test_a_short_campaign() -> None:
 
 @pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
-def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_campaign_reports_a_wrong_view_of_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """The campaign reports that a router's view is wrong.
 
     For this, the test adds a block that the engine's cache does not have to the recorded blocks of the engine.

@@ -16,7 +16,7 @@ def test_the_same_seed_plans_the_same_faults(cell: int) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_plan_can_be_carried_out(cell: int) -> None:
+def test_every_planned_fault_has_a_function_a_target_and_a_valid_time(cell: int) -> None:
     """Every kind of fault has a function, every target exists in its cell, and every fault begins during the
     traffic.
     """
@@ -34,6 +34,6 @@ def test_a_plan_can_be_carried_out(cell: int) -> None:
             assert shape.kills_bus or "kvbus" not in fault.kind or fault.kind.startswith("stop")
 
 
-def test_every_kind_is_planned() -> None:
+def test_the_plans_contain_every_kind_of_fault() -> None:
     planned = {fault.kind for cell in CELLS for number in range(600) for fault in make_round(1, cell, 0, number).faults}
     assert planned == set(MAKERS)

@@ -53,7 +53,7 @@ def _handlers():
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
-def test_it_writes_a_capture_that_is_the_same_but_for_its_names(name, tmp_path):
+def test_anonymize_changes_only_the_names_in_a_capture(name, tmp_path):
     out = tmp_path / name
     done = invoke(CAPTURE, "-o", out)
     assert (done.exit_code, done.stdout) == (0, "")
@@ -66,7 +66,7 @@ def test_it_writes_a_capture_that_is_the_same_but_for_its_names(name, tmp_path):
     assert b"adapter" not in b"".join(message.payload for message in read_capture(out))
 
 
-def test_the_file_is_beside_the_capture_by_default_and_never_over_another(tmp_path):
+def test_anonymize_writes_beside_the_capture_and_overwrites_no_file(tmp_path):
     with CaptureWriter(tmp_path / "stream.jsonl.gz") as writer:
         writer.write(Message(0.0, b"", 0, pack([1.0, [], 0])))
     assert invoke(tmp_path / "stream.jsonl.gz").exit_code == 0
@@ -78,7 +78,7 @@ def test_the_file_is_beside_the_capture_by_default_and_never_over_another(tmp_pa
     assert (over.exit_code, written.read_bytes()) == (78, before)
 
 
-def test_standard_input_and_output(tmp_path):
+def test_anonymize_reads_standard_input_and_writes_standard_output(tmp_path):
     with Path(CAPTURE).open("rb") as capture:
         done = subprocess.run(
             [sys.executable, "-m", "kvbus", "anonymize", "-"],
@@ -92,7 +92,7 @@ def test_standard_input_and_output(tmp_path):
     same_but_for_names(run(load(NAME)), run(list(read_capture(out))))
 
 
-def test_a_new_key_each_time_unless_there_is_a_file(tmp_path):
+def test_anonymize_makes_a_new_key_each_time_unless_a_key_file_is_given(tmp_path):
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)
@@ -113,7 +113,7 @@ def test_a_new_key_each_time_unless_there_is_a_file(tmp_path):
         (b"k" * 32, 0o604, r"other users can read it \(mode 0604\): run chmod o="),
     ],
 )
-def test_a_bad_key_is_refused_before_anything_is_written(content, mode, wrong, tmp_path):
+def test_anonymize_refuses_a_bad_key_file_and_writes_nothing(content, mode, wrong, tmp_path):
     key = tmp_path / "key"
     if content is not None:
         key.write_bytes(content)
@@ -133,7 +133,7 @@ def test_a_bad_key_is_refused_before_anything_is_written(content, mode, wrong, t
         (None, r"in\.jsonl:1: No such file"),
     ],
 )
-def test_a_bad_capture_leaves_nothing(lines, wrong, tmp_path):
+def test_anonymize_refuses_a_bad_capture_and_leaves_no_file(lines, wrong, tmp_path):
     if lines is not None:
         (tmp_path / "in.jsonl").write_bytes(lines)
     done = invoke(tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
@@ -142,12 +142,12 @@ def test_a_bad_capture_leaves_nothing(lines, wrong, tmp_path):
     assert names(tmp_path) == (["in.jsonl"] if lines is not None else [])
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_anonymize_names_an_output_file_that_it_cannot_write(tmp_path):
     done = invoke(CAPTURE, "-o", tmp_path / "nowhere" / "out.jsonl")
     assert (done.exit_code, "out.jsonl: No such file" in done.stderr) == (78, True)
 
 
-def test_what_is_no_msgpack_is_said(tmp_path):
+def test_anonymize_counts_payloads_that_are_not_msgpack(tmp_path):
     with CaptureWriter(tmp_path / "in.jsonl") as writer:
         for seq, payload in enumerate((b"\xc1", pack([1.0, [], 0]))):
             writer.write(Message(0.0, b"", seq, payload))
@@ -156,7 +156,7 @@ def test_what_is_no_msgpack_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
+def test_an_interrupted_anonymize_leaves_no_file(number, code, tmp_path):
     """A signal that arrives while the command works ends it without an output file.
 
     The command's input is a pipe that stays open, so the command cannot finish before the signal.
@@ -179,7 +179,7 @@ def test_an_interrupted_run_leaves_no_file(number, code, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vllm033_restart", "vllm033_map_bytes", "sglang0523_eagle_bigram"])
-async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(name, tmp_path):
+async def test_kvbus_and_a_router_hold_the_blocks_of_an_anonymized_capture(name, tmp_path):
     """With an anonymized capture, kvbus and a router hold the engine's blocks under their pseudonyms.
 
     `kvbus play` publishes the capture. A fifth of the live batches is lost, and the bus gets them by a replay.
@@ -212,7 +212,7 @@ async def test_a_bus_and_a_router_hold_the_engine_s_blocks_under_their_names(nam
     assert not held & truth(name)
 
 
-def test_recording_under_other_names_over_sockets(tmp_path):
+def test_record_with_anonymize_changes_only_the_names_in_the_capture(tmp_path):
     """`kvbus record --anonymize` records a capture that a test plays as an engine.
 
     The recorded file differs from the played capture only in its names.

@@ -14,7 +14,7 @@ from kvbus.cli import main
 from kvbus.tools.conform.router.cases import CASES
 
 
-def test_it_lists_its_cases():
+def test_conform_router_lists_its_cases():
     out = CliRunner().invoke(main, ["conform", "router", "--list"]).output.splitlines()
     assert [line.split()[0] for line in out] == [case.name for case in CASES]
 
@@ -30,13 +30,13 @@ def test_it_lists_its_cases():
         (["--client", "--reads", "a,b"], "--engine"),
     ],
 )
-def test_what_is_asked_wrongly_is_said(arguments, said):
+def test_conform_router_refuses_wrong_options_with_a_message(arguments, said):
     result = CliRunner().invoke(main, ["conform", "router", *arguments])
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 @pytest.mark.slow
-def test_the_library_is_judged_and_printed_as_json():
+def test_conform_router_judges_the_client_library_and_prints_json():
     arguments = ["--client", "--case", "6.4", "--json"]
     result = CliRunner().invoke(main, ["conform", "router", *arguments])
     assert result.exit_code == 0, result.output
@@ -46,13 +46,13 @@ def test_the_library_is_judged_and_printed_as_json():
 
 
 @pytest.mark.slow
-def test_a_router_that_cannot_be_asked_is_no_broken_one():
+def test_conform_router_exits_with_69_if_the_driver_does_not_exist():
     result = CliRunner().invoke(main, ["conform", "router", "--driver", "/nowhere/router"])
     assert (result.exit_code, "No such file" in result.output) == (69, True)
 
 
 @pytest.mark.slow
-def test_ctrl_c_before_anything_was_tried_is_no_result():
+def test_conform_router_prints_no_result_after_ctrl_c_before_the_first_case_ends():
     program = [sys.executable, "-m", "kvbus", "conform", "router", "--driver", "cat", "--case", "stores"]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None

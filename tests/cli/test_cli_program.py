@@ -69,7 +69,7 @@ def _raise(error: BaseException):
         (BrokenPipeError(), 0, ""),
     ],
 )
-def test_errors(error, code, message):
+def test_each_error_has_its_message_and_exit_code_without_a_traceback(error, code, message):
     done = CliRunner().invoke(_group(_raise(error)), ["go"])
     assert done.exit_code == code
     assert message in done.stderr
@@ -77,14 +77,14 @@ def test_errors(error, code, message):
     assert done.stdout == ""
 
 
-def test_a_subcommand_that_there_is_none_of_is_guessed():
+def test_kvbus_suggests_a_similar_subcommand_for_an_unknown_one():
     done = CliRunner().invoke(main, ["tial"])
     assert (done.exit_code, "Did you mean tail?" in done.stderr) == (2, True)
     done = CliRunner().invoke(main, ["qqqq"])
     assert (done.exit_code, "Did you mean" in done.stderr) == (2, False)
 
 
-def test_the_manual_has_the_exit_codes():
+def test_the_operations_manual_and_the_help_page_list_every_exit_code():
     table = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "docs/OPERATIONS.md").read_text(), re.MULTILINE)
     assert [(ExitCode(int(code)), meaning) for code, meaning in table] == list(EXIT_MEANINGS.items())
     assert list(EXIT_MEANINGS) == list(ExitCode)
@@ -92,7 +92,7 @@ def test_the_manual_has_the_exit_codes():
     assert all(f"{code.value} " in help_page and meaning in help_page for code, meaning in EXIT_MEANINGS.items())
 
 
-def test_every_exit_code_that_a_help_page_names_is_in_the_table():
+def test_each_help_page_names_only_known_exit_codes():
     for name in main.list_commands(click.Context(main)):
         page = CliRunner().invoke(main, [name, "--help"]).output
         _, _, said = " ".join(page.split()).partition("Exit codes: ")
@@ -142,7 +142,7 @@ def test_a_shell_completes_subcommands_and_options():
     assert "plain,--replay-endpoint" in completed("kvbus", "tail", "--rep")
 
 
-def test_a_bug_comes_with_a_hint_and_on_request_with_its_traceback():
+def test_a_bug_shows_a_hint_and_with_debug_its_traceback():
     group = _group(_raise(ValueError("x")))
     assert "KVBUS_TRACEBACK=1" in CliRunner().invoke(group, ["go"]).stderr
     done = CliRunner().invoke(group, ["--debug", "go"])
@@ -156,7 +156,7 @@ def test_a_command_may_return_its_exit_code(returned, code):
     assert CliRunner().invoke(_group(lambda: returned), ["go"]).exit_code == code
 
 
-def test_a_subcommand_that_is_not_installed_breaks_no_other(monkeypatch):
+def test_a_subcommand_that_is_not_installed_does_not_break_other_subcommands(monkeypatch):
     module = types.ModuleType("kvbus.cli.fine")
     vars(module)["command"] = click.Command("fine", callback=lambda: click.echo("hello"))
     module.__spec__ = ModuleSpec("kvbus.cli.fine", None)
@@ -169,7 +169,7 @@ def test_a_subcommand_that_is_not_installed_breaks_no_other(monkeypatch):
     assert CliRunner().invoke(group, ["absent"]).exit_code == 2
 
 
-def test_a_subcommand_that_does_not_import_breaks_no_other(tmp_path, monkeypatch):
+def test_a_subcommand_that_fails_to_import_does_not_break_the_help_page(tmp_path, monkeypatch):
     (tmp_path / "broken_command.py").write_text("raise RuntimeError('half written')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Subcommand, "module", property(lambda self: self.name))
@@ -220,7 +220,7 @@ def test_ctrl_c_is_quiet():
     assert errors.strip() == ""
 
 
-def test_the_declared_subcommands():
+def test_kvbus_has_the_declared_subcommands():
     names = [
         "run",
         "init",

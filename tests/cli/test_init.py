@@ -22,7 +22,9 @@ def invoke(*args: str, answers: str = "") -> Result:
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_file_of_every_engine_and_router_is_a_good_configuration(engine: str, router: str, tmp_path: Path) -> None:
+def test_init_writes_a_valid_configuration_for_every_engine_and_router(
+    engine: str, router: str, tmp_path: Path
+) -> None:
     path = tmp_path / "kvbus.yaml"
     done = invoke("init", "--engine", engine, "--router", router, "--host", "10.0.0.7", "-o", str(path))
     assert done.exit_code == 0, done.output
@@ -38,7 +40,7 @@ def test_the_file_of_every_engine_and_router_is_a_good_configuration(engine: str
     assert "profile: " in checked.stdout
 
 
-async def test_doctor_finds_the_engine_that_the_file_names(tmp_path: Path) -> None:
+async def test_doctor_finds_the_engine_of_a_configuration_written_by_init(tmp_path: Path) -> None:
     path = tmp_path / "kvbus.yaml"
     assert invoke("init", "--engine", "vllm", "--router", "dynamo", "-o", str(path)).exit_code == 0
     places = {name: str(free_port()) for name in ("5557", "5558", "5657", "5658")}
@@ -53,7 +55,9 @@ async def test_doctor_finds_the_engine_that_the_file_names(tmp_path: Path) -> No
     assert live in done.stdout
 
 
-def test_it_asks_for_what_was_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_asks_for_the_engine_and_the_router_if_no_option_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     done = invoke("init", answers="vllm\nno such router\nllm-d\n")
     assert done.exit_code == 0, done.output
@@ -62,7 +66,7 @@ def test_it_asks_for_what_was_not_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert "model: MODEL" in text, "nobody has named the model"
 
 
-def test_the_model_and_the_address_stand_where_they_belong() -> None:
+def test_init_writes_the_model_and_the_host_into_the_configuration() -> None:
     options = ("--engine", "vllm", "--router", "llm-d", "--model", "Qwen/Qwen3-32B", "--host", "10.0.0.7")
     done = invoke("init", *options, "-o", "-")
     assert "model: Qwen/Qwen3-32B " in done.stdout
@@ -70,7 +74,7 @@ def test_the_model_and_the_address_stand_where_they_belong() -> None:
     assert "vllm serve Qwen/Qwen3-32B " in done.stdout
 
 
-def test_a_file_that_exists_stays(tmp_path: Path) -> None:
+def test_init_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("mine")
     done = invoke("init", "--engine", "vllm", "--router", "smg", "-o", str(path))
@@ -79,7 +83,7 @@ def test_a_file_that_exists_stays(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_directory_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_init_names_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     path = tmp_path / "none" / "kvbus.yaml"
     done = invoke("init", "--engine", "vllm", "--router", "smg", "-o", str(path))
     assert done.exit_code == 2

@@ -38,7 +38,7 @@ async def invoke(*args: object, **env: str) -> Result:
     return await asyncio.to_thread(CliRunner().invoke, main, [str(each) for each in args], env=env)
 
 
-async def test_commands_show_a_token_and_check_the_certificate(
+async def test_top_and_doctor_send_a_token_and_check_the_certificate(
     tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("top", "doctor"):
@@ -63,7 +63,7 @@ async def test_commands_show_a_token_and_check_the_certificate(
             assert "name its authority with --http-ca" in done.output
 
 
-async def test_doctor_knows_the_bus_of_its_configuration_by_the_certificate(
+async def test_doctor_recognizes_the_bus_of_its_configuration_by_the_certificate(
     tmp_path: Path, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -76,7 +76,9 @@ async def test_doctor_knows_the_bus_of_its_configuration_by_the_certificate(
         assert "is not valid" in (await examine(config, timeout=5)).findings[0].text
 
 
-def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_token_or_certificate_file_that_is_unusable_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for text in ("", "two\nlines", "b\x00d", "ä"):
         file = tmp_path / "token"
         file.write_text(text)
@@ -94,7 +96,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("nobody_is_local")
-def test_the_variables_are_no_keys() -> None:
+def test_the_environment_variables_of_the_login_are_not_configuration_keys() -> None:
     env = {"KVBUS_TOKEN_FILE": "a", "KVBUS_CA_FILE": "b"}
     given = {"sources": [{"endpoint": "ipc:///e"}], "outputs": [{"endpoint": "ipc:///o"}]}
     load(None, env=env, overrides=given)

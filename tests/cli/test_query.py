@@ -25,43 +25,43 @@ from tests.ports import free_port
 @pytest.mark.parametrize(
     "text", ["[1, 2, 3]", "1 2 3\n", "1,2,3", "[1, 2, 3,]", '{"count": 3, "tokens": [1, 2, 3]}', "\n1\n2\n3\n"]
 )
-def test_token_ids_are_read_as_people_have_them(text):
+def test_query_reads_token_ids_in_each_common_notation(text):
     assert token_ids(text) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
     "text", ["", "hello", '["1"]', "[1.5]", "[true]", "null", "[1, -]", "\u0661", "9" * 5000, "[[]]"]
 )
-def test_a_file_without_token_ids_is_refused(text):
+def test_query_refuses_a_file_without_token_ids(text):
     with pytest.raises(click.UsageError, match="is not a token id; for example"):
         token_ids(text)
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "[1, 2,\n", "1, 2]", "[]x", '{"tokens": [1, 2', "[" * 200_000])
-def test_a_list_that_is_cut_off_is_refused(text):
+def test_query_refuses_a_truncated_list_of_token_ids(text):
     with pytest.raises(click.UsageError, match="is the file cut off"):
         token_ids(text)
 
 
 @pytest.mark.parametrize("text", ["[]", '{"tokens": []}'])
-def test_an_empty_list_is_refused(text):
+def test_query_refuses_an_empty_list_of_token_ids(text):
     with pytest.raises(click.UsageError, match="the list is empty; for example"):
         token_ids(text)
 
 
 @pytest.mark.parametrize(("hashes", "both"), [("1234,5678", True), ("123,5678", False), ("0x1234,0x5678", False)])
-def test_hashes_that_can_be_integers_or_bytes_are_named(hashes, both):
+def test_query_warns_about_hashes_that_may_be_integers_or_bytes(hashes, both):
     done = query("--hashes", hashes, "--http", f"127.0.0.1:{free_port()}")
     assert (done.returncode, "as an integer and as hexadecimal bytes" in done.stderr) == (69, both)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"token_ids": [1]}'])
-def test_an_object_without_tokens_is_refused(text):
+def test_query_refuses_a_json_object_without_tokens(text):
     with pytest.raises(click.UsageError, match='the object has no "tokens"'):
         token_ids(text)
 
 
-def test_a_file_that_is_no_text_is_a_bad_question(tmp_path):
+def test_query_refuses_a_file_that_is_not_text(tmp_path):
     file = tmp_path / "tokens"
     file.write_bytes(b"\xff\xfe")
     done = query("--tokens", str(file))
@@ -103,7 +103,7 @@ def scene(tmp_path_factory) -> Iterator[Scene]:
         yield Scene(engine, bus, index, truth)
 
 
-def test_an_index_is_asked(scene):
+def test_query_prints_the_answer_of_an_index(scene):
     at = "--http", scene.index.http
     shown = query(*at, "--tokens", "-", tokens=scene.tokens)
     assert shown.returncode == 0
@@ -117,7 +117,7 @@ def test_an_index_is_asked(scene):
     assert (refused.returncode, "hashes[0] is neither" in refused.stderr) == (2, True)
 
 
-def test_without_an_index_the_replay_is_read(scene):
+def test_query_without_an_index_reads_the_replay_of_a_bus_or_an_engine(scene):
     asked = json.loads(query("--http", scene.index.http, "--tokens", "-", "--json", tokens=scene.tokens).stdout)
     by_bus = query(scene.bus.http, "--tokens", "-", "--json", tokens=scene.tokens)
     assert (by_bus.returncode, json.loads(by_bus.stdout)) == (0, asked)
@@ -127,7 +127,7 @@ def test_without_an_index_the_replay_is_read(scene):
         assert (shown.returncode, f"  {scene.held}: " in shown.stdout) == (0, True), shown
 
 
-def test_a_question_without_an_answer_says_why():
+def test_query_explains_why_it_has_no_answer():
     port = free_port()
     gone = query("--http", f"127.0.0.1:{port}", "--tokens", "-")
     why = f"kvbus: no index answers at http://127.0.0.1:{port} (connection refused): start `kvbus index`, or name a SOURCE\n"
@@ -142,7 +142,7 @@ def test_a_question_without_an_answer_says_why():
     assert (without.returncode, "has no replay endpoint" in without.stderr) == (2, True)
 
 
-async def test_a_stream_without_token_ids_is_refused():
+async def test_query_refuses_a_stream_without_token_ids():
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         engine.publish(batch(BlockStored((1, 2), None, encode_value([]), 16)))
         answer = await in_thread(f"{engine.endpoint},{engine.replay_endpoint}")

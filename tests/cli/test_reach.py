@@ -40,7 +40,7 @@ def deaf():
             each.close()
 
 
-async def test_where_nobody_publishes_there_is_a_reason(listening, deaf):
+async def test_kvbus_names_the_reason_if_an_endpoint_has_no_publisher(listening, deaf):
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         assert await obstacle(engine.endpoint, None) == ""
         assert "is a replay (ROUTER) socket" in await obstacle(there(engine.replay_endpoint), None)
@@ -50,7 +50,7 @@ async def test_where_nobody_publishes_there_is_a_reason(listening, deaf):
     assert "sends nothing" in await obstacle(listening, None)
 
 
-async def test_an_obstacle_is_said_once_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys):
+async def test_an_obstacle_is_logged_once_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr(reach, "LOOK_AFTER_S", 0.01)
     looked = 0
     answers = ["first", "first", "second", "", "first"]
@@ -68,7 +68,7 @@ async def test_an_obstacle_is_said_once_while_it_lasts(monkeypatch: pytest.Monke
     assert [line.rpartition(": ")[2] for line in said] == ["first", "second", "first"]
 
 
-async def test_silence_of_a_publisher_is_no_error():
+async def test_a_silent_publisher_is_not_an_error():
     engine = EnginePublisher("tcp://127.0.0.1:*", None, bind=True)
     async with engine, explained(engine.endpoint, None, lambda: False):
         pass
@@ -78,7 +78,7 @@ async def test_silence_of_a_publisher_is_no_error():
 
 
 @pytest.mark.parametrize("command", ["tail", "record"])
-def test_a_dead_port_is_an_error(command, tmp_path):
+def test_tail_and_record_fail_at_a_port_where_nothing_listens(command, tmp_path):
     more = [tmp_path / "capture.jsonl"] if command == "record" else []
     code, said = run(command, f"tcp://127.0.0.1:{free_port()}", *more, "--seconds", 0.2)
     assert (code, "nothing listens" in said) == (69, True), said

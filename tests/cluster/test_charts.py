@@ -63,7 +63,7 @@ def pod_of(release: Release, namespace: str) -> Object:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str) -> None:
+def test_the_api_server_accepts_every_object_of_a_preset_without_a_warning(case: str, api: Api, place: str) -> None:
     """The API server accepts every object of a preset.
 
     It would refuse objects with unknown fields, and pods that violate the restricted Pod Security Standard.
@@ -77,7 +77,7 @@ def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_release_comes_changes_goes_back_and_leaves_nothing(
+def test_a_helm_release_is_installed_upgraded_rolled_back_and_removed_completely(
     case: str, api: Api, server: ApiServer, place: str, installer: Any
 ) -> None:
     values = CASES[case]
@@ -109,7 +109,7 @@ def test_a_release_comes_changes_goes_back_and_leaves_nothing(
 
 
 @pytest.mark.skipif(not OLDER, reason="TEST_UPGRADE_FROM names no commit: TEST_UPGRADE_FROM=HEAD~1, as .ci/run does")
-def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
+def test_an_upgraded_release_of_an_older_commit_keeps_its_volume_claim(
     api: Api, place: str, installer: Any, tmp_path: Path
 ) -> None:
     """The upgrade command of docs/OPERATIONS.md keeps the values of a release and changes the tag of its image.
@@ -138,7 +138,7 @@ def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
     assert spec(api.read(workload)) == spec(before)
 
 
-def test_a_sidecar_gets_another_image_in_place(api: Api, place: str) -> None:
+def test_a_patch_changes_the_image_of_a_sidecar_in_a_running_pod(api: Api, place: str) -> None:
     """The patch of docs/OPERATIONS.md changes kvbus's image. The pod and its engine keep running."""
     release = render(namespace=place)
     api.apply(placed(release.one("ServiceAccount"), place))
@@ -161,7 +161,7 @@ def spec(each: Object) -> Object:
     return {key: value for key, value in each.items() if key not in {"metadata", "status"}}
 
 
-def test_a_pod_that_is_not_restricted_would_be_refused(api: Api, place: str) -> None:
+def test_the_tests_api_server_refuses_unrestricted_pods_and_unknown_fields(api: Api, place: str) -> None:
     """The tests' server really checks objects.
 
     It refuses a pod that violates the restricted Pod Security Standard, and an object with an unknown field.

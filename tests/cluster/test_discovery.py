@@ -177,7 +177,9 @@ def token_file(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: Path, token_file: Path) -> None:
+async def test_kvbus_follows_a_kubernetes_fleet_of_three_then_ten_then_two_engines(
+    api: Api, server: ApiServer, tmp_path: Path, token_file: Path
+) -> None:
     place = Place(api)
     place.put_token(token_file)
     async with fleet_of(place, Found(tmp_path, place.settings(server, token_file))) as fleet:
@@ -198,7 +200,7 @@ async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: 
     assert {each["responseStatus"]["code"] for each in asked} == {200}
 
 
-async def test_an_api_server_that_dies_costs_no_engine(
+async def test_kvbus_removes_no_engine_while_the_api_server_is_down(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
     """No source is removed while the API server is down.
@@ -234,7 +236,7 @@ def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_watches")
-async def test_a_watch_that_has_expired_begins_with_a_list(
+async def test_kvbus_reads_a_new_list_of_pods_after_its_watch_has_expired(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
     """kvbus reads a new list of pods if its watch has expired.
@@ -273,7 +275,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list(
 
 
 @pytest.mark.usefixtures("short_watches")
-async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_not_costs_no_engine(
+async def test_kvbus_keeps_its_engines_if_its_token_expires_or_is_replaced(
     api: Api, server: ApiServer, tmp_path: Path, token_file: Path
 ) -> None:
     place = Place(api)
@@ -332,7 +334,9 @@ async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_no
         await worker.stop()
 
 
-async def test_who_may_not_watch_is_told_so_by_name_until_it_may(api: Api, server: ApiServer, token_file: Path) -> None:
+async def test_kvbus_reports_the_refused_user_until_it_may_list_pods(
+    api: Api, server: ApiServer, token_file: Path
+) -> None:
     place = Place(api)
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     (binding,) = api.get(f"/apis/{role['apiVersion']}/namespaces/{place.namespace}/rolebindings")["items"]

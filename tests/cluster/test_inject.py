@@ -47,7 +47,7 @@ def moved(of: Object, namespace: str) -> Object:
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_the_server_puts_in_what_the_chart_would(router: str, ranks: int, api: Api, place: str) -> None:
+def test_the_admission_policy_adds_the_same_sidecar_as_the_chart(router: str, ranks: int, api: Api, place: str) -> None:
     theirs = of_the_chart(router, ranks)
     spec = {key: value for key, value in theirs["spec"].items() if key != "serviceAccountName"}
     chart = create(api, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}, place)
@@ -55,13 +55,13 @@ def test_the_server_puts_in_what_the_chart_would(router: str, ranks: int, api: A
     injected_as(chart, made, router)
 
 
-def test_a_pod_without_the_label_is_left_alone(api: Api, place: str) -> None:
+def test_the_admission_policy_does_not_change_a_pod_without_the_label(api: Api, place: str) -> None:
     plain = pod()
     plain["metadata"]["labels"] = {"kvbus/inject": "false"}
     assert "initContainers" not in create(api, plain, place)["spec"]
 
 
-def test_a_pod_that_has_it_is_left_as_it_is(api: Api, place: str) -> None:
+def test_the_admission_policy_does_not_change_a_pod_that_contains_kvbus(api: Api, place: str) -> None:
     stored = api.create(moved(pod(), place))
     (kvbus,) = stored["spec"]["initContainers"]
     again = pod()
@@ -72,12 +72,12 @@ def test_a_pod_that_has_it_is_left_as_it_is(api: Api, place: str) -> None:
     api.delete(stored)
 
 
-def test_a_router_that_nobody_knows_is_refused(api: Api, place: str) -> None:
+def test_the_admission_policy_refuses_an_unknown_router(api: Api, place: str) -> None:
     with pytest.raises(RefusedError, match="no such key: llmd"):
         create(api, pod(router="llmd"), place)
 
 
-def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
+def test_a_restricted_pod_stays_restricted_after_kvbus_is_added(api: Api, place: str) -> None:
     """A pod that fulfils the restricted Pod Security Standard still fulfils it after kvbus was added.
 
     The pod of the other tests does not fulfil it, so this test changes the engine's container.
@@ -97,7 +97,7 @@ def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
 
 
 @pytest.mark.parametrize("switched", [{}, {"automountServiceAccountToken": False}], ids=["by default", "off"])
-def test_it_has_the_pods_own_token_unless_that_is_switched_off(switched: Object, api: Api, place: str) -> None:
+def test_an_added_sidecar_mounts_the_pods_token_unless_automount_is_off(switched: Object, api: Api, place: str) -> None:
     plain = pod()
     plain["spec"].update(switched)
     (kvbus,) = create(api, plain, api.namespace())["spec"]["initContainers"]

@@ -78,14 +78,16 @@ def accepted(api: Api, objects: list[Object], *, restricted: bool = True) -> Non
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_manifest_is_taken_without_a_warning(name: str, api: Api, serve: Callable[[str], None]) -> None:
+def test_the_api_server_accepts_each_manifest_without_a_warning(
+    name: str, api: Api, serve: Callable[[str], None]
+) -> None:
     if name in OTHERS:
         serve(OTHERS[name])
     accepted(api, documents((KUBERNETES / name).read_text()), restricted=OTHERS.get(name) != "serving.kserve.io")
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_component_in_a_workload_is_taken_without_a_warning(
+def test_the_api_server_accepts_a_workload_with_the_component_without_a_warning(
     name: str, api: Api, serve: Callable[[str], None]
 ) -> None:
     """The API server accepts a workload into which the component's sidecar was built.
@@ -101,7 +103,9 @@ def test_a_component_in_a_workload_is_taken_without_a_warning(
     accepted(api, documents(made), restricted=False)
 
 
-def test_a_field_that_another_projects_kind_does_not_have_is_refused(api: Api, serve: Callable[[str], None]) -> None:
+def test_the_api_server_refuses_an_unknown_field_of_another_projects_kind(
+    api: Api, serve: Callable[[str], None]
+) -> None:
     serve(OTHERS["platforms/kserve/service.yaml"])
     (each,) = documents(Path(KUBERNETES, "platforms/kserve/service.yaml").read_text())
     each["spec"]["modl"] = {}

@@ -107,7 +107,7 @@ def pods_of(server: Prometheus, expression: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.skipif(not (BUILT / "prometheus").is_file(), reason="no prometheus that discovers here: make cluster")
-def test_prometheus_finds_native_sidecars_and_the_rules_have_values(
+def test_prometheus_finds_native_sidecars_and_its_rules_have_values(
     api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{BUILT}:{os.environ['PATH']}")

@@ -61,7 +61,7 @@ def account(api: Api, place: str) -> Api:
     return api.as_user(api.token_of(place, made["metadata"]["name"]))
 
 
-def test_who_discovers_may_see_what_is_watched_and_nothing_else(
+def test_a_discovering_service_account_may_only_see_pods_in_the_watched_namespaces(
     api: Api, account: Api, place: str, elsewhere: str
 ) -> None:
     other = api.namespace()
@@ -88,7 +88,7 @@ def test_who_discovers_may_see_what_is_watched_and_nothing_else(
         ("place", "/api/v1/nodes", False),
     ],
 )
-def test_what_it_asks_for_it_gets_or_is_refused(
+def test_the_service_account_may_list_and_watch_only_the_permitted_resources(
     where: str, what: str, may: bool, account: Api, place: str, elsewhere: str
 ) -> None:
     path = what.format(place if where == "place" else elsewhere)
@@ -101,7 +101,7 @@ def test_what_it_asks_for_it_gets_or_is_refused(
             assert refused.value.status == 403
 
 
-def test_it_changes_nothing(account: Api, place: str) -> None:
+def test_the_service_account_may_not_change_any_pod(account: Api, place: str) -> None:
     pod: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "namespace": place}, "spec": {}}
     path = f"/api/v1/namespaces/{place}/pods"
     for method, at in (("POST", path), ("DELETE", f"{path}/a"), ("DELETE", path), ("PUT", f"{path}/a")):
@@ -146,7 +146,7 @@ def discovers_soon(user: Api, namespace: str) -> None:
 
 
 @pytest.mark.usefixtures("in_default")
-def test_the_aggregator_discovers_in_another_namespace_only_by_the_command_in_its_file(api: Api) -> None:
+def test_the_aggregator_discovers_in_another_namespace_after_its_documented_command(api: Api) -> None:
     discovers_soon(as_aggregator(api, "default"), "default")
     text = AGGREGATOR.read_text()
     unchanged, moved = api.namespace(), api.namespace()

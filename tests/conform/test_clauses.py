@@ -21,26 +21,26 @@ OF_READERS = {"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "
 """Clauses of the specification that bind only readers."""
 
 
-def test_each_clause_of_the_text_is_judged_or_there_is_a_reason():
+def test_each_clause_is_judged_or_for_readers_or_has_a_reason():
     lists = [list(WATCHED), list(UNWATCHED), sorted(OF_READERS)]
     named = [number for each in lists for number in each]
     assert len(set(named)) == len(named)
     assert set(named) == set(CLAUSES)
 
 
-def test_a_clause_of_readers_asks_nothing_of_publishers():
+def test_a_clause_for_readers_does_not_bind_publishers():
     for number in OF_READERS:
         assert not re.search(r"publisher (MUST|SHOULD)", CLAUSES[number].replace("\n", " ")), number
 
 
-def test_the_level_of_a_check_is_in_its_clause():
+def test_each_clause_contains_the_level_of_its_check():
     for number, asked in WATCHED.items():
         rule = CLAUSES[number].replace("\n", " ").partition("*Why:*")[0]
         words = r"\b(MUST|takes the next|a removal speaks|MAY serve)" if asked.level is Level.MUST else r"\bSHOULD\b"
         assert re.search(words, rule, re.IGNORECASE), number
 
 
-def test_nothing_seen_is_no_verdict_and_says_how_to_see_it():
+def test_a_judge_without_a_batch_reports_each_clause_as_not_seen():
     verdicts = EngineJudge().verdicts()
     assert [str(each.clause) for each in verdicts] == list(WATCHED)
     assert {each.outcome for each in verdicts} == {Outcome.NOT_SEEN}

@@ -80,7 +80,7 @@ CASES: dict[str, tuple[list[Frames], list[Frames]]] = {
 
 
 @pytest.mark.parametrize("number", CASES)
-def test_a_clause_is_kept_and_broken(number):
+def test_the_judge_recognizes_kept_and_broken_clauses(number):
     kept, broken = CASES[number]
     assert said(number, *kept)[0] is KEPT
     assert said(number, *broken)[0] is BROKEN
@@ -97,35 +97,35 @@ def test_a_clause_is_kept_and_broken(number):
         ("2.3", Level.SHOULD, [message(0), message(1, topic=b"x")]),
     ],
 )
-def test_a_must_outweighs_a_should(number, level, messages):
+def test_a_broken_must_outweighs_a_broken_should(number, level, messages):
     assert said(number, *messages) == (BROKEN, level)
 
 
-def test_the_bytes_show_what_is_broken():
+def test_a_verdict_has_the_bytes_that_break_the_clause():
     verdict = judged(message(0, A), message(1, stored(7, medium="cloud")))["9.1"]
     assert verdict.message == "event 0 of batch 1 is on 'cloud'"
     assert [msgspec.msgpack.decode(each.data)["medium"] for each in verdict.evidence] == ["cloud"]
 
 
-def test_a_stream_that_is_joined_late_is_judged_from_its_next_clear():
+def test_the_judge_judges_a_stream_that_it_joined_late_from_the_next_clear():
     late = [message(5, B, removed(1), removed(2), removed(8))]
     found = judged(*late)
     assert {found[each].outcome for each in ("6.11", "6.12", "7.1", "11.3")} == {NOT_SEEN}
     assert said("7.1", *late, message(6, CLEARED, removed(8))) == (BROKEN, Level.MUST)
 
 
-def test_a_hole_proves_nothing_without_a_replay():
+def test_a_gap_is_no_verdict_without_a_replay():
     found = judged(message(0, A), message(3, removed(1), removed(9)))
     assert found["3.1"].outcome is NOT_SEEN
     assert "2 numbers are missing" in found["3.1"].message
     assert found["7.1"].outcome is NOT_SEEN
 
 
-def test_the_first_number_behind_a_lost_connection_says_nothing_of_the_epoch():
+def test_the_first_seq_after_a_lost_connection_does_not_show_a_new_epoch():
     assert said("3.3", message(0, A), message(4), message(2, B), connected=False)[0] is NOT_SEEN
 
 
-def test_the_same_batch_behind_a_connection_that_was_away_is_of_a_new_epoch():
+def test_the_same_batch_after_a_reconnection_belongs_to_a_new_epoch():
     judge = EngineJudge()
     judge.take(Message(b"", 0, message(0, A)[2]))
     judge.reconnected(None)
@@ -134,12 +134,12 @@ def test_the_same_batch_behind_a_connection_that_was_away_is_of_a_new_epoch():
     assert (found["3.1"], found["3.3"], judge.restarts) == (NOT_SEEN, KEPT, 1)
 
 
-def test_two_publishers_at_one_endpoint_have_numbers_of_their_own():
+def test_two_publishers_at_one_endpoint_have_separate_seqs_by_topic():
     found = judged(message(0, A, topic=b"a"), message(0, A, topic=b"b"), message(1, topic=b"a"), message(1, topic=b"b"))
     assert {found[each].outcome for each in ("2.3", "3.1")} == {KEPT}
 
 
-def test_a_clear_of_one_medium_clears_that_one():
+def test_a_clear_of_one_medium_clears_only_this_medium():
     found = judged(message(0, A, CPU, {"type": "AllBlocksCleared", "medium": "CPU"}, removed(1)), message(1, CPU))
     assert found["7.1"].outcome is KEPT
 
@@ -148,7 +148,7 @@ def test_a_clear_of_one_medium_clears_that_one():
     ("passed", "batch", "outcome"),
     [(1.0, message(1), KEPT), (3.0, message(1), BROKEN), (1.0, message(1, B), NOT_SEEN), (0.1, message(1), NOT_SEEN)],
 )
-def test_silence(passed, batch, outcome):
+def test_the_judge_judges_the_time_between_two_batches(passed, batch, outcome):
     judge = EngineJudge()
     for frames in (message(0, A), batch):
         judge.take(Message(frames[0], int.from_bytes(frames[1], "big"), frames[2]))
@@ -183,12 +183,12 @@ def part(seq: int, *events: Any) -> Frames:
         ("4.6", [*(part(n, A) for n in range(1000)), END], [*(part(n) for n in range(1000)), END]),
     ],
 )
-def test_an_answer(number, kept, broken):
+def test_the_judge_recognizes_kept_and_broken_clauses_in_a_replay_answer(number, kept, broken):
     assert answered(*kept)[number].outcome is KEPT
     assert answered(*broken)[number].outcome is BROKEN
 
 
-def test_an_answer_of_end_alone_does_not_say_that_there_is_no_replay():
+def test_the_judge_reports_the_same_for_an_empty_replay_answer_and_no_replay():
     for found in (answered(END), judged(message(0, A))):
         assert found["4.4"].message == "no replay answer had a batch (--replay-endpoint)"
 
@@ -196,7 +196,7 @@ def test_an_answer_of_end_alone_does_not_say_that_there_is_no_replay():
 @pytest.mark.parametrize(
     ("first", "outcome"), [(message(1, CLEARED, A), KEPT), (message(1, A), BROKEN), (message(1), BROKEN)]
 )
-def test_a_subscription_that_begins_with_a_clear_says_that_an_epoch_has_begun(first, outcome):
+def test_a_new_epoch_must_begin_with_a_clear_after_a_subscription(first, outcome):
     judge = EngineJudge()
     answer = Answer(0)
     for frames in (part(0), END):
@@ -210,7 +210,7 @@ def test_a_subscription_that_begins_with_a_clear_says_that_an_epoch_has_begun(fi
         assert (verdict.outcome, verdict.level) == (outcome, Level.SHOULD)
 
 
-def test_an_engine_that_is_reset_when_somebody_subscribes_has_not_begun_an_epoch():
+def test_a_reset_at_the_time_of_a_subscription_is_not_a_new_epoch():
     judge = EngineJudge()
     found = there(judge.parse(message(7, CLEARED)))
     judge.welcome(found)
@@ -218,16 +218,16 @@ def test_an_engine_that_is_reset_when_somebody_subscribes_has_not_begun_an_epoch
     assert {str(each.clause): each.outcome for each in judge.verdicts()}["11.3"] is NOT_SEEN
 
 
-def test_a_hole_at_a_slow_requester_is_a_loss():
+def test_a_gap_in_a_replay_answer_to_a_slow_requester_is_a_loss():
     found = answered(part(0), part(2), END, slow=True)
     assert (found["4.3"].outcome, found["4.4"].outcome) == (BROKEN, NOT_SEEN)
 
 
-def test_an_answer_that_begins_late_without_a_clear_breaks_a_should():
+def test_a_replay_answer_that_begins_late_without_a_clear_breaks_a_should():
     assert answered(part(7, A), END)["4.4"].level is Level.SHOULD
 
 
-def test_an_answer_fills_a_hole_or_shows_that_the_number_was_never_sent():
+def test_a_replay_answer_fills_a_gap_or_shows_an_unsent_seq():
     for has, outcome in (([1, 2, 3], KEPT), ([1, 3], BROKEN)):
         judge = EngineJudge()
         judge.take(Message(b"", 0, message(0, A)[2]))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Path) -> None:
+async def test_kvbus_keeps_the_clauses_about_large_states_snapshots_and_curve(tmp_path: Path) -> None:
     report = await of_states(tmp_path)
     found = {str(each.clause): (each.outcome, each.message) for each in report.verdicts}
     shown = {number: found[number] for number in ("5.1", "5.3", "5.4", "5.5", "11.3", "14.1")}
@@ -30,7 +30,7 @@ async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Pa
 
 
 @pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
-async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
+async def test_kvbus_sends_no_clear_in_the_first_epoch_without_state_on_subscription(on_subscribe: str) -> None:
     """If routers get no state on subscription, kvbus sends no clear in the first epoch of its output.
 
     So it does not keep clause 11.3 of the specification (docs/spec) there. Routers still notice the new epoch, because

@@ -18,11 +18,11 @@ FINDINGS: Final = SPEC / "findings"
 TEXT: Final = (SPEC / "kv-events.md").read_text()
 
 
-def test_the_matrix_is_what_the_results_say() -> None:
+def test_the_matrix_agrees_with_the_result_files() -> None:
     assert PAGE.read_text() == page(), "python -m tests.conform.matrix"
 
 
-def test_results_are_of_peers_clauses_and_cases_that_there_are() -> None:
+def test_the_result_files_have_every_known_peer_clause_and_case() -> None:
     engines, routers = load("engines"), load("routers")
     assert all(any(name.startswith(peer) for name in engines) for peer in PUBLISHERS)
     assert all(any(name.startswith(peer) for peer in PUBLISHERS) for name in engines)
@@ -44,7 +44,7 @@ def broken_by(peer: str) -> list[str]:
 
 
 @pytest.mark.parametrize("peer", PAGES)
-def test_each_defect_has_a_finding(peer: str) -> None:
+def test_each_defect_in_the_matrix_has_a_findings_page(peer: str) -> None:
     name, broken = PAGES[peer], broken_by(peer)
     if not name:
         assert broken in ([], ["1.3"]), "it is kvbus"
@@ -59,7 +59,7 @@ def test_each_defect_has_a_finding(peer: str) -> None:
         assert re.search(r"^\| proposed fix \|", section, re.MULTILINE), section
 
 
-def test_findings_name_cases_clauses_and_vectors_that_there_are() -> None:
+def test_findings_pages_name_only_existing_cases_clauses_and_vectors() -> None:
     names = {case.name for case in CASES} | {path.stem for path in (SPEC / "vectors").glob("*.json")}
     clauses = set(re.findall(r"^\*\*(\d+\.\d+)\*\*", TEXT, re.MULTILINE))
     for path in FINDINGS.glob("*.md"):

@@ -15,7 +15,7 @@ Without them, a page without defects would prove nothing.
 
 
 @pytest.mark.slow
-async def test_the_page_says_what_each_profile_breaks():
+async def test_the_page_lists_the_clauses_that_each_profile_breaks():
     reports = await judged(CAPTURE)
     # A process without CPU during a silence may observe no heartbeat. A longer watch has more silences.
     if unseen(reports):

@@ -13,7 +13,7 @@ ALWAYS = {"4.1", "4.2", "4.3", "5.1", "6.2", "6.4", "7.1"}
 
 
 @pytest.mark.parametrize("engine", CAPTURES)
-async def test_what_is_seen_of_a_publisher_is_what_is_filed(engine: str) -> None:
+async def test_a_real_publisher_has_the_verdicts_in_its_results_file(engine: str) -> None:
     if home_of(engine) is None:
         pytest.skip(lacking(engine))
     filed = results.load("engines")[engine]

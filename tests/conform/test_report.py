@@ -54,18 +54,18 @@ def text(found: Report) -> str:
         ([KEPT, BAD], ExitCode.FOUND, ExitCode.FOUND),
     ],
 )
-def test_a_must_that_is_broken_decides_and_with_strict_a_should(verdicts, code, strict):
+def test_a_broken_must_sets_the_exit_code_and_with_strict_a_broken_should(verdicts, code, strict):
     found = report(*verdicts)
     assert (found.exit_code(), found.exit_code(strict=True)) == (code, strict)
     assert replace(found, tried=False).exit_code() is ExitCode.UNAVAILABLE
 
 
-def test_clauses_are_in_the_order_of_the_text():
+def test_a_report_lists_clauses_in_the_order_of_the_specification():
     assert [str(each.clause) for each in report(UNSEEN, SHOULD, KEPT, BAD).ordered] == ["2.1", "3.1", "3.6", "10.1"]
     assert clause("4.3", "a") == Clause((4, 3), "b")
 
 
-def test_the_table_says_what_was_seen_and_escapes_what_a_peer_sent():
+def test_the_table_shows_the_verdicts_and_escapes_bytes_of_a_peer():
     shown = text(report(KEPT, UNSEEN, SHOULD, BAD, notes=["the API did not answer"]))
     assert "broken (MUST)" in shown
     assert "broken (SHOULD)" in shown
@@ -76,20 +76,20 @@ def test_the_table_says_what_was_seen_and_escapes_what_a_peer_sent():
     assert "1 kept, 2 broken, 1 not seen (120 batches)" in " ".join(shown.split())
 
 
-def test_brackets_of_a_title_are_no_markup():
+def test_brackets_in_a_clause_title_are_not_markup():
     assert "[ts, events, rank]" in text(
         report(Verdict(clause("6.1", "[ts, events, rank]"), Outcome.KEPT, "2 payloads"))
     )
 
 
-def test_a_terminal_gets_colours(monkeypatch):
+def test_the_table_has_colours_on_a_terminal(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr(forms, "Console", lambda **named: Console(force_terminal=True, **named | {"width": 120}))
     forms.print_table(report(BAD), out)
     assert "\x1b[" in out.getvalue()
 
 
-def test_json_has_every_verdict_with_its_bytes():
+def test_the_json_report_has_every_verdict_with_its_bytes():
     found = json.loads(forms.as_json(report(KEPT, BAD)))
     assert found["counts"] == {"kept": 1, "broken": 1, "not seen": 0}
     assert found["spec"] == forms.SPEC_VERSION
@@ -101,5 +101,5 @@ def test_json_has_every_verdict_with_its_bytes():
     assert bare["verdicts"][0]["evidence"] == []
 
 
-def test_the_version_is_that_of_the_text():
+def test_a_report_has_the_version_of_the_specification():
     assert f"Version {forms.SPEC_VERSION}," in TEXT

@@ -76,7 +76,7 @@ def outcomes(found: Watch) -> dict[str, Outcome]:
     return {str(each.clause): each.outcome for each in found.report().verdicts}
 
 
-async def test_an_engine_that_answers_and_clears_keeps_what_its_api_shows(publisher):
+async def test_an_engine_with_correct_api_and_replay_keeps_its_clauses(publisher):
     engine = Engine(publisher)
     async with serving(engine) as api:
         found = await watched(target(publisher, api=api, prompts=3))
@@ -85,21 +85,21 @@ async def test_an_engine_that_answers_and_clears_keeps_what_its_api_shows(publis
 
 
 @pytest.mark.usefixtures("short")
-async def test_an_engine_that_says_nothing_and_stores_again_is_seen(publisher):
+async def test_the_kit_finds_an_engine_that_sends_no_clear_and_stores_blocks_again(publisher):
     async with serving(Engine(publisher, good=False)) as api:
         found = await watched(target(publisher, api=api, prompts=3))
     assert {found[each] for each in ("1.3", "4.1", "5.1", "7.3", "11.2")} == {BROKEN}
 
 
 @pytest.mark.usefixtures("short")
-async def test_an_api_that_is_none_is_a_note(publisher):
+async def test_an_api_that_does_not_answer_becomes_a_note(publisher):
     found = Watch(target(publisher, api=f"http://127.0.0.1:{free_port()}"))
     await finished(asyncio.ensure_future(found.run()))
     assert any("prompts through the API" in note for note in found.report().notes)
     assert outcomes(found)["11.2"] is NOT_SEEN
 
 
-async def test_a_restart_by_hand_is_awaited_and_judged(publisher):
+async def test_the_kit_waits_for_a_manual_restart_and_judges_it(publisher):
     publisher.publish(batch(stored(1)))
 
     async def restart(found: Watch) -> None:
@@ -114,7 +114,7 @@ async def test_a_restart_by_hand_is_awaited_and_judged(publisher):
 
 
 @pytest.mark.parametrize("sent", [True, False])
-async def test_a_batch_that_was_lost_on_the_way_is_not_one_that_was_never_sent(publisher, sent):
+async def test_the_kit_distinguishes_a_lost_batch_from_a_skipped_seq(publisher, sent):
     publisher.publish(batch(stored(1)))
 
     async def lose(found: Watch) -> None:
@@ -130,7 +130,7 @@ async def test_a_batch_that_was_lost_on_the_way_is_not_one_that_was_never_sent(p
 
 
 @pytest.mark.usefixtures("short")
-async def test_an_answer_without_end_is_broken_and_ends(publisher):
+async def test_a_replay_answer_without_end_is_broken_and_the_watch_ends(publisher):
     publisher.replay_fault = lambda answer: answer[:-1]
     for block in range(3):
         publisher.publish(batch(stored(block)))
@@ -138,7 +138,7 @@ async def test_an_answer_without_end_is_broken_and_ends(publisher):
     assert found["4.3"] is BROKEN
 
 
-async def test_long_answers_reach_slow_requesters_and_those_beside_them(publisher):
+async def test_long_replay_answers_reach_slow_and_fast_requesters(publisher):
     for block in range(1100):
         publisher.publish(batch(stored(block, size=64)))
     found = await watched(target(publisher))
@@ -178,7 +178,7 @@ class Dropping:
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_router_that_drops_at_a_slow_requester_is_seen(publisher):
+async def test_the_kit_finds_a_replay_socket_that_drops_messages_to_a_slow_requester(publisher):
     dropping = Dropping(1500)
     try:
         publisher.publish(batch(stored(1)))
@@ -190,7 +190,7 @@ async def test_a_router_that_drops_at_a_slow_requester_is_seen(publisher):
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_publisher_that_cuts_whoever_leaves_a_ping_unanswered_is_seen():
+async def test_the_kit_finds_a_publisher_that_disconnects_clients_without_a_pong():
     context: zmq.Context[Any] = zmq.Context()
     socket = context.socket(zmq.PUB)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 100)
@@ -204,7 +204,7 @@ async def test_a_publisher_that_cuts_whoever_leaves_a_ping_unanswered_is_seen():
     assert found["1.5"] is BROKEN
 
 
-async def test_what_is_no_publisher_is_broken_and_what_is_not_there_is_not_tried():
+async def test_a_wrong_socket_type_is_broken_and_a_dead_port_is_not_tried():
     context: zmq.Context[Any] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
@@ -221,7 +221,7 @@ async def test_what_is_no_publisher_is_broken_and_what_is_not_there_is_not_tried
     assert "nothing listens" in nobody.report().notes[0]
 
 
-async def test_an_engine_that_dials_is_watched_where_it_dials_to(publisher):
+async def test_the_kit_watches_an_engine_that_connects_to_it(publisher):
     port = free_port()
     found = Watch(Target(f"tcp://127.0.0.1:{port}", bind=True, seconds=600.0))
     running = asyncio.ensure_future(found.run())
@@ -234,13 +234,13 @@ async def test_an_engine_that_dials_is_watched_where_it_dials_to(publisher):
     assert outcomes(found)["6.4"] is KEPT
 
 
-def test_a_malformed_endpoint_is_a_mistake_of_the_caller():
+def test_conform_engine_refuses_a_malformed_endpoint():
     done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1"])
     assert done.exit_code == 2, done.output
     assert "tcp://127.0.0.1" in done.output
 
 
-async def test_ranks_are_judged_apart_each_at_its_port():
+async def test_conform_engine_judges_each_rank_separately_at_its_port():
     live, replay = ports_in_a_row(2), ports_in_a_row(2)
     command = ["conform", "engine", f"tcp://127.0.0.1:{live}", "--replay-endpoint", f"tcp://127.0.0.1:{replay}"]
     async with AsyncExitStack() as stack:
@@ -261,12 +261,12 @@ async def test_ranks_are_judged_apart_each_at_its_port():
 
 
 @pytest.mark.parametrize("more", [["--api", "http://127.0.0.1:1"], ["--replay-endpoint", "tcp://127.0.0.1:65535"]])
-def test_ranks_need_ports_to_count_and_no_api(more):
+def test_conform_engine_refuses_ranks_with_an_api_or_without_enough_ports(more):
     done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1:5557", "--ranks", "2", *more])
     assert done.exit_code == 2, done.output
 
 
-async def test_ctrl_c_gives_the_verdicts_so_far(publisher):
+async def test_conform_engine_prints_its_verdicts_after_ctrl_c(publisher):
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvbus", "conform", "engine", publisher.endpoint, "--seconds", "600", "--json"),
         stdout=asyncio.subprocess.PIPE,
@@ -285,7 +285,7 @@ async def test_ctrl_c_gives_the_verdicts_so_far(publisher):
 
 
 @pytest.mark.parametrize(("limit", "numbers"), [(None, 400), (4096, 400), (256, 62)])
-async def test_prompts_stay_below_the_models_limit(publisher, limit, numbers):
+async def test_the_kits_prompts_stay_below_the_models_limit(publisher, limit, numbers):
     engine = Engine(publisher, limit=limit)
     async with serving(engine) as api:
         await watched(target(publisher, api=api, prompts=1))

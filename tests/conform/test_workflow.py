@@ -14,7 +14,7 @@ from tests.docs.test_forge import FOR_OTHERS, jobs, read
 from tests.ports import ports_in_a_row
 
 
-def test_each_input_reaches_the_shell_as_a_variable():
+def test_each_input_of_the_workflow_reaches_the_shell_as_a_variable():
     inputs = set(read(FOR_OTHERS)["on"]["workflow_call"]["inputs"])
     said = str(jobs(FOR_OTHERS)["conform"])
     assert {name for name in inputs if f"inputs.{name} " not in said} == set()
@@ -35,7 +35,7 @@ def run(directory: Path, **given: str) -> tuple[int, list[dict[str, str]]]:
 
 
 @pytest.mark.slow
-def test_its_last_command_starts_an_engine_waits_for_it_and_judges_it(tmp_path: Path):
+def test_the_workflows_last_command_starts_and_judges_an_engine(tmp_path: Path):
     port = ports_in_a_row(2)
     endpoints = [f"tcp://127.0.0.1:{each}" for each in (port, port + 1)]
     start = (
@@ -51,6 +51,6 @@ def test_its_last_command_starts_an_engine_waits_for_it_and_judges_it(tmp_path: 
 
 
 @pytest.mark.slow
-def test_its_last_command_judges_a_router_with_options_as_a_shell_reads_them(tmp_path: Path):
+def test_the_workflows_last_command_judges_a_router_with_quoted_options(tmp_path: Path):
     status, verdicts = run(tmp_path, ROUTER="--client --case stores --topic 'two words'")
     assert (status, [(each["clause"], each["case"]) for each in verdicts]) == (0, [("6.4", "stores")])

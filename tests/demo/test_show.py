@@ -37,7 +37,7 @@ async def played(show):
             await show.close()
 
 
-async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp_path):
+async def test_the_demo_repairs_every_fault_and_the_router_without_kvbus_is_wrong(tmp_path):
     story: list[tuple[str, str]] = []
     show = showing(tmp_path, 4.0, story)
     exact, (with_kvbus, late, without) = await played(show)
@@ -53,7 +53,7 @@ async def test_every_fault_is_repaired_and_the_router_without_kvbus_is_wrong(tmp
     assert without.dead > 0
 
 
-async def test_without_faults_the_router_without_kvbus_is_right_too(tmp_path, monkeypatch):
+async def test_the_router_without_kvbus_is_exact_if_the_demo_makes_no_faults(tmp_path, monkeypatch):
     """If the demo causes no faults, the router without kvbus is exact. So only the faults make it wrong."""
 
     async def nothing(*_):
@@ -77,7 +77,7 @@ async def test_without_faults_the_router_without_kvbus_is_right_too(tmp_path, mo
     assert rows[-1].wrong == 0
 
 
-async def test_a_router_that_ignores_removals_makes_it_fail(tmp_path, monkeypatch):
+async def test_the_demo_fails_if_a_router_ignores_removals(tmp_path, monkeypatch):
     apply = Router.apply
 
     def deaf(self, name, update):
@@ -96,7 +96,7 @@ async def test_a_router_that_ignores_removals_makes_it_fail(tmp_path, monkeypatc
     assert "  WRONG     the routers behind kvbus are not exact after 0.5 s" in written.getvalue()
 
 
-async def test_a_kvbus_that_cannot_start_is_an_error_that_says_why(tmp_path):
+async def test_the_demo_reports_the_reason_if_kvbus_cannot_start(tmp_path):
     show = showing(tmp_path)
     port = int(show.bus.url.rpartition(":")[2])
     with socket.create_server(("127.0.0.1", port)):
@@ -106,7 +106,7 @@ async def test_a_kvbus_that_cannot_start_is_an_error_that_says_why(tmp_path):
     await show.close()
 
 
-async def test_an_error_of_the_show_is_that_error_and_no_group(tmp_path, monkeypatch):
+async def test_an_error_in_the_demo_is_not_raised_as_an_exception_group(tmp_path, monkeypatch):
     async def broken(self):
         raise BusError("broken")
 
@@ -115,7 +115,7 @@ async def test_an_error_of_the_show_is_that_error_and_no_group(tmp_path, monkeyp
         await play(Console(file=io.StringIO()), str(tmp_path), asyncio.Event(), 1.0)
 
 
-async def test_kvbus_is_down_as_soon_as_it_is_killed(tmp_path):
+async def test_the_demo_shows_kvbus_as_down_after_it_is_killed(tmp_path):
     bus = Bus([Engine("one", "vllm-0.33", 1.0, 100, 0, str(tmp_path))], str(tmp_path))
     try:
         for _ in range(2):
@@ -139,7 +139,7 @@ VERDICTS = (
 
 
 @pytest.mark.parametrize(("rows", "exact", "last"), VERDICTS)
-def test_the_verdict_in_words(rows, exact, last):
+def test_the_verdict_of_the_demo_names_each_wrong_router(rows, exact, last):
     text = drawn(render_verdict(rows, 5, exact, UNICODE), 80)
     assert f"│ {last}" in text
     for row in rows:
@@ -157,7 +157,7 @@ def drawn(renderable, width):
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
-async def test_the_drawing_fits_the_terminal(tmp_path, monkeypatch, width, glyphs):
+async def test_the_drawing_of_the_demo_fits_the_terminal(tmp_path, monkeypatch, width, glyphs):
     rows = [Row("router-a", False, 123_456), Row("router-b", False), Row("no kvbus", True, 123_456, 1_234, 56)]
     monkeypatch.setattr(Show, "rows", lambda _: rows)
     show = showing(tmp_path, 30.0)
@@ -174,7 +174,7 @@ async def test_the_drawing_fits_the_terminal(tmp_path, monkeypatch, width, glyph
     assert glyphs is UNICODE or not set(text) & set("▶●▼✓✗▁█·")
 
 
-async def test_a_router_is_compared_block_by_block(tmp_path):
+async def test_the_demo_compares_a_router_with_the_engine_block_by_block(tmp_path):
     show = showing(tmp_path)
     engine = show.engines[0]
     engine.open()

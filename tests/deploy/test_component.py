@@ -113,7 +113,7 @@ def hashes(messages: list[list[bytes]]) -> list[int]:
     ]
 
 
-def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> None:
+def test_the_component_reaches_a_router_that_subscribes_as_llm_d_does(tmp_path: Path) -> None:
     async def main() -> None:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         topic = f"kv@{POD_IP}:8000@Qwen/Qwen3-32B".encode()
@@ -142,7 +142,7 @@ def test_the_component_reaches_a_router_with_llm_ds_filter(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_without_its_annotation_the_sidecar_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_sidecar_ends_with_an_error_without_the_annotation_of_the_model(tmp_path: Path) -> None:
     """Without the annotation with the model's name, the sidecar ends with an error.
 
     llm-d would index the pod's blocks under an empty name, and would not find them by the real one.

@@ -26,7 +26,7 @@ from tests.monitoring.prometheus import running_prometheus
 from tests.ports import free_ports
 
 
-def test_the_services() -> None:
+def test_the_compose_file_has_its_services_and_protects_them() -> None:
     assert set(SERVICES) == {"engine", "kvbus", "router-a", "router-b", "prometheus", "grafana"}
     assert set(KVBUS) == {"engine", "kvbus", "router-a", "router-b"}
     for service in KVBUS.values():
@@ -34,13 +34,13 @@ def test_the_services() -> None:
         assert service["cap_drop"] == ["ALL"]
 
 
-def test_every_file_that_is_mounted_is_there() -> None:
+def test_every_file_that_a_service_mounts_exists() -> None:
     for service in SERVICES:
         for path in mounts(service).values():
             assert path.exists(), f"{service}: {path}"
 
 
-def test_what_kvbus_knows_is_kept_in_a_volume() -> None:
+def test_the_state_directory_of_kvbus_is_in_a_named_volume() -> None:
     """The volume in the Compose file is at the path of the image's state directory.
 
     The container's root is read-only, and its /dev/shm is small and does not outlive it.
@@ -53,7 +53,7 @@ def test_what_kvbus_knows_is_kept_in_a_volume() -> None:
     assert not kept("engine")
 
 
-def test_only_loopback_is_published_and_every_image_has_a_version() -> None:
+def test_services_publish_ports_only_on_loopback_and_pin_their_image_versions() -> None:
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
         assert ":" in service["image"], name
@@ -139,7 +139,7 @@ def circuit(tmp_path: Path) -> Iterator[Circuit]:
         yield made
 
 
-def test_the_commands_make_a_circuit(circuit: Circuit) -> None:
+def test_the_commands_of_the_compose_file_carry_batches_to_each_router(circuit: Circuit) -> None:
     until(lambda: len(batches(circuit.printed("router-b"))) > 10, "batches at router-b")
     until(lambda: len(circuit.printed("router-a").splitlines()) > 10, "lines at router-a")
     (source,) = circuit.get("/sources")
@@ -150,7 +150,7 @@ def test_the_commands_make_a_circuit(circuit: Circuit) -> None:
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus (.ci/run installs it)")
-def test_its_prometheus_scrapes_kvbus_and_has_the_rules(circuit: Circuit, tmp_path: Path) -> None:
+def test_the_prometheus_of_the_compose_file_scrapes_kvbus_and_has_the_rules(circuit: Circuit, tmp_path: Path) -> None:
     files = mounts("prometheus")
     config = files.pop("/etc/prometheus/prometheus.yml").read_text()
     for path in files.values():  # as in the container, the files lie beside the configuration
@@ -167,7 +167,7 @@ def test_its_prometheus_scrapes_kvbus_and_has_the_rules(circuit: Circuit, tmp_pa
         }
 
 
-def test_grafana_is_given_the_dashboard_and_a_data_source() -> None:
+def test_the_grafana_of_the_compose_file_has_the_dashboards_and_a_data_source() -> None:
     yaml = YAML(typ="safe", pure=True)
     files = mounts("grafana")
     provisioning = files["/etc/grafana/provisioning"]

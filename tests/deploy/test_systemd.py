@@ -37,7 +37,7 @@ def analyze() -> str:
     return found
 
 
-def test_systemd_accepts_it(analyze: str, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_of_kvbus(analyze: str, tmp_path: Path) -> None:
     """`systemd-analyze verify` accepts the unit.
 
     The test puts a program at kvbus's path, because a missing one is an error.
@@ -50,13 +50,13 @@ def test_systemd_accepts_it(analyze: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_is_hardened(analyze: str) -> None:
+def test_the_unit_of_kvbus_is_hardened(analyze: str) -> None:
     command = [analyze, "security", "--offline=true", f"--threshold={EXPOSURE}", "--no-pager", str(UNIT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-def test_the_configuration_is_checked_before_each_start() -> None:
+def test_the_unit_checks_the_configuration_before_each_start() -> None:
     unit = service()
     check, run = shlex.split(unit["ExecStartPre"]), shlex.split(unit["ExecStart"])
     assert check == [KVBUS, "check", "/etc/kvbus/kvbus.yaml"]
@@ -66,14 +66,14 @@ def test_the_configuration_is_checked_before_each_start() -> None:
     assert subprocess.run(example, capture_output=True, check=False).returncode == 0
 
 
-def test_a_wrong_configuration_is_one_of_the_exit_codes_that_prevent_a_restart(tmp_path: Path) -> None:
+def test_systemd_does_not_restart_kvbus_after_a_configuration_error(tmp_path: Path) -> None:
     wrong = tmp_path / "kvbus.yaml"
     wrong.write_text("sources: none\n")
     done = subprocess.run([sys.executable, "-m", "kvbus", "check", str(wrong)], capture_output=True, check=False)
     assert str(done.returncode) in service()["RestartPreventExitStatus"].split()
 
 
-def test_state_and_configuration_are_where_the_docs_say() -> None:
+def test_the_unit_has_the_directories_of_the_operations_manual() -> None:
     unit = service()
     assert unit["StateDirectory"] == "kvbus"
     assert unit["ConfigurationDirectory"] == "kvbus"
@@ -107,7 +107,7 @@ def installed(tmp_path: Path) -> Path:
     return root
 
 
-def test_one_command_installs_units_that_fit_each_other(installed: Path) -> None:
+def test_the_install_script_installs_matching_units_of_kvbus_and_the_engine(installed: Path) -> None:
     config = installed / "etc" / "kvbus" / "kvbus.yaml"
     check = [sys.executable, "-m", "kvbus", "check", str(config)]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0
@@ -121,7 +121,7 @@ def test_one_command_installs_units_that_fit_each_other(installed: Path) -> None
     assert asked[1].endswith("--no-deps --no-build-isolation .")
 
 
-def test_systemd_accepts_the_simulated_engine(analyze: str, tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit_of_the_simulated_engine(analyze: str, tmp_path: Path) -> None:
     unit = tmp_path / "kvbus-sim.service"
     unit.write_text((UNIT.parent / unit.name).read_text().replace(KVBUS, shutil.which("true") or "/bin/true"))
     done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)

@@ -35,7 +35,7 @@ for line in sys.stdin:
 """
 
 
-async def test_a_driver_is_given_streams_and_asked_by_lines():
+async def test_the_kit_gives_streams_to_a_driver_and_asks_it_for_views():
     driver = Driver([sys.executable, "-c", ECHO])
     for _ in range(2):  # one run for each case
         await driver.start(STREAMS)
@@ -44,7 +44,7 @@ async def test_a_driver_is_given_streams_and_asked_by_lines():
         await driver.stop()
 
 
-async def test_a_driver_that_ends_is_a_router_that_crashed_if_it_has_answered():
+async def test_a_driver_that_ends_after_an_answer_counts_as_a_crashed_router():
     driver = Driver([sys.executable, "-c", ECHO])
     for crashed in (True, False):
         await driver.start(STREAMS)
@@ -57,7 +57,7 @@ async def test_a_driver_that_ends_is_a_router_that_crashed_if_it_has_answered():
 
 
 @pytest.mark.parametrize(("program", "said"), [("print('no')", "answer"), ("print('[]')", "answer")])
-async def test_a_driver_that_says_something_else(program, said):
+async def test_the_kit_refuses_an_answer_of_a_driver_that_is_not_a_view(program, said):
     driver = Driver([sys.executable, "-c", f"import sys\n{program}\nsys.stdin.read()"])
     await driver.start(STREAMS)
     with pytest.raises(AdapterError, match=said):
@@ -65,7 +65,7 @@ async def test_a_driver_that_says_something_else(program, said):
     await driver.stop()
 
 
-async def test_a_driver_that_does_not_end_is_ended(monkeypatch):
+async def test_the_kit_kills_a_driver_that_ignores_sigterm(monkeypatch):
     monkeypatch.setattr(adapters, "END_S", 0.1)
     ignores = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{\"held\": []}', flush=True)\n"
@@ -78,7 +78,7 @@ async def test_a_driver_that_does_not_end_is_ended(monkeypatch):
         await driver.view(KNOWN)
 
 
-async def test_a_program_that_is_not_there():
+async def test_the_kit_reports_a_driver_program_that_does_not_exist():
     with pytest.raises(AdapterError, match="No such file"):
         await Driver(["/nowhere/router"]).start(STREAMS)
 
@@ -97,7 +97,7 @@ async def served(answer: Any) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_a_url_answers_with_a_view():
+async def test_the_kit_reads_a_view_from_a_url():
     async def answer(_request: web.Request) -> web.Response:
         return web.json_response([{"hash": 1, "rank": 2}])
 
@@ -107,7 +107,7 @@ async def test_a_url_answers_with_a_view():
         await ViewUrl(url).view(KNOWN)
 
 
-async def test_a_url_that_answers_with_an_error():
+async def test_the_kit_reports_the_error_answer_of_a_view_url():
     async def answer(_request: web.Request) -> web.Response:
         return web.Response(status=500, text="broken")
 

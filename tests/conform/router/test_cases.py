@@ -29,7 +29,7 @@ UNTRIED = {
 """Clauses of the specification that bind routers but that no case tests, with the reason."""
 
 
-def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
+def test_each_clause_for_readers_has_a_case_or_a_reason_without_one():
     binding = {number for number, text in TEXT.items() if re.search(r"reader\s+(MUST|SHOULD)", text)}
     assert binding <= CLAUSES.keys() | UNTRIED.keys()
     assert CLAUSES.keys() | UNTRIED.keys() <= TEXT.keys()
@@ -38,20 +38,20 @@ def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
     assert CLAUSES.keys() | UNTRIED.keys() >= OF_READERS
 
 
-def test_each_vector_is_a_case_and_names_are_unique():
+def test_each_test_vector_is_a_case_and_case_names_are_unique():
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names)
     assert VECTORS.keys() <= set(names)
 
 
-def test_a_should_is_one_in_the_text():
+def test_a_case_of_level_should_names_a_clause_with_should():
     for case in CASES:
         if case.level is Level.SHOULD and case.name != "publisher-id":  # the clause of publisher-id says "MAY refuse"
             assert any("SHOULD" in TEXT[number] or number == "3.4" for number in case.clauses), case.name
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name not in VECTORS], ids=lambda case: case.name)
-def test_the_cache_is_what_the_batches_leave(case: Case):
+def test_the_expected_cache_of_a_case_results_from_its_batches(case: Case):
     view = BlockView(copies=True)
     for step in case.steps:
         if isinstance(step, Restart):
@@ -63,7 +63,7 @@ def test_the_cache_is_what_the_batches_leave(case: Case):
     assert {HeldBlock(canonical(block.hash), block.medium, block.group_idx, block.rank) for block in view} == case.cache
 
 
-def test_the_long_batch_has_as_many_bytes_as_every_reader_must_take():
+def test_the_long_batch_has_the_size_that_every_reader_must_accept():
     (case,) = (case for case in CASES if case.name == "long-batch")
     (batch,) = case.steps
     assert isinstance(batch, Batch)
@@ -72,12 +72,12 @@ def test_the_long_batch_has_as_many_bytes_as_every_reader_must_take():
 
 
 @pytest.mark.parametrize(("hash_", "wider"), [(1, 2**62 + 1), (-5, -(2**62) - 5), (2**64 - 5, 2**64 - 5), (b"x", b"x")])
-def test_small_hashes_are_made_wide(hash_, wider):
+def test_small_integer_hashes_become_64_bit_hashes(hash_, wider):
     assert wide(hash_) == wider
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_arrays_leave_the_same_cache(case: Case):
+def test_events_as_arrays_result_in_the_same_cache_as_events_as_maps(case: Case):
     def view(tried: Case) -> set[object]:
         found = BlockView(copies=True)
         for step in tried.steps:
@@ -94,7 +94,7 @@ def test_arrays_leave_the_same_cache(case: Case):
     assert (arrays.steps == case.steps) is (case.maps or case.name in {"arrays", "longer-array"})
 
 
-def test_cases_are_chosen_by_name_and_by_clause_behind_the_plainest():
+def test_cases_are_selected_by_name_or_clause_and_follow_the_simplest_case():
     assert chosen([]) == list(CASES)
     assert [case.name for case in chosen(["restart", "3.7"])] == ["stores", "pause", "restart"]
     with pytest.raises(ValueError, match=r"'3\.99'"):

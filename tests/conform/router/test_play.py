@@ -78,7 +78,7 @@ def wrong(report: Report) -> dict[str, tuple[str, dict[str, int]]]:
     return {each.case: (str(each.outcome), dict(each.counts)) for each in bad}
 
 
-async def test_the_library_keeps_every_clause():
+async def test_the_client_library_keeps_every_clause_for_readers():
     report = await play(Client(), CASES)
     assert wrong(report) == {}
     assert report.seen == f"{len(CASES)} cases"
@@ -104,7 +104,7 @@ keep.
 
 
 @pytest.mark.parametrize("double", MISTAKES)
-async def test_a_router_that_is_wrong_is_found_out(double):
+async def test_the_kit_finds_the_defect_of_a_wrong_router(double):
     expected = MISTAKES[double]
     report = await play(Double(double), chosen(expected), Settings(settle=2.0))
     none = {"missing": 0, "dead": 0}
@@ -124,7 +124,7 @@ class OneByOne(Double):
         return View(before | self._before)
 
 
-async def test_a_view_in_which_the_end_is_seen_first_is_not_the_one_that_counts():
+async def test_a_view_that_mixes_two_moments_is_read_again_before_it_counts():
     report = await play(OneByOne(ClearsByPod), chosen(["two-ranks", "flow"]), Settings(settle=10.0))
     assert wrong(report) == {"two-ranks": ("broken", {"missing": 1, "dead": 0})}
 
@@ -133,7 +133,7 @@ OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "t
 """Cases that need a stream of their own, and cannot be played to a router that follows one continuous stream."""
 
 
-async def test_a_router_behind_kvbus_keeps_what_it_would_break_at_the_engine():
+async def test_a_router_at_kvbus_passes_cases_that_it_fails_at_the_engine():
     """Two routers read a kvbus that reads the kit's engine: the client library, and a router that never requests a
     replay.
 
@@ -164,7 +164,7 @@ class Fixed(Adapter):
         self._reader.close()
 
 
-async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes_behind(tmp_path):
+async def test_a_running_router_with_stale_blocks_is_not_judged_by_later_cases(tmp_path):
     endpoints = (f"ipc://{tmp_path}/live", f"ipc://{tmp_path}/replay")
     router = Fixed(endpoints[0])
     try:
@@ -179,7 +179,7 @@ async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes
     assert [str(each.outcome) for each in report.verdicts if each.case == "stores"] == ["kept"]
 
 
-async def test_a_driver_that_ends_at_once_is_not_waited_for():
+async def test_the_kit_does_not_wait_for_a_driver_that_ends_at_its_start():
     driver = Driver([sys.executable, "-c", "raise SystemExit(3)"])
     report = await asyncio.wait_for(play(driver, CASES, Settings(connect=10**6)), 60)
     assert (report.tried, report.exit_code()) == (False, 69)
@@ -195,7 +195,7 @@ class Deaf(Adapter):
         return View(frozenset())
 
 
-async def test_nothing_is_tried_where_nobody_subscribes():
+async def test_the_kit_plays_no_case_if_no_router_subscribes():
     report = await asyncio.wait_for(play(Deaf(), CASES, Settings(connect=0.2)), 60)
     assert (report.tried, len(report.verdicts), report.exit_code()) == (False, 1, 69)
     assert "no router subscribes" in report.verdicts[0].message

@@ -29,7 +29,9 @@ TRIED: Final = {
 
 
 @pytest.mark.parametrize("name", TRIED)
-async def test_a_router_is_as_it_was_filed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_real_router_has_the_verdicts_in_its_results_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = kind_named(name)
     if lacking := kind.lacking():
         pytest.skip(lacking)

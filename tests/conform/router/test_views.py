@@ -25,22 +25,22 @@ PATH = {1: Source(None, [1, 2]), 2: Source(1, [3, 4]), 3: Source(2, [5, 6])}
         (bytes(range(1, 33)).hex(), 0x191A1B1C1D1E1F20),
     ],
 )
-def test_a_hash_in_each_form(said, block):
+def test_a_view_may_write_a_block_hash_in_each_form(said, block):
     assert canonical(said) == block
 
 
 @pytest.mark.parametrize("said", ["", "x1", None, True, 1.5, "1 2"])
-def test_what_is_no_hash(said):
+def test_an_invalid_block_hash_in_a_view_is_refused(said):
     with pytest.raises(ViewError):
         canonical(said)
 
 
 @pytest.mark.parametrize("text", ["1\n0x2\n", "[1, 2]", '{"held": ["1", 2]}', '"1"\n{"hash": 2}\n', "1\n\n2"])
-def test_blocks_in_each_form(text):
+def test_a_view_may_write_its_blocks_in_each_form(text):
     assert parse(text) == View(frozenset({HeldBlock(1), HeldBlock(2)}))
 
 
-def test_a_view_says_what_it_tells():
+def test_a_view_names_the_block_fields_that_the_router_reports():
     assert parse('{"hash": 1, "medium": "device", "rank": 3}') == View(
         frozenset({HeldBlock(1, "GPU", None, 3)}), frozenset({"medium", "rank"})
     )
@@ -50,7 +50,7 @@ def test_a_view_says_what_it_tells():
 
 
 @pytest.mark.parametrize("text", ['{"blocks": []}', "[{}]", "nothing here", "[[1]]"])
-def test_what_is_no_view(text):
+def test_an_invalid_view_is_refused(text):
     with pytest.raises(ViewError):
         parse(text)
 
@@ -66,12 +66,12 @@ def test_what_is_no_view(text):
         ({HeldBlock(1, "CPU"), HeldBlock(2, "GPU")}, ("medium",), (1, 1)),
     ],
 )
-def test_a_difference_is_counted_by_what_the_router_tells(held, tells, found):
+def test_a_score_compares_only_the_block_fields_that_the_router_reports(held, tells, found):
     cache = {HeldBlock(1, "GPU", None, 0), HeldBlock(2, "GPU", None, 1)}
     assert score(cache, View(frozenset(held), frozenset(tells)), PATH) == Score(*found)
 
 
-def test_a_prefix_does_not_lead_past_a_hole():
+def test_a_prefix_view_lacks_no_block_after_a_missing_parent():
     cache = {HeldBlock(1), HeldBlock(3)}
     assert score(cache, View(frozenset({HeldBlock(1)}), by_prefix=True), PATH) == (0, 0)
     assert score(cache, View(frozenset({HeldBlock(1)})), PATH) == (1, 0)
