@@ -59,26 +59,31 @@ class StreamState:
         out: the outgoing side of the relay.
         outputs: the relay's outputs.
         do: function that keeps a record for the write-ahead log (:mod:`kvbus.core.write_ahead_log`) and applies it.
-        number: position of the output in ``outputs``.
-        at: slot of the stream in the output.
+        output_id: position of the output in ``outputs``.
+        stream_slot: slot of the stream in the output.
     """
 
     def __init__(
-        self, out: Outgoing, outputs: list[Output], do: Callable[[wal.Record, float], None], number: int, at: int
+        self,
+        out: Outgoing,
+        outputs: list[Output],
+        do: Callable[[wal.Record, float], None],
+        output_id: int,
+        stream_slot: int,
     ) -> None:
         self._out = out
         self._outputs = outputs
         self._do = do
-        self._number = number
-        self._at = at
+        self._output_id = output_id
+        self._stream_slot = stream_slot
 
     @property
     def output(self) -> Output:
-        """The output at position ``number`` of the relay's outputs, for which this object was created.
+        """The output at position ``output_id`` of the relay's outputs, for which this object was created.
 
         It changes when the output is replaced.
         """
-        return self._outputs[self._number]
+        return self._outputs[self._output_id]
 
     @property
     def stream(self) -> OutputStream:
@@ -86,13 +91,13 @@ class StreamState:
 
         It changes when the output is replaced.
         """
-        return self.output.streams[self._at]
+        return self.output.streams[self._stream_slot]
 
     @property
     def served(self) -> bool:
         """Whether the stream exists and routers can read it."""
         streams = self.output.streams
-        return self._at < len(streams) and self.output.serves(streams[self._at])
+        return self._stream_slot < len(streams) and self.output.serves(streams[self._stream_slot])
 
     def transfer(self) -> Transfer | None:
         """Prepare the transfer of the state to routers that have just subscribed or lost batches.
@@ -148,7 +153,7 @@ class StreamState:
         A replay that begins at a marked seq begins with the complete state, not with the journal's batches.
         """
         if first < end:
-            self._do(wal.SeqsIncomplete(self._number, self._at, first, end), self._out.now)
+            self._do(wal.SeqsIncomplete(self._output_id, self._stream_slot, first, end), self._out.now)
 
     def mark_refused(self, *, refused: bool) -> None:
         """Record, for each source of the stream, whether routers refuse the newest answer to a replay from seq 0.
@@ -156,24 +161,27 @@ class StreamState:
         A finding shows the record to the operator.
         """
         name = self.output.spec.name
-        for _, source in self._out.sources_of(self.output, self._at):
+        for _, source in self._out.sources_of(self.output, self._stream_slot):
             if refused:
                 source.refused_replays.add(name)
             else:
                 source.refused_replays.discard(name)
 
     def _publish_empty(self) -> None:
-        self._out.publish_empty(self._number, self._at, self._out.now)
+        self._out.publish_empty(self._output_id, self._stream_slot, self._out.now)
 
     def _known(self) -> StateSnapshot | None:
-        snapshot = self.output.snapshots.get(self._at)
+        snapshot = self.output.snapshots.get(self._stream_slot)
         return snapshot if snapshot is not None and snapshot.clears == self._clears() else None
 
     def _make(self) -> StateSnapshot:
         output, profile = self.output, self.output.spec.profile
-        snapshot = output.snapshots[self._at] = StateSnapshot(
+        snapshot = output.snapshots[self._stream_slot] = StateSnapshot(
             self.stream.next_seq - 1,
-            [self._part(output, i, source) for i, source in self._out.sources_of(output, self._at)],
+            [
+                self._part(output, source_slot, source)
+                for source_slot, source in self._out.sources_of(output, self._stream_slot)
+            ],
             profile.wire,
             clears=self._clears(),
             one_copy=profile.one_copy,
@@ -188,13 +196,13 @@ class StreamState:
         """
         if self.output.spec.profile.clears == "rank":
             return "each"
-        return "none" if self._out.clears_others(self.output, self._at) else "first"
+        return "none" if self._out.clears_others(self.output, self._stream_slot) else "first"
 
-    def _part(self, output: Output, i: int, source: Source) -> Part:
-        index = Index() if source.expired else output.index_of(i, source).copy()
+    def _part(self, output: Output, source_slot: int, source: Source) -> Part:
+        index = Index() if source.expired else output.index_of(source_slot, source).copy()
         if output.spec.profile.one_group:
             index.keep_group(source.normalizer.first_group)
-        return Part(index, output.rank_of(i, source), source.ts, source.normalizer.block_size or 0)
+        return Part(index, output.rank_of(source_slot, source), source.ts, source.normalizer.block_size or 0)
 
 
 class ReplayAnswer:
@@ -428,8 +436,8 @@ class RouterRequests:
         self._outputs = outputs
         self._do = do
 
-    def _state_of(self, number: int, at: int) -> StreamState:
-        return StreamState(self._out, self._outputs, self._do, number, at)
+    def _state_of(self, output_id: int, stream_slot: int) -> StreamState:
+        return StreamState(self._out, self._outputs, self._do, output_id, stream_slot)
 
     def asked_replay(self, event: ReplayAsked, now: float) -> None:
         """Start the answer to a router's replay request."""

@@ -75,16 +75,18 @@ class LogRelay:
         # Encode before the index fills in missing fields of the events. Every kvbus must publish the same bytes, and a
         # kvbus that already knows the record's content does not apply it to its index.
         leaving = [
-            (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, content, batch))
-            for number, output in enumerate(self._outputs)
+            (output_id, output.streams[slot], self._encoded(output.spec.profile.wire, source, content, batch))
+            for output_id, output in enumerate(self._outputs)
             if not output.spec.closed and output.view is None and slot not in output.hidden
         ]
         if batch is not None and not event.known:
             self._apply(slot, source, batch, begins=event.begins)
-        for number, stream, (payload, empty) in leaving:
+        for output_id, stream, (payload, empty) in leaving:
             live = stream.take(event.seq, payload, empty, now, begins=event.begins, ends=event.ends, known=event.known)
             count = 0 if live is empty or batch is None else len(batch.events)
-            self._out.commands.append(Publish(number, slot, stream.topic, event.seq, live, count, stream.publisher_id))
+            self._out.commands.append(
+                Publish(output_id, slot, stream.topic, event.seq, live, count, stream.publisher_id)
+            )
         phase = Phase.SYNC if event.more and not event.known else Phase.LIVE
         epoch = event.seq >> EPOCH_BITS
         if source.sequencer.epoch not in (0, epoch):

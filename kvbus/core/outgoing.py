@@ -59,32 +59,32 @@ class Outgoing:
 
     def sort_outputs(self) -> None:
         """Divide the outputs by whether their routers read every batch unchanged or need adapted batches."""
-        open_outputs = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
+        open_outputs = [(output_id, each) for output_id, each in enumerate(self._outputs) if not each.spec.closed]
         self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in open_outputs)
         for source in self._sources:
             source.needs_tokens = self.needs_tokens
-        self._plain = [(number, each) for number, each in open_outputs if each.as_it_comes]
-        self.fitted = [(number, each) for number, each in open_outputs if not each.as_it_comes]
+        self._plain = [(output_id, each) for output_id, each in open_outputs if each.as_it_comes]
+        self.fitted = [(output_id, each) for output_id, each in open_outputs if not each.as_it_comes]
 
-    def set_output(self, number: int, spec: OutputSpec, now: float) -> None:
+    def set_output(self, output_id: int, spec: OutputSpec, now: float) -> None:
         """Replace the output with this number by a new one, or add an output.
 
         The routers of the output get the current blocks of all sources as a state.
         """
         output = Output(spec, [source.rank for source in self._sources])
-        self._outputs[number:] = [output, *self._outputs[number + 1 :]]
+        self._outputs[output_id:] = [output, *self._outputs[output_id + 1 :]]
         self.sort_outputs()
-        for i, source in enumerate(self._sources):
+        for source_slot, source in enumerate(self._sources):
             if not output.merged:
-                while len(output.streams) <= i:
+                while len(output.streams) <= source_slot:
                     output.add_stream(None, 0, 0, b"")
-                output.streams[i].closed = source.gone or i in output.hidden
-            if output.view is not None and i not in output.hidden:
-                output.view.take(i, list(source.normalizer.announce()), source.normalizer.index)
+                output.streams[source_slot].closed = source.gone or source_slot in output.hidden
+            if output.view is not None and source_slot not in output.hidden:
+                output.view.take(source_slot, list(source.normalizer.announce()), source.normalizer.index)
         if spec.closed:
             for stream in output.streams:
                 stream.closed = True
-        self._clear_known(number, output, spec.known_slots, now)
+        self._clear_known(output_id, output, spec.known_slots, now)
 
     def begin(self, record: wal.Begun, now: float) -> None:
         """Send AllBlocksCleared on each stream that continues the numbering of a previous process.
@@ -92,39 +92,43 @@ class Outgoing:
         Its routers may still hold blocks that the previous process announced.
         """
         self.wall = record.wall
-        for number, output in enumerate(self._outputs):
-            self._clear_known(number, output, record.slots[number], now)
+        for output_id, output in enumerate(self._outputs):
+            self._clear_known(output_id, output, record.slots[output_id], now)
 
-    def _clear_known(self, number: int, output: Output, slots: int, now: float) -> None:
-        for at, stream in output.open_streams.items():
+    def _clear_known(self, output_id: int, output: Output, slots: int, now: float) -> None:
+        for stream_slot, stream in output.open_streams.items():
             if not stream.first_seq or stream.numbered:
                 continue
-            ranks = [output.rank_of(i, source) for i, source in self.sources_of(output, at) if not source.gone]
+            ranks = [
+                output.rank_of(source_slot, source)
+                for source_slot, source in self.sources_of(output, stream_slot)
+                if not source.gone
+            ]
             ranks += [
-                0 if output.spec.profile.one_rank else i
-                for i in range(slots)
-                if i >= len(self._sources) or self._sources[i].gone
+                0 if output.spec.profile.one_rank else source_slot
+                for source_slot in range(slots)
+                if source_slot >= len(self._sources) or self._sources[source_slot].gone
             ]
             for rank in dict.fromkeys(ranks):
-                self._publish_clear(number, at, rank, now)
+                self._publish_clear(output_id, stream_slot, rank, now)
 
-    def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
-        """Create or update the stream of slot ``i`` on each output, because a new source gets the slot.
+    def welcome(self, source_slot: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
+        """Create or update the stream of ``source_slot`` on each output, because a new source gets the slot.
 
         Send AllBlocksCleared to routers that may still hold blocks of the slot's previous source.
         """
-        for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
+        for output_id, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
             if new.hidden:
-                output.hidden.add(i)
+                output.hidden.add(source_slot)
             else:
-                output.hidden.discard(i)
+                output.hidden.discard(source_slot)
             if output.spec.merged:
                 continue
-            while len(output.streams) < i:
+            while len(output.streams) < source_slot:
                 output.add_stream(None, 0, 0, b"").closed = True
-            if len(output.streams) == i:
+            if len(output.streams) == source_slot:
                 output.add_stream(new.topic, rank, new.first_seq, new.publisher_id)
-            stream = output.streams[i]
+            stream = output.streams[source_slot]
             stream.closed = new.hidden
             another = output.spec.by_topic and stream.topic != new.topic
             if another:
@@ -139,106 +143,110 @@ class Outgoing:
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
                 continue
-            if stream.next_seq and not new.hidden and not self.clears_others(output, i):
-                self._publish_clear(number, i, rank, now)
+            if stream.next_seq and not new.hidden and not self.clears_others(output, source_slot):
+                self._publish_clear(output_id, source_slot, rank, now)
 
-    def close(self, i: int, *, closed: bool) -> None:
-        """Record whether slot ``i`` is free (``closed``).
+    def close(self, source_slot: int, *, closed: bool) -> None:
+        """Record whether ``source_slot`` is free (``closed``).
 
         Delete the view indexes and the snapshots of the slot's previous source.
         """
         for output in self._outputs:
             if output.view is not None:
-                output.view.forget(i)
+                output.view.forget(source_slot)
             if not output.spec.merged:
-                output.streams[i].closed = closed or i in output.hidden
-                output.snapshots.pop(i, None)
+                output.streams[source_slot].closed = closed or source_slot in output.hidden
+                output.snapshots.pop(source_slot, None)
 
-    def forget(self, i: int) -> None:
+    def forget(self, source_slot: int) -> None:
         """Delete a source's blocks from every output's view, because the content of the engine's cache is unknown.
 
         A view has a separate index, for routers whose keys have restricted rights.
         """
         for output in self._outputs:
             if output.view is not None:
-                output.view.forget(i)
+                output.view.forget(source_slot)
 
-    def _publish_clear(self, number: int, at: int, rank: int, now: float) -> None:
-        stream = self._outputs[number].streams[at]
+    def _publish_clear(self, output_id: int, stream_slot: int, rank: int, now: float) -> None:
+        stream = self._outputs[output_id].streams[stream_slot]
         payload = encode(stream.wire, [AllBlocksCleared()], self.wall, rank)
-        self._send(number, at, payload, 1, now)
+        self._send(output_id, stream_slot, payload, 1, now)
 
-    def _send(self, number: int, at: int, payload: bytes, events: int, now: float) -> None:
+    def _send(self, output_id: int, stream_slot: int, payload: bytes, events: int, now: float) -> None:
         """Append one batch of ``events`` events to an output's stream, and send it to the routers."""
-        stream = self._outputs[number].streams[at]
+        stream = self._outputs[output_id].streams[stream_slot]
         seq = stream.append(payload, now, empty=not events)
-        self.commands.append(Publish(number, at, stream.topic, seq, payload, events, stream.publisher_id))
+        self.commands.append(Publish(output_id, stream_slot, stream.topic, seq, payload, events, stream.publisher_id))
 
-    def cleared_under(self, i: int, source: Source, now: float) -> None:
+    def cleared_under(self, source_slot: int, source: Source, now: float) -> None:
         """Send AllBlocksCleared under the rank that an engine has just named.
 
         Call it when that rank differs from the rank that kvbus assumed. Routers may still hold blocks under it, which a
         previous kvbus process announced.
         """
-        for number, output in enumerate(self._outputs):
+        for output_id, output in enumerate(self._outputs):
             # routers recognize SGLang by a batch 0 that begins with AllBlocksCleared, so batch 0 must not be a clear
             if (
                 not output.merged
-                and output.streams[i].next_seq
-                and i not in output.hidden
-                and not self.clears_others(output, i)
+                and output.streams[source_slot].next_seq
+                and source_slot not in output.hidden
+                and not self.clears_others(output, source_slot)
             ):
-                self._publish_clear(number, i, source.rank, now)
+                self._publish_clear(output_id, source_slot, source.rank, now)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def clear(self, i: int, source: Source, now: float) -> None:
+    def clear(self, source_slot: int, source: Source, now: float) -> None:
         """Clear a source's blocks at all routers. Call it before the blocks are removed from the source's index."""
-        self.publish(i, source, [AllBlocksCleared()], now)
-        for number, output in self._fitted_of(i):
-            removals = partial(removals_of, output.index_of(i, source))
-            self._publish_fit(number, output, i, source, [AllBlocksCleared()], [removals], now)
+        self.publish(source_slot, source, [AllBlocksCleared()], now)
+        for output_id, output in self._fitted_of(source_slot):
+            removals = partial(removals_of, output.index_of(source_slot, source))
+            self._publish_fit(output_id, output, source_slot, source, [AllBlocksCleared()], [removals], now)
 
-    def announce(self, i: int, source: Source, now: float) -> None:
+    def announce(self, source_slot: int, source: Source, now: float) -> None:
         """Publish all blocks of a source again, for routers whose blocks of this source were cleared."""
         events = list(source.normalizer.announce())
-        self._publish_batches(i, source, events, blocks_in(events), now)
-        for number, output in self._fitted_of(i):
-            self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
+        self._publish_batches(source_slot, source, events, blocks_in(events), now)
+        for output_id, output in self._fitted_of(source_slot):
+            self._publish_fit(
+                output_id, output, source_slot, source, list(announce(output.index_of(source_slot, source))), (), now
+            )
 
-    def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+    def publish_all(self, source_slot: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
         """Publish the events that result from a source's newest batch on all outputs.
 
         Divide the events into batches that every router accepts, because there may be very many: an engine can announce
         a complete cache in one batch. ``blocks`` is the number of blocks that the events name.
         """
-        self._publish_batches(i, source, events, blocks, now)
+        self._publish_batches(source_slot, source, events, blocks, now)
         if self.fitted:
-            self.publish_fitted(i, source, events, now, cleared=source.normalizer.cleared)
+            self.publish_fitted(source_slot, source, events, now, cleared=source.normalizer.cleared)
 
-    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+    def _publish_batches(
+        self, source_slot: int, source: Source, events: list[AnyEvent], blocks: int, now: float
+    ) -> None:
         for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
-            self.publish(i, source, batch, now)
+            self.publish(source_slot, source, batch, now)
 
-    def publish(self, i: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
+    def publish(self, source_slot: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
         """Publish one batch, with the next seq, on every output whose routers read batches unchanged.
 
         The batch is encoded once for all outputs with the same encoding and rank.
         """
         payloads: dict[tuple[Wire, int], bytes] = {}
-        for number, output in self._plain:
-            at, rank = 0 if output.merged else i, output.rank_of(i, source)
-            stream = output.streams[at]
+        for output_id, output in self._plain:
+            stream_slot, rank = 0 if output.merged else source_slot, output.rank_of(source_slot, source)
+            stream = output.streams[stream_slot]
             payload = payloads.get((stream.wire, rank))
             if payload is None:
                 payload = payloads[stream.wire, rank] = encode(stream.wire, events, source.ts, rank)
             if stream.keeps_topic:
                 stream.topic = source.topic
-            self._send(number, at, payload, len(events), now)
+            self._send(output_id, stream_slot, payload, len(events), now)
 
     def publish_fitted(
         self,
-        i: int,
+        source_slot: int,
         source: Source,
         events: list[AnyEvent],
         now: float,
@@ -250,54 +258,56 @@ class Outgoing:
         ``cleared`` has, for each AllBlocksCleared among the events, a function that builds removals of the cleared
         blocks, for routers that must not get the AllBlocksCleared.
         """
-        for number, output in self._fitted_of(i):
+        for output_id, output in self._fitted_of(source_slot):
             if output.view is None:
-                self._publish_fit(number, output, i, source, events, cleared, now)
+                self._publish_fit(output_id, output, source_slot, source, events, cleared, now)
             else:
-                own = output.view.take(i, events, source.normalizer.index)
-                self._publish_fit(number, output, i, source, *own, now)
+                own = output.view.take(source_slot, events, source.normalizer.index)
+                self._publish_fit(output_id, output, source_slot, source, *own, now)
 
-    def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
+    def keep(self, source_slot: int, source: Source, events: Sequence[AnyEvent]) -> None:
         """Apply events of an expired source to the outputs' views without publishing them.
 
         The source's blocks are cleared at the routers, because its engine is gone. A view is the separate index for
         routers whose keys have restricted rights. It stays up to date in case the engine comes back.
         """
-        for _, output in self._fitted_of(i):
+        for _, output in self._fitted_of(source_slot):
             if output.view is not None:
-                output.view.take(i, events, source.normalizer.index)
+                output.view.take(source_slot, events, source.normalizer.index)
 
-    def _fitted_of(self, i: int) -> list[tuple[int, Output]]:
-        """Return the outputs whose routers need adapted batches and may read the source in slot ``i``."""
-        return [(number, output) for number, output in self.fitted if i not in output.hidden]
+    def _fitted_of(self, source_slot: int) -> list[tuple[int, Output]]:
+        """Return the outputs whose routers need adapted batches and may read the source in ``source_slot``."""
+        return [(output_id, output) for output_id, output in self.fitted if source_slot not in output.hidden]
 
     def _publish_fit(
         self,
-        number: int,
+        output_id: int,
         output: Output,
-        i: int,
+        source_slot: int,
         source: Source,
         events: list[AnyEvent],
         cleared: Cleared,
         now: float,
     ) -> None:
-        fitted = self._fit(output, i, source, events, cleared)
+        fitted = self._fit(output, source_slot, source, events, cleared)
         for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
-            self._publish_on(number, output, i, source, batch, now)
+            self._publish_on(output_id, output, source_slot, source, batch, now)
 
-    def _fit(self, output: Output, i: int, source: Source, events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
+    def _fit(
+        self, output: Output, source_slot: int, source: Source, events: list[AnyEvent], cleared: Cleared
+    ) -> list[AnyEvent]:
         return fit(
             output.spec.profile,
             events,
             cleared,
-            self._others(output, i),
+            self._others(output, source_slot),
             merged=output.merged,
             group=source.normalizer.first_group,
             stats=output.stats,
         )
 
-    def _others(self, output: Output, i: int) -> list[tuple[Index, int | None]]:
-        """Return the index of each other rank in the pod of slot ``i``, and the first group that the rank announced.
+    def _others(self, output: Output, source_slot: int) -> list[tuple[Index, int | None]]:
+        """Return the index of each other rank in the pod of ``source_slot``, and the first group that it announced.
 
         The index has the blocks that the output's routers may know. The list is empty if these routers apply
         AllBlocksCleared to a single rank.
@@ -308,14 +318,14 @@ class Outgoing:
         return [
             (output.index_of(slot, other), other.normalizer.first_group)
             for slot, other in enumerate(self._sources)
-            if slot != i
+            if slot != source_slot
             and slot not in output.hidden
             and not other.expired
             and len(output.index_of(slot, other))
-            and self._pod(output, slot) == self._pod(output, i)
+            and self._pod(output, slot) == self._pod(output, source_slot)
         ]
 
-    def _pod(self, output: Output, i: int) -> bytes:
+    def _pod(self, output: Output, source_slot: int) -> bytes:
         """Return the name by which routers identify the pod (machine) of a source.
 
         The name is the stream's topic. It is empty if routers identify a pod by its address, because all sources then
@@ -323,36 +333,36 @@ class Outgoing:
         """
         if output.spec.profile.topics != "pod and model":
             return b""
-        stream = output.streams[0 if output.merged else i]
-        return self._sources[i].topic if stream.keeps_topic else stream.topic
+        stream = output.streams[0 if output.merged else source_slot]
+        return self._sources[source_slot].topic if stream.keeps_topic else stream.topic
 
-    def clears_others(self, output: Output, i: int) -> bool:
-        """Return whether AllBlocksCleared on the stream of slot ``i`` would make routers drop other ranks' blocks."""
-        return not output.merged and len(self._others(output, i)) > 0
+    def clears_others(self, output: Output, source_slot: int) -> bool:
+        """Return whether AllBlocksCleared of ``source_slot`` would make routers drop other ranks' blocks."""
+        return not output.merged and len(self._others(output, source_slot)) > 0
 
     def _publish_on(
         self,
-        number: int,
+        output_id: int,
         output: Output,
-        i: int,
+        source_slot: int,
         source: Source,
         events: list[AnyEvent],
         now: float,
     ) -> None:
         """Publish one batch on one output. Divide the batch if it is too large for the routers of the output."""
-        at, rank = 0 if output.merged else i, output.rank_of(i, source)
-        stream = output.streams[at]
+        stream_slot, rank = 0 if output.merged else source_slot, output.rank_of(source_slot, source)
+        stream = output.streams[stream_slot]
         profile = stream.profile
         payload = encode(profile.wire, events, source.ts, rank)
         if 0 < profile.max_events < len(events) or 0 < profile.max_bytes < len(payload):
             pieces = halves(events)
             if len(pieces) > 1:
                 for piece in pieces:
-                    self._publish_on(number, output, i, source, piece, now)
+                    self._publish_on(output_id, output, source_slot, source, piece, now)
                 return
         if stream.keeps_topic:
             stream.topic = source.topic
-        self._send(number, at, payload, len(events), now)
+        self._send(output_id, stream_slot, payload, len(events), now)
 
     def merge_overlays(self) -> None:
         """Merge each view's copy-on-write overlay into its index, unless a snapshot still needs the frozen state."""
@@ -362,43 +372,43 @@ class Outgoing:
 
     def heartbeats(self, now: float) -> None:
         """Send an empty batch on every stream that was silent for the output's ``heartbeat`` seconds."""
-        for number, output in enumerate(self._outputs):
-            for at, stream in enumerate(output.streams):
+        for output_id, output in enumerate(self._outputs):
+            for stream_slot, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
-                    self.publish_empty(number, at, now)
+                    self.publish_empty(output_id, stream_slot, now)
 
-    def publish_empty(self, number: int, at: int, now: float) -> None:
-        """Send an empty batch on the stream in slot ``at``.
+    def publish_empty(self, output_id: int, stream_slot: int, now: float) -> None:
+        """Send an empty batch on the stream in ``stream_slot``.
 
         If the stream's newest batch is empty, repeat its ``ts``, because both share an entry of the journal.
         """
-        output = self._outputs[number]
-        stream, source = output.streams[at], self._source_of(output, at)
+        output = self._outputs[output_id]
+        stream, source = output.streams[stream_slot], self._source_of(output, stream_slot)
         if stream.journal.beat is not None:
             ts = stream.beat_ts
         else:
             ts = self.wall if source is None else max(self.wall, source.ts)
-        self._do(wal.Heartbeat(number, at, ts), now)
+        self._do(wal.Heartbeat(output_id, stream_slot, ts), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
         """Send an empty batch on the stream that a heartbeat record of the write-ahead log names."""
-        number, at = record.output, record.stream
+        output_id, stream_slot = record.output, record.stream
         self.wall = max(self.wall, record.wall)
-        output = self._outputs[number]
-        stream = output.streams[at]
+        output = self._outputs[output_id]
+        stream = output.streams[stream_slot]
         payload = stream.journal.beat
         if payload is None:
-            source = self._source_of(output, at)
-            payload = encode(stream.wire, [], record.wall, 0 if source is None else output.rank_of(at, source))
+            source = self._source_of(output, stream_slot)
+            payload = encode(stream.wire, [], record.wall, 0 if source is None else output.rank_of(stream_slot, source))
             stream.beat_ts = record.wall
         output.stats.heartbeats += 1
-        self._send(number, at, payload, 0, now)
+        self._send(output_id, stream_slot, payload, 0, now)
 
-    def _source_of(self, output: Output, at: int) -> Source | None:
-        """Return the source of the stream in slot ``at``. A stream for all sources has the first one, or none yet."""
+    def _source_of(self, output: Output, stream_slot: int) -> Source | None:
+        """Return the source of a stream. The stream for all sources of an output has the first source, or none yet."""
         if output.spec.merged:
             return self._sources[0] if self._sources else None
-        return self._sources[at]
+        return self._sources[stream_slot]
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
         """Mark seqs at which a router may hold only a part of a state.
@@ -408,7 +418,7 @@ class Outgoing:
         del now
         self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
-    def sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
-        """Return the sources whose blocks are announced on the stream in slot ``at``, each with its slot."""
-        slots = range(len(self._sources)) if output.spec.merged else (at,)
-        return [(i, self._sources[i]) for i in slots if i not in output.hidden]
+    def sources_of(self, output: Output, stream_slot: int) -> list[tuple[int, Source]]:
+        """Return the sources whose blocks are announced on the stream in ``stream_slot``, each with its slot."""
+        slots = range(len(self._sources)) if output.spec.merged else (stream_slot,)
+        return [(source_slot, self._sources[source_slot]) for source_slot in slots if source_slot not in output.hidden]
