@@ -72,7 +72,7 @@ def count_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_the_first_set_has_all_engines_with_their_endpoints(world):
+async def test_a_discoverer_first_returns_all_engines_with_their_endpoints(world):
     there(world, 1, 2)
     async with watching(world) as watched:
         first = await watched.next()
@@ -80,7 +80,7 @@ async def test_the_first_set_has_all_engines_with_their_endpoints(world):
         assert all(engine.where.startswith(world.kind) for engine in first.values())
 
 
-async def test_it_follows_engines_that_come_and_go(world):
+async def test_a_discoverer_follows_engines_that_appear_and_leave(world):
     there(world, 1)
     async with watching(world) as watched:
         await watched.becomes(published(world, 1))
@@ -89,7 +89,7 @@ async def test_it_follows_engines_that_come_and_go(world):
             await watched.becomes(published(world, *numbers))
 
 
-async def test_it_follows_an_engine_to_another_address(world):
+async def test_a_discoverer_follows_an_engine_to_another_address(world):
     there(world, 1, 2)
     async with watching(world) as watched:
         await watched.becomes(published(world, 1, 2))
@@ -100,7 +100,7 @@ async def test_it_follows_an_engine_to_another_address(world):
         await watched.becomes(moved)
 
 
-async def test_no_engine_is_an_answer(world):
+async def test_a_discoverer_may_find_no_engine(world):
     there(world)
     async with watching(world) as watched:
         await watched.becomes({})
@@ -110,7 +110,7 @@ async def test_no_engine_is_an_answer(world):
         await watched.becomes({})
 
 
-async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
+async def test_a_discoverer_reports_an_unreachable_server_and_no_set_of_engines(world):
     """A discoverer that cannot reach its server reports a failure and no set of engines: an empty set would remove all
     engines.
 
@@ -128,7 +128,7 @@ async def test_who_cannot_be_asked_says_so_and_nothing_else(world):
         await watched.becomes(published(world, 1))
 
 
-async def test_ranks_of_which_nothing_is_said_follow_the_port(world):
+async def test_a_discoverer_counts_ports_up_for_ranks_that_the_engine_does_not_name(world):
     if world.says_ranks:
         pytest.skip("the engine says its ranks")
     there(world, 1)
@@ -144,7 +144,7 @@ async def test_ranks_of_which_nothing_is_said_follow_the_port(world):
         )
 
 
-async def test_it_holds_nothing_once_it_is_closed(world):
+async def test_a_closed_discoverer_has_no_task_socket_or_file(world):
     there(world, 1)
     tasks, descriptors = asyncio.all_tasks(), count_descriptors()
     async with watching(world) as watched:
@@ -153,7 +153,7 @@ async def test_it_holds_nothing_once_it_is_closed(world):
     await eventually(lambda: count_descriptors() <= descriptors, "no socket or file of its own")
 
 
-async def test_in_a_daemon_its_engines_are_sources_and_a_failure_costs_nothing(world):
+async def test_discovered_engines_stay_sources_of_a_daemon_after_a_failure(world):
     workers = [Worker(world.name(n), n) for n in world.some(1, 2)]
     for worker in workers:
         await worker.start()
@@ -175,11 +175,11 @@ async def test_in_a_daemon_its_engines_are_sources_and_a_failure_costs_nothing(w
 
 
 @pytest.mark.parametrize("text", ["pod-a", "a.b_c-D9", "x" * 63])
-def test_a_name_that_fits_is_kept(text):
+def test_a_valid_engine_name_is_kept(text):
     assert fitting_name(text) == text
 
 
-def test_names_that_do_not_fit_are_told_apart_and_always_the_same():
+def test_invalid_engine_names_become_distinct_and_stable_names():
     texts = ["fd00::1", "fd00--1", "x" * 64, "x" * 65, "", "pod a", "pod/a", "é"]
     names = [fitting_name(text) for text in texts]
     assert len(set(names)) == len(texts)

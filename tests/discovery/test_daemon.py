@@ -24,7 +24,7 @@ def found_in(file):
     return {"file": {"path": str(file), "interval": 0.02}}
 
 
-async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
+async def test_two_replicas_discover_the_same_engines_independently(file):
     """Two replicas of a kvbus discover the same engines.
 
     Each replica numbers its own streams, and a router reads from only one of the replicas.
@@ -54,7 +54,7 @@ async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_d
         await worker.stop()
 
 
-async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
+async def test_an_empty_list_removes_engines_and_an_invalid_list_does_not(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -73,7 +73,7 @@ async def test_an_empty_list_is_an_answer_and_a_broken_one_is_none(file):
     await one.stop()
 
 
-async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_epoch(file):
+async def test_a_worker_that_moves_without_a_restart_keeps_its_blocks(file):
     """A discovered worker moves to another address.
 
     The replay at the new address shows that the worker has not restarted, so kvbus clears no block.
@@ -95,7 +95,7 @@ async def test_the_same_name_at_another_address_is_the_same_worker_in_the_same_e
     await one.stop()
 
 
-async def test_the_same_name_at_another_address_in_another_epoch_begins_anew(file):
+async def test_a_worker_that_moves_with_a_restart_begins_a_new_epoch(file):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -114,7 +114,7 @@ async def test_the_same_name_at_another_address_in_another_epoch_begins_anew(fil
         await again.stop()
 
 
-async def test_a_worker_that_is_missing_for_a_moment_was_never_away(file):
+async def test_a_worker_that_is_missing_within_the_grace_time_stays_a_source(file):
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
     for worker in (one, two):
         await worker.start()
@@ -132,7 +132,7 @@ async def test_a_worker_that_is_missing_for_a_moment_was_never_away(file):
         await worker.stop()
 
 
-async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_never_away(file, monkeypatch):
+async def test_a_worker_that_is_listed_again_during_its_removal_stays_a_source(file, monkeypatch):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -158,7 +158,7 @@ async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_n
     await one.stop()
 
 
-async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):
+async def test_a_worker_at_the_address_of_a_removed_worker_is_a_source_immediately(file):
     """A worker with a new name at the address of a removed worker becomes a source immediately.
 
     It is the same engine under another name. If kvbus kept the source of the old name for the grace time, kvbus would
@@ -176,13 +176,13 @@ async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(fil
     await one.stop()
 
 
-async def test_a_daemon_ends_while_it_is_asking(file):
+async def test_a_daemon_ends_during_a_discovery(file):
     async with running(DiscoveringBus(found_in(file))) as bus:
         await eventually(lambda: bus.stats.failures, "the missing file")
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
-async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked(file, tmp_path):
+async def test_a_restarted_kvbus_begins_with_its_discovered_engines_if_discovery_fails(file, tmp_path):
     """After a restart, kvbus begins with the engines that it had discovered before.
 
     The sources are the same, so their state on disk is used and no router is cleared.
@@ -218,7 +218,7 @@ async def test_a_restart_goes_on_with_what_was_found_even_if_nobody_can_be_asked
         await worker.stop()
 
 
-async def test_many_engines_without_room_are_one_line(file, caplog):
+async def test_kvbus_logs_one_line_about_many_engines_beyond_max_sources(file, caplog):
     write(file, [{"name": f"pod-{n:03}", "endpoint": f"tcp://127.0.0.1:{n + 1}"} for n in range(500)])
     async with running(DiscoveringBus(found_in(file), limits={"max_sources": 1})) as bus:
         await eventually(lambda: bus.stats.left_out["max_sources"] == 499, "all but one left out")
@@ -229,7 +229,7 @@ async def test_many_engines_without_room_are_one_line(file, caplog):
         assert caplog.text.count("kvbus does not read ") == 1
 
 
-async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file, monkeypatch, caplog):
+async def test_a_bug_in_a_discoverer_removes_no_engine_and_is_retried(file, monkeypatch, caplog):
     one = Worker("pod-1", 1)
     await one.start()
     write(file, [one.entry])
@@ -246,7 +246,7 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
     await one.stop()
 
 
-async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, monkeypatch, caplog):
+async def test_an_error_during_a_change_of_sources_is_counted_and_retried(file, monkeypatch, caplog):
     """kvbus counts an unexpected error while it changes its sources, and tries again.
 
     The error comes from an engine without ranks. A discoverer of another project may return such an engine, because the
@@ -273,7 +273,7 @@ async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, mo
         await worker.stop()
 
 
-async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(file, tmp_path, caplog):
+async def test_engines_become_sources_when_their_key_files_are_readable(file, tmp_path, caplog):
     """kvbus logs once that it cannot read the key files of discovered engines, and tries again with the next set of
     engines.
     """

@@ -63,7 +63,7 @@ async def watching(server: DnsServer, **more: Any) -> AsyncIterator[Watched]:
         await watched.sets.aclose()
 
 
-async def test_each_address_is_an_engine_and_its_own_name(server):
+async def test_dns_discovery_names_each_engine_by_its_address(server):
     server.records = {(NAME, "A"): ["10.0.0.2", "10.0.0.1"], (NAME, "AAAA"): ["fd00::1"]}
     async with watching(server, replay_port=5558) as watched:
         found = await watched.next()
@@ -72,19 +72,19 @@ async def test_each_address_is_an_engine_and_its_own_name(server):
         assert (publisher.endpoint, publisher.replay_endpoint) == ("tcp://10.0.0.2:5557", "tcp://10.0.0.2:5558")
 
 
-async def test_a_host_without_ipv4_is_found_by_ipv6(server):
+async def test_dns_discovery_finds_a_host_without_ipv4_by_ipv6(server):
     server.records = {(NAME, "AAAA"): ["fd00::1"]}
     async with watching(server) as watched:
         assert await watched.endpoints() == ["tcp://[fd00::1]:5557"]
 
 
-async def test_an_alias_is_followed(server):
+async def test_dns_discovery_follows_an_srv_record_to_its_host(server):
     server.records = {(NAME, "A"): ["10.0.0.1"], ("alias.test.", "SRV"): [f"0 0 5557 {NAME}"]}
     async with watching(server, name="alias.test.", port=None) as watched:
         assert list(await watched.next()) == ["engines.test"]
 
 
-async def test_an_answer_too_large_for_udp_is_asked_for_by_tcp(server):
+async def test_dns_discovery_repeats_a_truncated_answer_over_tcp(server):
     addresses = [f"10.0.{n // 250}.{n % 250 + 1}" for n in range(300)]
     server.records, server.truncated = {(NAME, "A"): addresses}, True
     async with watching(server) as watched:
@@ -92,7 +92,7 @@ async def test_an_answer_too_large_for_udp_is_asked_for_by_tcp(server):
     assert server.by_tcp == 1
 
 
-async def test_a_record_is_believed_for_its_ttl_but_an_engine_without_connection_is_looked_up(server):
+async def test_dns_discovery_asks_again_after_the_ttl_or_a_lost_connection(server):
     server.records, server.ttl = {(NAME, "A"): ["10.0.0.1"]}, 200
     async with watching(server) as watched:
         await watched.next()
@@ -106,7 +106,7 @@ async def test_a_record_is_believed_for_its_ttl_but_an_engine_without_connection
         assert list(await waiting) == ["10.0.0.2"]
 
 
-async def test_a_ttl_of_nothing_does_not_make_it_ask_without_end(server):
+async def test_dns_discovery_waits_before_its_next_question_if_the_ttl_is_zero(server):
     server.records, server.ttl = {(NAME, "A"): ["10.0.0.1"]}, 0
     async with watching(server, interval=30.0) as watched:
         await watched.next()
@@ -119,7 +119,7 @@ async def test_a_ttl_of_nothing_does_not_make_it_ask_without_end(server):
 
 
 @pytest.mark.parametrize("rcode", ["SERVFAIL", "REFUSED", "FORMERR"])
-async def test_a_server_that_fails_says_nothing_about_engines(server, rcode):
+async def test_a_dns_server_error_is_a_discovery_failure(server, rcode):
     server.rcode = dns.rcode.from_text(rcode)
     async with watching(server) as watched:
         with pytest.raises(DiscoveryError, match=r"A of engines\.test\."):
@@ -127,21 +127,21 @@ async def test_a_server_that_fails_says_nothing_about_engines(server, rcode):
 
 
 @pytest.mark.slow
-async def test_a_server_that_is_silent_says_nothing_about_engines(server):
+async def test_a_silent_dns_server_is_a_discovery_failure(server):
     server.silent = True
     async with watching(server) as watched:
         with pytest.raises(DiscoveryError, match=r"A of engines\.test\."):
             await watched.next()
 
 
-async def test_a_name_that_does_not_exist_has_no_engine(server):
+async def test_a_dns_name_that_does_not_exist_has_no_engine(server):
     async with watching(server) as watched:
         assert await watched.next() == {}
     async with watching(server, port=None) as watched:
         assert await watched.next() == {}
 
 
-async def test_a_failure_about_one_host_is_no_answer_about_the_others(server):
+async def test_an_engine_stays_a_source_if_dns_fails_for_its_host(server):
     """If the DNS server fails for one host of a service, the engine at this host stays a source."""
     server.records = {
         (NAME, "SRV"): ["0 0 1 a.engines.test.", "0 0 2 b.engines.test."],
@@ -161,7 +161,7 @@ async def test_a_failure_about_one_host_is_no_answer_about_the_others(server):
             await watched.next()
 
 
-async def test_hosts_of_srv_records_are_engines_and_several_ports_their_ranks(server):
+async def test_each_host_of_srv_records_is_an_engine_and_each_port_a_rank(server):
     server.records = {
         (NAME, "SRV"): [
             "0 0 7001 a.engines.test.",
@@ -182,7 +182,7 @@ async def test_hosts_of_srv_records_are_engines_and_several_ports_their_ranks(se
         ]
 
 
-async def test_a_host_with_several_addresses_keeps_the_one_it_has(server):
+async def test_a_host_with_several_addresses_keeps_its_present_address(server):
     server.records = {(NAME, "SRV"): ["0 0 5557 a.test."], ("a.test.", "A"): ["10.0.0.5"]}
     async with watching(server, port=None) as watched:
         assert await watched.endpoints() == ["tcp://10.0.0.5:5557"]
@@ -192,7 +192,7 @@ async def test_a_host_with_several_addresses_keeps_the_one_it_has(server):
         assert await watched.endpoints() == ["tcp://10.0.0.1:5557"]
 
 
-async def test_a_target_of_nothing_means_no_service(server):
+async def test_an_srv_record_with_the_target_dot_means_no_engine(server):
     server.records = {(NAME, "SRV"): ["0 0 0 ."]}
     async with watching(server, port=None) as watched:
         assert await watched.next() == {}
@@ -309,7 +309,7 @@ async def ten_workers() -> AsyncIterator[list[Worker]]:
             await worker.stop()
 
 
-async def test_three_workers_ten_and_two_found_over_the_wire(server):
+async def test_dns_discovery_follows_three_then_ten_then_two_workers(server):
     def serve(workers: list[Worker]) -> None:
         server.records = {(NAME, "A"): [worker.host for worker in workers]}
 
@@ -319,7 +319,7 @@ async def test_three_workers_ten_and_two_found_over_the_wire(server):
 
 
 @pytest.mark.skipif(shutil.which("dnsmasq") is None, reason="dnsmasq is not installed")
-async def test_three_workers_ten_and_two_found_in_dnsmasq(tmp_path):
+async def test_dns_discovery_follows_three_then_ten_then_two_workers_in_dnsmasq(tmp_path):
     dnsmasq = Dnsmasq(tmp_path)
     await dnsmasq.start()
     try:
@@ -332,7 +332,7 @@ async def test_three_workers_ten_and_two_found_in_dnsmasq(tmp_path):
         await dnsmasq.stop()
 
 
-async def test_a_worker_that_is_back_under_another_address_is_found_again(server):
+async def test_dns_discovery_finds_a_worker_that_returns_at_another_address(server):
     one = Worker("pod-1", 1, host="127.0.1.1")
     await one.start()
 

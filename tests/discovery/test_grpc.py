@@ -103,14 +103,14 @@ async def test_an_engine_has_the_ranks_of_all_its_nodes():
     )
 
 
-async def test_a_node_without_publishers_adds_none():
+async def test_a_node_without_publishers_adds_no_rank():
     first, second = free_ports(2)
     async with node(first, info(0)), node(second, info()):
         (engine,) = await found(first, second)
     assert [each.rank for each in engine.publishers] == [0]
 
 
-async def test_without_the_list_two_nodes_name_the_same_ranks():
+async def test_grpc_discovery_refuses_two_nodes_that_name_the_same_rank():
     first, second = free_ports(2)
     async with (
         node(first, {"kv_events": DESCRIBED}),
@@ -120,14 +120,14 @@ async def test_without_the_list_two_nodes_name_the_same_ranks():
             await found(first, second)
 
 
-async def test_a_node_that_is_down_leaves_the_set_as_it_was():
+async def test_grpc_discovery_fails_while_a_node_is_down():
     first, second = free_ports(2)
     async with node(first, info(0, 1)):
         with pytest.raises(DiscoveryError, match=f"127.0.0.1:{second}: UNAVAILABLE"):
             await found(first, second, patience=1)
 
 
-async def test_the_front_before_a_node_names_kvbuss_endpoint_of_its_own_ranks():
+async def test_the_grpc_front_of_a_node_names_only_endpoints_of_its_own_ranks():
     """kvbus's API proxy before one of two nodes names kvbus's endpoint for this node's only rank, which is rank 1."""
     engine_port, front_port = free_ports(2)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}

@@ -58,7 +58,7 @@ SGLANG_023 = {
 LOCAL = {"dp_rank": 3, "endpoint": "tcp://127.0.0.1:5560", "topic": "", "block_size": 16}
 
 
-def test_vllm_by_rank():
+def test_vllms_answer_may_map_ranks_to_publishers():
     assert of_vllm(VLLM_033, "gateway") == (
         (
             Publisher(0, "tcp://10.0.0.3:40123", "tcp://10.0.0.3:40124"),
@@ -69,19 +69,19 @@ def test_vllm_by_rank():
 
 
 @pytest.mark.parametrize("answer", [VLLM_LIST, {"sources": VLLM_LIST}])
-def test_vllm_as_a_list(answer):
+def test_vllms_answer_may_be_a_list_of_publishers(answer):
     assert of_vllm(answer, HOST) == ((Publisher(0, "tcp://10.0.0.1:5557", None),), "")
 
 
 @pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "127.0.0.1", "localhost"])
-def test_a_wildcard_and_loopback_mean_the_host_that_was_asked(host):
+def test_wildcard_and_loopback_endpoints_mean_the_host_of_the_api(host):
     (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], HOST)
     assert publisher == Publisher(0, "tcp://10.0.0.3:5557", None)
     (publisher,), _ = of_vllm([{"endpoint": f"tcp://{host}:5557"}], "fd00::1")
     assert publisher.endpoint == "tcp://[fd00::1]:5557"
 
 
-def test_ranks_are_in_order_whatever_the_answer_has():
+def test_discovered_ranks_are_in_numeric_order():
     answer = {
         "10": {"endpoint": "tcp://a:3"},
         "2": {"endpoint": "tcp://a:2"},
@@ -91,17 +91,17 @@ def test_ranks_are_in_order_whatever_the_answer_has():
     assert [publisher.rank for publisher in ranks] == [2, 10]
 
 
-def test_topics_that_differ_are_not_one():
+def test_ranks_with_different_topics_have_no_common_topic():
     answer = [{"data_parallel_rank": n, "endpoint": "tcp://a:1", "topic": f"t{n}"} for n in (0, 1)]
     assert of_vllm(answer, HOST)[1] is None
 
 
 @pytest.mark.parametrize("answer", [{}, [], {"sources": []}])
-def test_vllm_that_publishes_nothing(answer):
+def test_vllm_without_publishers_has_no_ranks(answer):
     assert of_vllm(answer, HOST) == ((), None)
 
 
-def test_sglang_with_a_port_for_each_rank():
+def test_each_rank_of_sglang_has_its_own_port():
     assert of_sglang(SGLANG_023, HOST) == (
         (
             Publisher(0, "tcp://10.0.0.3:5557", "tcp://10.0.0.3:5600"),
@@ -111,7 +111,7 @@ def test_sglang_with_a_port_for_each_rank():
     )
 
 
-def test_sglang_over_several_hosts():
+def test_each_rank_of_sglang_has_its_replay_on_its_own_host():
     """Ranks of an SGLang engine are on different hosts. kvbus requests each rank's replay from the rank's own host."""
     publishers = [{"dp_rank": 1, "endpoint": "tcp://10.0.0.9:5558"}]
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
@@ -120,13 +120,13 @@ def test_sglang_over_several_hosts():
     assert ranks[0].endpoint == "tcp://10.0.0.3:5557"
 
 
-def test_sglang_that_knows_its_own_node_alone():
+def test_an_sglang_node_may_describe_only_its_own_rank():
     assert of_sglang({"kv_events": None, "kv_event_sources": [LOCAL]}, HOST)[0] == (
         Publisher(3, "tcp://10.0.0.3:5560", None),
     )
 
 
-def test_sglang_on_several_nodes():
+def test_an_sglang_node_gives_only_its_own_ranks():
     """An SGLang node gives kvbus only its own ranks. ``dp_size`` in its answer counts the ranks of all nodes."""
     of_all_nodes = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
     here = [
@@ -145,7 +145,7 @@ def test_sglang_on_several_nodes():
     assert [each.replay_endpoint for each in ranks] == ["tcp://10.0.0.3:5802", "tcp://10.0.0.3:5803"]
 
 
-def test_sglang_that_publishes_nothing():
+def test_sglang_without_publishers_has_no_ranks():
     assert of_sglang({"kv_events": None}, HOST) == ((), None)
     assert of_sglang({"kv_events": None, "kv_event_sources": None}, HOST) == ((), None)
     assert of_sglang({**SGLANG_023, "kv_event_sources": []}, HOST) == ((), None)
@@ -166,7 +166,7 @@ def test_sglang_that_publishes_nothing():
         [{"endpoint": "tcp://a:1", "replay_endpoint": 5}],
     ],
 )
-def test_nonsense_is_no_answer(answer):
+def test_an_invalid_answer_of_vllm_is_refused(answer):
     with pytest.raises(DiscoveryError, match=r"\S"):
         of_vllm(answer, HOST)
 
@@ -186,13 +186,13 @@ def test_nonsense_is_no_answer(answer):
         {"kv_events": None, "kv_event_sources": "tcp://a:1"},
     ],
 )
-def test_nonsense_of_sglang_is_no_answer(answer):
+def test_an_invalid_answer_of_sglang_is_refused(answer):
     with pytest.raises(DiscoveryError, match=r"\S"):
         of_sglang(answer, HOST)
 
 
 @pytest.mark.parametrize("publishers", [5, True, {"0": {"dp_rank": 0, "endpoint": "tcp://a:1"}}])
-def test_publishers_of_sglang_are_a_list(publishers):
+def test_sglangs_publishers_must_be_a_list(publishers):
     answer = {"kv_events": {**SGLANG_023["kv_events"], "publishers": publishers}}  # type: ignore[dict-item]
     with pytest.raises(DiscoveryError, match=r"^/server_info: .* is not a list of publishers$"):
         of_sglang(answer, HOST)
@@ -232,13 +232,13 @@ async def asked(world: HttpWorld, **more: Any) -> Any:
         await sets.aclose()
 
 
-async def test_an_engine_without_either_path_is_said_to_have_neither(tmp_path):
+async def test_an_engine_api_without_a_known_path_is_reported(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         with pytest.raises(DiscoveryError, match=r"/v1 has neither /kv_event_sources nor /server_info"):
             await asked(world, url=f"{world.settings['url']}/v1")
 
 
-async def test_text_that_is_no_json_is_no_answer(tmp_path):
+async def test_an_answer_of_the_engine_that_is_not_json_is_refused(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         world.answer = None
         with pytest.raises(DiscoveryError, match="None is not a list of publishers"):
@@ -249,19 +249,19 @@ async def test_text_that_is_no_json_is_no_answer(tmp_path):
                 await asked(world)
 
 
-async def test_nobody_there_is_said_with_the_cause(tmp_path):
+async def test_an_engine_api_without_a_listener_is_reported_with_the_cause(tmp_path):
     with pytest.raises(DiscoveryError, match=r"GET http://127\.0\.0\.1:\d+/kv_event_sources: .*Connect"):
         await asked(HttpWorld(tmp_path))
 
 
-async def test_an_answer_without_end_is_cut_off(tmp_path):
+async def test_http_discovery_reads_no_more_than_4_mib_of_an_answer(tmp_path):
     async with HttpWorld(tmp_path).running() as world:
         world.answer = ["x" * 1000] * 5000
         with pytest.raises(DiscoveryError, match="more than 4194304 bytes"):
             await asked(world)
 
 
-async def test_an_engine_that_is_back_at_other_ports_is_found_at_once(tmp_path):
+async def test_http_discovery_asks_at_once_after_a_lost_connection(tmp_path):
     """A lost connection makes kvbus ask the engine's API at once, long before the end of the interval."""
     async with HttpWorld(tmp_path).running() as world:
         one = Worker("workers", 1)

@@ -48,7 +48,7 @@ def test_a_pod_publishes_at_its_named_ports():
     }
 
 
-def test_a_pod_counts_from_its_address_to_its_deletion():
+def test_a_pod_is_an_engine_from_its_address_to_its_deletion():
     ended = pod("e", "10.0.0.5")
     ended["status"]["phase"] = "Succeeded"
     leaving = pod("d", "10.0.0.4", deletionTimestamp="2026-11-22T12:00:00Z")
@@ -58,7 +58,7 @@ def test_a_pod_counts_from_its_address_to_its_deletion():
     assert set(found(ended, leaving, waiting, loading)) == {"l"}
 
 
-def test_annotations_say_more_than_settings():
+def test_annotations_of_a_pod_override_the_settings():
     notes = {"kvbus/port": "9000", "kvbus/replay-port": "9100", "kvbus/data-parallel-size": "2"}
     assert found(pod("a", "10.0.0.1", annotations=notes)) == {
         "a": [("tcp://10.0.0.1:9000", "tcp://10.0.0.1:9100"), ("tcp://10.0.0.1:9001", "tcp://10.0.0.1:9101")]
@@ -66,12 +66,12 @@ def test_annotations_say_more_than_settings():
 
 
 @pytest.mark.parametrize("ranks", ["0", "x", "-1", "4097", "1e3", "", "99999999999"])
-def test_ranks_that_are_none_are_an_error(ranks):
+def test_an_invalid_number_of_ranks_in_an_annotation_is_an_error(ranks):
     with pytest.raises(DiscoveryError, match="pod a: annotation kvbus/data-parallel-size is"):
         found(pod("a", "10.0.0.1", annotations={"kvbus/data-parallel-size": ranks}))
 
 
-def test_ports_by_number_and_of_a_native_sidecar():
+def test_a_port_may_be_a_number_or_belong_to_a_native_sidecar():
     plain = pod("a", "10.0.0.1")
     plain["spec"]["initContainers"] = plain["spec"].pop("containers")
     assert found(plain) == {"a": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")]}
@@ -84,12 +84,12 @@ def test_a_port_may_be_a_number_in_the_configuration():
 
 
 @pytest.mark.parametrize("port", [True, 60.5])
-def test_a_port_is_a_name_or_a_whole_number(port: object) -> None:
+def test_the_port_setting_must_be_a_name_or_an_integer(port: object) -> None:
     with pytest.raises(ValueError, match="port"):
         KubernetesSettings.model_validate({"selector": "app=engine", "port": port})
 
 
-def test_a_pod_without_the_port_is_named():
+def test_kubernetes_discovery_names_pods_without_the_port():
     assert of_pods([pod("a", "10.0.0.1"), pod("b", "10.0.0.2")], Ports("other", "kv-replay", 1), "here") == (
         (),
         ["a", "b"],
@@ -126,7 +126,7 @@ async def watching(at: KubeServer, directory: Path, /, **more: Any) -> AsyncIter
         await watched.sets.aclose()
 
 
-async def test_changes_come_by_one_watch(server, tmp_path):
+async def test_kubernetes_discovery_gets_all_changes_by_one_watch(server, tmp_path):
     server.put(pod("a", "10.0.0.1"))
     async with watching(server, tmp_path) as watched:
         assert await watched.next() == {"a"}
@@ -141,7 +141,7 @@ async def test_changes_come_by_one_watch(server, tmp_path):
         assert (server.lists, len(server.watched_from)) == (1, 1)
 
 
-async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, tmp_path):
+async def test_a_new_watch_continues_after_the_last_bookmark(server, tmp_path):
     server.put(pod("a", "10.0.0.1"))
     async with watching(server, tmp_path) as watched:
         assert await watched.next() == {"a"}
@@ -156,7 +156,7 @@ async def test_a_watch_that_has_ended_goes_on_behind_the_last_bookmark(server, t
 
 
 @pytest.mark.parametrize("how", ["status", "event"])
-async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_path, how):
+async def test_kvbus_reads_a_new_list_if_its_watch_version_is_too_old(server, tmp_path, how):
     """If the API refuses the version from which a watch continues, kvbus reads a new list.
 
     A pod that was deleted in the meantime is missing from this list, so its engine leaves.
@@ -178,7 +178,7 @@ async def test_a_version_that_is_too_old_has_the_list_read_again(server, tmp_pat
         assert server.lists == 2
 
 
-async def test_any_other_error_in_a_watch_is_a_failure(server, tmp_path):
+async def test_an_unexpected_error_in_a_watch_is_a_discovery_failure(server, tmp_path):
     async with watching(server, tmp_path) as watched:
         assert await watched.next() == set()
         waiting = asyncio.create_task(watched.next())
@@ -188,21 +188,21 @@ async def test_any_other_error_in_a_watch_is_a_failure(server, tmp_path):
             await waiting
 
 
-async def test_who_may_not_list_is_told_what_the_api_says(server, tmp_path):
+async def test_a_forbidden_list_is_reported_with_the_message_of_the_api(server, tmp_path):
     server.status = 403
     async with watching(server, tmp_path) as watched:
         with pytest.raises(DiscoveryError, match='pods in default: 403 pods is forbidden: User "kvbus" cannot list it'):
             await watched.next()
 
 
-async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):
+async def test_pods_without_the_port_are_logged_once(server, tmp_path, caplog):
     server.put(pod("a", "10.0.0.1"))
     async with watching(server, tmp_path, port="other") as watched:
         assert await watched.next() == set()
     assert caplog.text.count("pods without port other are not treated as engines: a") == 1
 
 
-async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, monkeypatch):
+async def test_kubernetes_discovery_reports_a_missing_namespace_or_server(server, tmp_path, monkeypatch):
     monkeypatch.setattr(kubernetes, "OWN_NAMESPACE", tmp_path / "namespace")
     async with watching(server, tmp_path, namespace=None) as watched:
         with pytest.raises(DiscoveryError, match="not run in a pod, so the key namespace is needed"):
@@ -237,7 +237,7 @@ def strictly(*args: Any, **kwargs: Any) -> ssl.SSLContext:
     return context
 
 
-async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, monkeypatch):
+async def test_kvbus_in_a_pod_reads_the_service_account_token_for_each_request(tmp_path, monkeypatch):
     """In a pod, kvbus uses the pod's service account: it reads the token for each request, because the token changes.
 
     It checks the server's certificate against the cluster's authority.
@@ -279,7 +279,7 @@ async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, 
 @pytest.mark.parametrize(
     "answer", [b"nonsense", b"[]", b'{"items": []}', b'{"items": [{}], "metadata": {"resourceVersion": "1"}}']
 )
-async def test_an_answer_that_is_no_list_is_a_failure(server, tmp_path, answer):
+async def test_an_invalid_list_of_pods_is_a_discovery_failure(server, tmp_path, answer):
     server.answer = answer
     async with watching(server, tmp_path) as watched:
         with pytest.raises(DiscoveryError, match="pods in default"):

@@ -21,7 +21,7 @@ def bus_of(file, endpoint, **settings):
     return bus
 
 
-async def test_three_workers_ten_and_two_each_under_its_topic(tmp_path):
+async def test_discovered_workers_have_their_own_topics_on_one_endpoint(tmp_path):
     file = tmp_path / "engines.json"
     workers = [Worker(f"pod-{n}", n) for n in range(10)]
     for worker in workers:
@@ -53,7 +53,7 @@ async def test_three_workers_ten_and_two_each_under_its_topic(tmp_path):
             await worker.stop()
 
 
-async def test_ranks_that_would_share_a_topic_are_left_out_and_the_others_are_not_held_up(tmp_path):
+async def test_ranks_that_would_share_a_topic_do_not_become_sources(tmp_path):
     file = tmp_path / "engines.json"
     one = Worker("pod-1", 1)
     await one.start()

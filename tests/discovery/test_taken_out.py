@@ -46,7 +46,7 @@ def discovering(kind: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("kind", sample(KINDS, len(KINDS)))
-def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
+def test_kvbus_works_without_one_kind_of_discovery(tree: Tree, kind: str) -> None:
     before = tree.modules()
     assert tree.check(*discovering(kind)).returncode == 0
     own = tree.take_out("discovery", kind)
@@ -60,7 +60,7 @@ def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(LIBRARIES))
-def test_without_its_library_a_kind_is_an_error_and_nothing_else_needs_it(tree: Tree, kind: str) -> None:
+def test_only_the_configured_kind_of_discovery_needs_its_library(tree: Tree, kind: str) -> None:
     missing = tree.root / f"{LIBRARIES[kind]}.py"
     missing.write_text(f"raise ImportError(\"No module named '{LIBRARIES[kind]}'\")\n")
     assert tree.check().returncode == 0
@@ -70,5 +70,5 @@ def test_without_its_library_a_kind_is_an_error_and_nothing_else_needs_it(tree: 
     assert f"{kind} needs {lacking}" in done.stderr
 
 
-def test_every_kind_is_here() -> None:
+def test_the_tests_cover_every_kind_of_discovery() -> None:
     assert set(KINDS) == set(SETTINGS)

@@ -109,11 +109,11 @@ def cut_of(stream: OutputStream, _: int) -> StateSnapshot:
 
 
 class TestProtocol:
-    def test_every_reason_is_explained_and_no_other(self):
+    def test_the_protocol_page_lists_exactly_the_reasons_of_validation(self):
         rows = first_cells(section(PROTOCOL, "## Validation"))
         assert set(rows) == {*Reason, *Filtered}
 
-    def test_every_medium_has_its_tier(self):
+    def test_the_protocol_page_lists_every_medium_with_its_tier(self):
         tiers: dict[Any, Any] = {}
         for line in section(PROTOCOL, "## Media and tiers").splitlines():
             names, _, tier = line.strip("|").partition("|")
@@ -121,25 +121,25 @@ class TestProtocol:
         del tiers["GPU"]
         assert tiers | {"GPU": "device"} == {name: str(tier) for name, tier in MEDIA.items()}
 
-    def test_every_profile_with_its_encoding_and_framing(self):
+    def test_the_protocol_page_lists_every_profile_with_encoding_and_framing(self):
         rows = first_cells(section(PROTOCOL, "### Profiles"))
         told = {name: (cells[1], cells[2]) for name, cells in rows.items()}
         assert told == {name: (f"{profile.wire.encoding}s", profile.framing) for name, profile in PROFILES.items()}
 
-    def test_what_the_routers_of_a_profile_need(self):
+    def test_the_protocol_page_lists_the_needs_of_each_profile(self):
         rows = first_cells(section(PROTOCOL, "### Profiles"))
         assert {name: cells[4] for name, cells in rows.items()} == {
             name: "; ".join(needs(profile)) for name, profile in PROFILES.items()
         }
 
-    def test_which_topics_a_profile_takes(self):
+    def test_the_protocol_page_lists_the_valid_topics_of_each_profile(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
             takes = [topic for topic in ("kv", "kv@{worker}@{model}", "kv-events") if topic_is_good(name, topic)]
             said = {(): "no topic", ("kv@{worker}@{model}",): "kv@POD@MODEL", ("kv-events",): "the topic kv-events"}
             assert said.get(tuple(takes), "") in cells[4], name
             assert ("topic" in cells[4]) == (tuple(takes) in said), name
 
-    def test_which_profiles_fill_up(self):
+    def test_the_protocol_page_lists_the_profiles_that_fill_up_replay_answers(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
             stream = OutputStream(b"", PROFILES[name], Journal(1, 10**6), heartbeat=0.0, rank=0)
             for _ in range(50):
@@ -156,7 +156,7 @@ class TestProtocol:
                 10: cells[3] in {"every answer", "those from a seq above 0"},
             }, name
 
-    def test_every_dialect_with_its_form_and_framing(self):
+    def test_the_protocol_page_lists_every_dialect_with_form_and_framing(self):
         told = {}
         for line in section(PROTOCOL, "## Dialects").splitlines():
             cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -170,7 +170,7 @@ class TestProtocol:
     def test_every_capture_proves_a_dialect(self):
         assert set(re.findall(r"`(\w+)`", section(PROTOCOL, "## Dialects"))) >= set(CAPTURES)
 
-    def test_the_table_of_what_was_run(self):
+    def test_the_recordings_page_lists_the_results_of_every_capture(self):
         run = section(RECORDINGS, "## What was run")
         assert "| " + " | ".join(f"`{case}`" for case in CASES) + " |" in run
         rows = {name: cells for name, cells in first_cells(run).items() if len(cells) > 2}
@@ -178,11 +178,11 @@ class TestProtocol:
         for name, cells in rows.items():
             assert cells[3:] == [str(len(load(name))), str(len(truth(name))), *["exact"] * len(CASES)], name
 
-    def test_every_case_is_explained(self):
+    def test_the_recordings_page_explains_every_case(self):
         run = section(RECORDINGS, "## What was run")
         assert re.findall(r"^\* `(\w+)`:", run, re.MULTILINE) == list(CASES)
 
-    def test_the_example_is_what_leaves(self):
+    def test_the_protocol_pages_example_is_a_batch_that_kvbus_sends(self):
         left = section(PROTOCOL, "## What kvbus sends")
         dump = bytes.fromhex("".join(re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} )+)", left, re.MULTILINE)))
         (told,) = re.findall(r"```json\n(.+?)```", left, re.DOTALL)
@@ -195,12 +195,12 @@ class TestProtocol:
 
 
 class TestArchitecture:
-    def test_every_package_has_its_row(self):
+    def test_the_architecture_page_lists_every_package(self):
         told = set(first_cells(section(ARCHITECTURE, "## Packages")))
         packages = {f"kvbus/{path.name}/" for path in (ROOT / "kvbus").iterdir() if (path / "__init__.py").exists()}
         assert told == packages
 
-    def test_what_is_named_as_the_place_of_a_decision_is_there(self):
+    def test_the_table_of_decisions_names_existing_files_and_definitions(self):
         """In the table of decisions, each word in code format is a file of kvbus, or a name that the file before it
         defines.
         """
@@ -217,23 +217,23 @@ class TestArchitecture:
         assert missing == []
         assert found > 30
 
-    def test_every_state(self):
+    def test_the_architecture_page_lists_every_state_of_a_source(self):
         assert set(first_cells(section(ARCHITECTURE, "## The sequencer"))) == set(State)
 
-    def test_the_phases_of_the_sequencer_are_those_of_its_table(self):
+    def test_the_architecture_page_has_the_phases_of_the_sequencer(self):
         assert phases.page() in section(ARCHITECTURE, "## The sequencer"), "python -m tests.docs.phases"
 
-    def test_the_states_of_a_router_are_those_of_its_table(self):
+    def test_the_architecture_page_has_the_states_of_a_router(self):
         assert routers.page() in ARCHITECTURE, "python -m tests.docs.routers"
 
-    def test_the_runbook_has_each_finding_of_the_catalogue(self):
+    def test_the_runbook_has_every_finding_of_the_catalogue(self):
         assert runbook.findings() in runbook.PAGE.read_text(), "python -m tests.docs.runbook"
 
-    def test_the_metrics_are_those_of_the_code(self):
+    def test_the_metrics_page_has_the_metrics_of_the_code(self):
         text = metrics.PAGE.read_text()
         assert metrics.rendered(text) == text, "python -m tests.docs.metrics"
 
-    def test_numbers_that_stand_for_a_constant(self):
+    def test_pages_name_constants_with_their_present_value(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)
         assert len(told) >= 5
         told += re.findall(r"`([A-Z_]+)` \((\d+)\)", "".join(page.read_text() for page in DECISIONS))
@@ -243,10 +243,10 @@ class TestArchitecture:
 
 
 class TestDecisions:
-    def test_there_are_few(self):
+    def test_there_are_at_most_22_decision_pages(self):
         assert len(DECISIONS) <= 22
 
-    def test_the_index_has_every_page_under_its_title(self):
+    def test_the_index_of_decisions_lists_every_page_by_its_title(self):
         index = (ROOT / "docs" / "decisions" / "README.md").read_text()
         rows = re.findall(r"^\| \[([^]]+)\]\(([\w-]+\.md)\) \| [^|]+ \|$", index, re.MULTILINE)
         assert sorted((name, title) for title, name in rows) == [
@@ -254,7 +254,7 @@ class TestDecisions:
         ]
 
     @pytest.mark.parametrize("page", DECISIONS, ids=lambda path: path.stem)
-    def test_a_page_is_short_and_says_it_all(self, page):
+    def test_a_decision_page_is_short_and_has_all_sections(self, page):
         text = page.read_text()
         lines = text.splitlines()
         assert 100 <= len(text.split()) <= 400
@@ -268,7 +268,7 @@ class TestDecisions:
 
 
 @pytest.mark.parametrize("path", [ROOT / "docs" / "ARCHITECTURE.md", *DECISIONS], ids=lambda path: path.stem)
-def test_lines_are_short_but_in_tables(path):
+def test_architecture_pages_have_short_lines_outside_tables(path):
     assert [line for line in path.read_text().splitlines() if len(line) > 120 and not line.startswith("|")] == []
 
 
@@ -283,7 +283,7 @@ def test_every_test_named_in_a_document_exists():
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(document):
+def test_relative_links_in_documents_have_a_target(document):
     text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if link.startswith(("http://", "https://")):
@@ -296,7 +296,7 @@ def test_relative_links_lead_somewhere(document):
 
 
 class TestContributing:
-    def test_the_test_that_is_named_for_a_profile_lists_every_profile(self):
+    def test_tests_that_contributing_names_for_a_profile_list_every_profile(self):
         text = section((ROOT / "CONTRIBUTING.md").read_text(), "## Adding an output profile")
         named = re.findall(r"`(tests/[\w/]+\.py)`", text)
         assert named
@@ -311,24 +311,24 @@ class TestReadme:
         named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README + others, re.MULTILINE))
         assert {"demo", "test"} <= named <= targets
 
-    def test_the_configuration_is_good(self, tmp_path):
+    def test_the_readmes_configuration_is_valid(self, tmp_path):
         (snippet,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
         path = tmp_path / "kvbus.yaml"
         path.write_text(snippet)
         done = CliRunner().invoke(main, ["check", str(path)])
         assert done.exit_code == 0, done.output
 
-    def test_the_one_liner_is_good(self):
+    def test_the_readmes_one_line_command_is_valid(self):
         (source, output) = re.findall(r"`kvbus run --source (\S+) --output '(\S+)'`", README)[0]
         done = CliRunner().invoke(main, ["check", "--source", source, "--output", output])
         assert done.exit_code == 0, done.output
 
-    def test_the_measured_figures_are_those_of_the_interop_page(self):
+    def test_the_readme_has_the_results_of_the_interop_page(self):
         assert measured.rendered(README) == README, "python -m tests.docs.measured"
         table = measured.short_table(measured.INTEROP.read_text())
         assert table.count("\n| ") == 7, "a router is missing"
 
-    def test_the_benchmarks_tables_are_those_of_their_results(self):
+    def test_the_benchmark_tables_agree_with_their_results(self):
         """`python -m bench --check` also checks the table of README.md.
 
         The test runs it as a process, because tests do not import benchmarks.
@@ -337,7 +337,7 @@ class TestReadme:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
+    def test_the_readmes_verdict_has_the_layout_of_the_demo(self):
         """The numbers of the demo's verdict in README.md are from one real run.
 
         The test draws the verdict again from these numbers, with the demo's present layout and words.

@@ -58,7 +58,7 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def test_there_are_workflows() -> None:
+def test_the_forge_has_the_expected_workflows() -> None:
     assert [path.name for path in WORKFLOWS] == [
         "ci.yml",
         "conform.yml",
@@ -76,20 +76,20 @@ def test_every_make_target_exists(path: Path) -> None:
     assert found <= targets()
 
 
-def test_the_forge_makes_what_the_local_run_makes() -> None:
+def test_the_forge_runs_the_make_targets_of_the_local_run() -> None:
     local = made((ROOT / ".ci" / "run").read_text())
     assert {"lint", "test", "wheel", "dockerfile"} <= local <= targets()
     assert local - PREREQUISITES <= made("\n".join(commands(GITHUB / "workflows" / "ci.yml")))
 
 
-def test_every_python_of_the_classifiers_is_tested_and_no_other() -> None:
+def test_the_forge_tests_exactly_the_python_versions_of_the_classifiers() -> None:
     said = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: Python :: 3\.\d+$", each)]
     tested = jobs(GITHUB / "workflows" / "ci.yml")["test"]["strategy"]["matrix"]["python"]
     assert tested == said
     assert PROJECT["requires-python"] == f">={said[0]}"
 
 
-def test_the_image_is_built_on_both_architectures_and_pushed_as_it_was_built() -> None:
+def test_the_image_is_built_on_each_architecture_and_pushed_without_a_new_build() -> None:
     built = jobs(GITHUB / "workflows" / "ci.yml")["image"]["strategy"]["matrix"]["include"]
     assert [each["architecture"] for each in built] == list(ARCHITECTURES)
     assert len({each["machine"] for each in built}) == len(built)
@@ -99,20 +99,20 @@ def test_the_image_is_built_on_both_architectures_and_pushed_as_it_was_built() -
 
 
 @each_workflow
-def test_actions_are_pinned_by_commit_with_their_version_beside(path: Path) -> None:
+def test_actions_are_pinned_by_commit_with_their_version_in_a_comment(path: Path) -> None:
     uses = re.findall(r"uses: (.+)$", path.read_text(), re.MULTILINE)
     for each in uses:
         assert re.fullmatch(r"\./\S+|[\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each), each
     assert len(uses) == sum("uses" in step for job in jobs(path).values() for step in (job, *job.get("steps", ())))
 
 
-def test_one_action_has_one_version() -> None:
+def test_each_action_has_the_same_version_in_all_workflows() -> None:
     pins = {each for path in WORKFLOWS for each in re.findall(r"uses: (\S+@[0-9a-f]{40} # \S+)", path.read_text())}
     assert len({pin.partition("@")[0] for pin in pins}) == len(pins)
 
 
 @each_workflow
-def test_rights_are_read_only_except_where_something_is_published(path: Path) -> None:
+def test_only_publishing_jobs_of_a_workflow_have_write_permission(path: Path) -> None:
     assert read(path)["permissions"] == {"contents": "read"}
     given = {
         (name, right)
@@ -139,7 +139,7 @@ def test_rights_are_read_only_except_where_something_is_published(path: Path) ->
 
 
 @each_workflow
-def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -> None:
+def test_every_job_has_a_time_limit_and_no_two_runs_overlap(path: Path) -> None:
     for name, job in jobs(path).items():
         assert "uses" in job or 0 < job["timeout-minutes"] <= 60, name
     # In a workflow that another repository calls, github.workflow is the caller's name. If the concurrency group had that
@@ -150,7 +150,7 @@ def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -
     assert read(path)["concurrency"]["group"] == f"{path.stem}-${{{{ github.ref }}}}"
 
 
-def test_nothing_is_published_that_was_not_tested() -> None:
+def test_a_release_is_published_only_after_its_tests() -> None:
     release = jobs(GITHUB / "workflows" / "release.yml")
     assert release["ci"] == {"needs": "check", "uses": "./.github/workflows/ci.yml"}
     assert release["assemble"]["needs"] == "ci"
@@ -159,7 +159,7 @@ def test_nothing_is_published_that_was_not_tested() -> None:
     assert release["forge"]["needs"] == ["pypi", "registry"]
 
 
-def test_a_release_has_no_secret_and_what_it_publishes_is_signed() -> None:
+def test_a_release_uses_no_secret_and_signs_its_artifacts() -> None:
     text = (GITHUB / "workflows" / "release.yml").read_text()
     assert "secrets." not in text
     release = jobs(GITHUB / "workflows" / "release.yml")
@@ -171,7 +171,7 @@ def test_a_release_has_no_secret_and_what_it_publishes_is_signed() -> None:
     assert re.findall(r"cosign (\S+) --yes", signed) == ["sign", "attest", "sign", "sign-blob"]
 
 
-def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() -> None:
+def test_a_workflow_tests_kvbus_with_the_newest_engines_and_routers() -> None:
     found = jobs(GITHUB / "workflows" / "newest.yml")
     described = (ROOT / ".ci" / "routers.sh").read_text().split("# NAME is ", 1)[1].split("The default", 1)[0]
     routers = found["routers"]["strategy"]["matrix"]["router"]
@@ -181,7 +181,7 @@ def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() ->
 
 
 @each_workflow
-def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
+def test_no_script_of_a_workflow_contains_an_expression(path: Path) -> None:
     """A script may not contain an expression (`${{ … }}`): the forge would insert its value, such as a branch's
     name, as code.
 
@@ -190,14 +190,14 @@ def test_no_shell_text_has_an_expression_in_it(path: Path) -> None:
     assert not [text for text in commands(path) if "${{" in text]
 
 
-def test_make_knows_the_version() -> None:
+def test_make_version_prints_the_projects_version() -> None:
     done = subprocess.run(
         ["make", "--silent", "version"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f"{PROJECT['version']}\n"
 
 
-def test_the_hooks_run_what_lint_runs() -> None:
+def test_the_pre_commit_hooks_run_the_same_commands_as_make_lint() -> None:
     (local,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
     assert local["repo"] == "local"
     lint = (ROOT / "Makefile").read_text().split("\nlint:", 1)[1].split("\n\n", 1)[0]
@@ -206,7 +206,7 @@ def test_the_hooks_run_what_lint_runs() -> None:
     assert hooks == {each.replace(" --check", "").removesuffix(" .") for each in wanted}
 
 
-def test_forms_have_what_a_forge_wants_of_them() -> None:
+def test_issue_forms_have_the_fields_that_a_forge_requires() -> None:
     for name in ("bug", "feature"):
         form = read(GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml")
         assert form.keys() == {"name", "description", "labels", "body"}
@@ -217,7 +217,7 @@ def test_forms_have_what_a_forge_wants_of_them() -> None:
     assert read(GITHUB / "ISSUE_TEMPLATE" / "config.yml") == {"blank_issues_enabled": False}
 
 
-def test_dependencies_are_watched_wherever_they_are_named() -> None:
+def test_dependabot_watches_every_file_that_names_dependencies() -> None:
     ecosystems = {
         "pyproject.toml": "pip",
         "Dockerfile": "docker",

@@ -37,7 +37,7 @@ def test_each_platform_has_a_page_in_the_navigation() -> None:
 
 
 @pytest.mark.parametrize("page", PLATFORMS, ids=lambda page: page.stem)
-def test_a_page_says_steps_what_is_seen_what_cannot_be_and_what_was_tested(page: Path) -> None:
+def test_a_platform_page_has_the_required_sections(page: Path) -> None:
     text = page.read_text()
     assert "## What you see\n" in text
     assert "## What is not possible\n" in text
@@ -45,7 +45,7 @@ def test_a_page_says_steps_what_is_seen_what_cannot_be_and_what_was_tested(page:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_is_what_is_there(page: Path) -> None:
+def test_a_page_shows_existing_files_with_their_content(page: Path) -> None:
     for text in fences(page, "yaml"):
         name, _, shown = text.partition("\n")
         if name.startswith("# deploy/"):
@@ -55,7 +55,7 @@ def test_what_a_page_shows_is_what_is_there(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_engine_of_a_page_publishes_to_kvbus(page: Path) -> None:
+def test_every_engine_on_a_page_publishes_to_kvbus(page: Path) -> None:
     for text in re.findall(r"\{[^{}]*\"publisher\"[^{}]*\}", page.read_text()):
         flag: dict[str, Any] = json.loads(text)
         if "*" not in flag["endpoint"]:  # an engine that binds its endpoint has no sidecar
@@ -67,7 +67,7 @@ def typed(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_is_typed_has_what_it_reads(page: Path) -> None:
+def test_the_commands_of_a_page_read_existing_files(page: Path) -> None:
     """Each file that a command of the page reads exists: the page shows it, or an earlier command writes it.
 
     The test runs each `sed` command. A folder must contain a kustomization.
@@ -95,7 +95,7 @@ def shown(name: str, first: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
-def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
+def test_the_values_of_llm_ds_page_and_of_kvbus_make_one_valid_pod() -> None:
     """The values of llm-d's page and the values file of kvbus make a valid pod together.
 
     The test merges them as llm-d-modelservice does: the pod's fields from kvbus's file, the container and the
@@ -116,12 +116,12 @@ def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
     kubernetes.validate(pod | {"spec": {**ours["decode"], "containers": [container]}}, "1.37", strict=True)
 
 
-def test_the_model_of_production_stacks_page_is_the_one_that_it_serves() -> None:
+def test_production_stacks_page_names_the_served_model_in_its_annotation() -> None:
     (model,) = shown("platforms/production-stack.md", "my-values.yaml")["servingEngineSpec"]["modelSpec"]
     assert model["podAnnotations"] == {"kvbus/model": model["modelURL"]}
 
 
-def test_what_is_typed_for_aibrixs_gateway_is_what_the_page_says() -> None:
+def test_the_command_for_aibrixs_gateway_sets_the_values_on_its_page() -> None:
     page = (ROOT / "docs" / "routers" / "aibrix.md").read_text()
     setting, typed = re.findall(
         r"^```\w*\n((?:(?!```).*\n)*AIBRIX(?:(?!```).*\n)*|kubectl set env(?:(?!```).*\n)*)```", page, re.MULTILINE
@@ -136,7 +136,7 @@ def test_what_is_typed_for_aibrixs_gateway_is_what_the_page_says() -> None:
 
 
 @needs_platforms
-def test_kserves_own_definition_takes_the_service_with_the_scheduler_of_its_page() -> None:
+def test_kserves_definition_accepts_the_service_and_scheduler_of_its_page() -> None:
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "kserve" / "service.yaml"
     service = YAML(typ="safe", pure=True).load(path.read_text())
     service["spec"]["router"] = shown("platforms/kserve.md", "spec.router of service.yaml")

@@ -82,13 +82,13 @@ def tree(committed: Path) -> Path:
     return committed
 
 
-def test_a_clean_tree_with_its_section_is_released(tree: Path) -> None:
+def test_a_clean_tree_with_a_changelog_section_is_released(tree: Path) -> None:
     assert list(refusals(tree)) == list(refusals(tree, f"v{VERSION}")) == []
     git(tree, "tag", f"v{VERSION}")
     assert list(refusals(tree)) == []
 
 
-def test_what_is_not_in_the_commit_refuses_it(tree: Path) -> None:
+def test_uncommitted_changes_prevent_a_release(tree: Path) -> None:
     (tree / "kvbus.py").touch()
     replace(tree / "Dockerfile", "ENTRYPOINT", "# ENTRYPOINT")
     (reason,) = refusals(tree)
@@ -96,7 +96,7 @@ def test_what_is_not_in_the_commit_refuses_it(tree: Path) -> None:
     assert {"Dockerfile", "kvbus.py"} <= set(re.findall(r"[\w.]+", reason))
 
 
-def test_a_version_that_is_not_everywhere_refuses_it(tree: Path) -> None:
+def test_a_version_that_is_missing_in_a_file_prevents_a_release(tree: Path) -> None:
     replace(tree / "pyproject.toml", f'version = "{VERSION}"', 'version = "9.9.9"')
     replace(tree / "CHANGELOG.md", f"[{VERSION}]", "[9.9.9]")
     git(tree, "commit", "--quiet", "--all", "--message", "second")
@@ -105,7 +105,7 @@ def test_a_version_that_is_not_everywhere_refuses_it(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.0.0rc1", "v1.0.0"])
-def test_a_version_that_helm_cannot_read_refuses_it(tree: Path, version: str) -> None:
+def test_a_version_that_helm_cannot_read_prevents_a_release(tree: Path, version: str) -> None:
     replace(tree / "pyproject.toml", f'version = "{VERSION}"', f'version = "{version}"')
     git(tree, "commit", "--quiet", "--all", "--message", "second")
     (reason,) = refusals(tree)
@@ -115,25 +115,25 @@ def test_a_version_that_helm_cannot_read_refuses_it(tree: Path, version: str) ->
 @pytest.mark.parametrize(
     "heading", ["## [Unreleased]", f"## [{VERSION}]", f"## [{VERSION}] - soon", "## [0.0.9] - 2026-11-23"]
 )
-def test_a_changelog_without_the_section_refuses_it(tree: Path, heading: str) -> None:
+def test_a_changelog_without_the_versions_section_prevents_a_release(tree: Path, heading: str) -> None:
     (tree / "CHANGELOG.md").write_text(f"{heading}\n\n* Everything.\n")
     git(tree, "commit", "--quiet", "--all", "--message", "second")
     (reason,) = refusals(tree)
     assert f"CHANGELOG.md has no section `## [{VERSION}] - " in reason
 
 
-def test_an_empty_section_is_none(tmp_path: Path) -> None:
+def test_an_empty_changelog_section_gives_no_release_notes(tmp_path: Path) -> None:
     (tmp_path / "CHANGELOG.md").write_text("## [1.0.0] - 2026-11-23\n\n## [0.9.0] - 2026-01-01\n\n* Old.\n")
     assert notes(tmp_path, dated("1.0.0")) == ""
     assert notes(tmp_path, dated("0.9.0")) == "* Old."
     assert notes(tmp_path, dated("0x9.0")) == ""
 
 
-def test_a_rehearsal_has_notes_before_there_is_a_section() -> None:
+def test_a_release_rehearsal_takes_its_notes_from_the_unreleased_section() -> None:
     assert len(notes(ROOT, UNRELEASED)) > 100
 
 
-def test_links_of_the_notes_lead_to_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_in_release_notes_lead_to_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "[page](docs/LOG.md#acls) [elsewhere](https://example.org/a) [here](#added)"
     assert complete_links(text, "1.2.3") == text
     monkeypatch.setenv("KVBUS_REPOSITORY", "https://example.org/kvbus")
@@ -142,7 +142,7 @@ def test_links_of_the_notes_lead_to_the_tag(monkeypatch: pytest.MonkeyPatch) -> 
     assert others == text.split(" ")[1:]
 
 
-def test_another_tag_and_a_tag_that_is_taken_refuse_it(tree: Path) -> None:
+def test_a_wrong_or_existing_tag_prevents_a_release(tree: Path) -> None:
     (reason,) = refusals(tree, "v9.9.9")
     assert "the tag is v9.9.9" in reason
     git(tree, "tag", f"v{VERSION}")
@@ -152,7 +152,7 @@ def test_another_tag_and_a_tag_that_is_taken_refuse_it(tree: Path) -> None:
     assert f"v{VERSION} is another commit already" in reason
 
 
-def test_an_archive_does_not_know_when_or_by_whom_it_was_packed(tmp_path: Path) -> None:
+def test_an_archive_does_not_depend_on_file_times_modes_and_order(tmp_path: Path) -> None:
     packed = []
     for number, name in enumerate(("one", "two")):
         layout = tmp_path / name / "layout"
@@ -169,7 +169,7 @@ def test_an_archive_does_not_know_when_or_by_whom_it_was_packed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", release.CHARTS)
-def test_a_chart_is_helms_package_with_one_date(tmp_path: Path, name: str) -> None:
+def test_a_packed_chart_equals_helms_package_with_a_fixed_date(tmp_path: Path, name: str) -> None:
     helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (.ci/tools.lock)")
     source, packed = ROOT / "helm" / name, []
     for place, date in (("a", 1_000_000_000), ("b", 1_000_000_000), ("c", 1_000_000_001)):
@@ -193,7 +193,7 @@ def test_a_chart_is_helms_package_with_one_date(tmp_path: Path, name: str) -> No
             )
 
 
-def test_a_wheel_of_another_version_is_not_put_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_refuses_a_wheel_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
     shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
     (tmp_path / "dist").mkdir()
@@ -202,7 +202,7 @@ def test_a_wheel_of_another_version_is_not_put_with_it(tmp_path: Path, monkeypat
         assemble(tmp_path, tmp_path / "build" / "release")
 
 
-def test_a_release_is_complete_when_no_file_is_absent(tmp_path: Path) -> None:
+def test_a_release_lists_its_missing_files(tmp_path: Path) -> None:
     for name in absent(tmp_path, ROOT):
         (tmp_path / name).touch()
     assert list(absent(tmp_path, ROOT)) == []
@@ -211,7 +211,7 @@ def test_a_release_is_complete_when_no_file_is_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not RELEASE, reason="TEST_RELEASE names no release: make release-rehearsal")
-def test_the_files_of_a_release() -> None:
+def test_a_release_has_checksums_notes_and_a_bill_of_materials() -> None:
     where = Path(str(RELEASE))
     sums = dict(line.split()[::-1] for line in (where / "SHA256SUMS").read_text().splitlines())
     assert sums.keys() == {path.name for path in where.iterdir()} - {"SHA256SUMS"}

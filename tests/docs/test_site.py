@@ -46,7 +46,7 @@ def checked(text: str, path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_the_pages_are_what_the_facts_say() -> None:
+def test_the_router_pages_agree_with_their_generator() -> None:
     rendered = build.routers()
     assert {path.name: path.read_text() for path in PAGES.glob("*.md")} == rendered, (
         "out of step: python docs/site/build.py --routers"
@@ -54,9 +54,7 @@ def test_the_pages_are_what_the_facts_say() -> None:
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=lambda each: each["id"])
-def test_the_configuration_of_every_page_is_good_and_its_engines_publish_there(
-    router: dict[str, Any], tmp_path: Path
-) -> None:
+def test_every_router_page_has_a_valid_configuration_for_its_engines(router: dict[str, Any], tmp_path: Path) -> None:
     page = build.page(router)
     (text,) = re.findall(r"## kvbus\n\n```yaml\n(.+?)```", page, re.DOTALL)
     checked(text, tmp_path / "kvbus.yaml")
@@ -67,7 +65,7 @@ def test_the_configuration_of_every_page_is_good_and_its_engines_publish_there(
     assert not re.search(r"[{](live|replay)[}]", page)
 
 
-def test_no_page_uses_a_port_for_two_things() -> None:
+def test_no_router_page_uses_a_port_twice() -> None:
     everywhere = {"5657": "kvbus", "5658": "kvbus", "15557": "engine", "15657": "engine", "9477": "kvbus"}
     for router in ROUTERS:
         ours = dict.fromkeys(re.findall(r"tcp://\*:(\d+)", router["output"]), "kvbus")
@@ -77,7 +75,7 @@ def test_no_page_uses_a_port_for_two_things() -> None:
             assert everywhere.get(port, whose) == whose, (router["id"], port)
 
 
-def test_the_pages_have_every_profile() -> None:
+def test_the_router_pages_show_every_profile() -> None:
     text = "".join(path.read_text() for path in PAGES.glob("*.md"))
     assert set(re.findall(r"profile: ([\w-]+)", text)) == set(PROFILES)
 
@@ -89,7 +87,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "docs"
 
 
-def test_every_document_has_a_page_and_no_link_leaves_them(site: Path) -> None:
+def test_every_document_has_a_page_on_the_site_and_valid_links(site: Path) -> None:
     pages = {str(path.relative_to(site)) for path in site.rglob("*.md")}
     assert {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} <= pages
     for page in site.rglob("*.md"):
@@ -98,7 +96,7 @@ def test_every_document_has_a_page_and_no_link_leaves_them(site: Path) -> None:
             assert link.startswith(("https://", "http://")) or (page.parent / link).exists(), f"{page}: {link}"
 
 
-def test_a_link_to_the_sources_leads_to_the_repository_if_one_is_named() -> None:
+def test_a_link_to_a_source_file_leads_to_the_named_repository() -> None:
     where = build.pages()
     text = "[a](../tests/long.py) `x` [b](OPERATIONS.md#a--b) [c](#d) [e](https://f/)\n```\n[g](../h)\n```\n"
     assert build.moved(text, "docs/CLIENT.md", where, "https://forge/kvbus") == (
@@ -108,13 +106,13 @@ def test_a_link_to_the_sources_leads_to_the_repository_if_one_is_named() -> None
     assert build.moved(text, "docs/CLIENT.md", where, "").startswith("a `x` [b]")
 
 
-def test_every_page_of_the_navigation_is_there(site: Path) -> None:
+def test_every_page_of_the_navigation_exists(site: Path) -> None:
     named = re.findall(r'"([\w/]+\.md)"', (ROOT / "docs" / "site" / "zensical.toml").read_text())
     assert len(named) > 10
     assert [name for name in named if not (site / name).exists()] == []
 
 
-def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
+def test_the_site_generator_works_without_the_dependencies_of_kvbus() -> None:
     """The site's generator works without kvbus's dependencies, because the environment that builds the site lacks
     them.
     """
@@ -127,7 +125,7 @@ def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_http_reference_has_the_paths_that_are_served() -> None:
+def test_the_http_page_lists_the_paths_that_kvbus_serves() -> None:
     bus, _, index = (ROOT / "docs" / "HTTP.md").read_text().partition("## The port of an index")
     source = Path(sys.modules[AdminServer.__module__].__file__ or "").read_text()
     assert paths_of(bus) == {*FILES, *re.findall(r'^ +"(/[^"]+)": Path', source, re.MULTILINE)}

@@ -27,23 +27,23 @@ def project() -> Any:
 
 
 @pytest.mark.parametrize("router", PINNED)
-def test_a_router_is_supported_in_the_version_that_the_tests_run(router: str) -> None:
+def test_the_support_page_names_the_tested_version_of_each_router(router: str) -> None:
     file, before = PINNED[router]
     found = re.findall(re.escape(before) + r"([\d.]+\d)", (ROOT / file).read_text())
     assert set(found) == {ROWS[router]}
 
 
-def test_dynamos_frontend_is_of_the_release_that_the_others_are_of() -> None:
+def test_the_lock_file_of_dynamos_frontend_has_the_supported_release() -> None:
     assert re.findall(r"^ai-dynamo==([\d.]+\d)", (ROOT / ".ci" / "dynamo-frontend.lock").read_text(), re.MULTILINE) == [
         ROWS["Dynamo"]
     ]
 
 
-def test_every_python_of_the_classifiers_is_supported_and_no_other() -> None:
+def test_the_support_page_names_exactly_the_python_versions_of_the_classifiers() -> None:
     assert ROWS["Python"].split(", ") == re.findall(r"Python :: (3\.\d+)", " ".join(project()["classifiers"]))
 
 
-def test_kubernetes_is_supported_from_what_the_charts_demand_to_what_the_schemas_know() -> None:
+def test_the_support_page_names_the_kubernetes_versions_of_charts_and_schemas() -> None:
     oldest, newest = ROWS["Kubernetes"].split(" to ")
     for chart in ("kvbus", "kvbus-lib"):
         assert f'kubeVersion: ">={oldest}.0-0"' in (ROOT / "helm" / chart / "Chart.yaml").read_text()
@@ -52,7 +52,7 @@ def test_kubernetes_is_supported_from_what_the_charts_demand_to_what_the_schemas
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
-def test_an_engine_is_supported_from_its_first_row_of_dialects_to_its_last(engine: str) -> None:
+def test_the_support_page_names_the_engine_versions_of_the_dialect_table(engine: str) -> None:
     oldest, newest = ROWS[engine].split(" to ")
     protocol = (ROOT / "docs" / "PROTOCOL.md").read_text()
     rows = [

@@ -103,7 +103,7 @@ def test_no_name_has_a_retired_word() -> None:
 @pytest.mark.parametrize(
     "name", ["_doubts", "Inlets", "SUSPECTS", "keep_suspect", "live_horizon", "withExpress", "first_of_life"]
 )
-def test_a_retired_word_is_found_however_it_is_spelled(name: str) -> None:
+def test_the_check_finds_a_retired_word_in_each_spelling(name: str) -> None:
     assert retired(name)
 
 
@@ -128,5 +128,5 @@ def test_no_text_has_a_phrase_that_misled_readers() -> None:
 
 
 @pytest.mark.parametrize("text", ["Whoever asks", "what\n    leaves", "# it is\n# to be had", "so many."])
-def test_a_misleading_phrase_is_found_wherever_a_line_ends(text: str) -> None:
+def test_the_check_finds_a_misleading_phrase_across_line_ends(text: str) -> None:
     assert list(misleading(text))

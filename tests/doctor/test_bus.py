@@ -65,7 +65,7 @@ def first_line(report) -> str:
     return render(report, as_json=False, colour=False).splitlines()[0]
 
 
-async def test_its_reasons_and_what_it_has():
+async def test_doctor_reports_the_findings_and_sources_of_a_running_bus():
     said = msgspec.to_builtins(BLOCK_SIZE(count=3, size=24, own=""))
     async with Http([{**SOURCE, "findings": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
         report = await examine_bus(url, timeout=10)
@@ -79,7 +79,7 @@ async def test_its_reasons_and_what_it_has():
     ]
 
 
-async def test_what_its_routers_and_the_bus_itself_say():
+async def test_doctor_reports_the_findings_of_a_bus_and_its_routers():
     stalled = ROUTER_STALLED(at="outputs[0]", who="router 10.0.0.7:40000 of output routers", dropped=7)
     full = STATE_NOT_WRITTEN(where="/var/lib/kvbus", why="No space left on device")
     async with Http([SOURCE], [{**ROUTER, "findings": [msgspec.to_builtins(stalled)]}], full) as url:
@@ -88,7 +88,7 @@ async def test_what_its_routers_and_the_bus_itself_say():
     assert not report.healthy
 
 
-async def test_nothing_is_wrong_with_a_bus_that_says_so_itself():
+async def test_doctor_finds_nothing_wrong_with_a_bus_without_findings():
     async with Http([SOURCE]) as url:
         report = await examine_bus(url, timeout=10)
     assert first_line(report) == "nothing is wrong"
@@ -98,20 +98,20 @@ async def test_nothing_is_wrong_with_a_bus_that_says_so_itself():
     "answer",
     ["<html>", "{}", "[1]", '[{"name": 1}]', json.dumps([{**SOURCE, "blocks": {"GPU": "many"}}]), "[" * 10_000],
 )
-async def test_what_is_no_bus(answer):
+async def test_doctor_recognizes_a_server_that_is_not_a_kvbus(answer):
     async with Http(answer, "[]") as url:
         report = await examine_bus(url, timeout=10)
     assert first_line(report).startswith(f"the server at {url} is not a kvbus (")
 
 
-async def test_an_endless_answer_is_not_read_to_its_end(monkeypatch):
+async def test_doctor_limits_the_size_of_an_answer_of_the_bus(monkeypatch):
     monkeypatch.setattr(asking, "MAX_BYTES", 1000)
     async with Http([SOURCE] * 100) as url:
         report = await examine_bus(url, timeout=10)
     assert "more than 1000 bytes" in first_line(report)
 
 
-async def test_nothing_that_it_says_reaches_the_terminal_as_a_command():
+async def test_doctor_escapes_control_characters_in_answers_of_the_bus():
     async with Http([{**SOURCE, "name": "\x1b[2Jengine\n"}], [{**ROUTER, "state": "\x07"}]) as url:
         report = await examine_bus(url, timeout=10)
     text = render(report, as_json=False, colour=False)
@@ -119,7 +119,7 @@ async def test_nothing_that_it_says_reaches_the_terminal_as_a_command():
     assert "\\x1b[2Jengine\\x0a" in text
 
 
-async def test_a_bus_of_another_configuration(tmp_path):
+async def test_doctor_recognizes_a_bus_with_another_configuration(tmp_path):
     async def other(scene: Scene) -> None:
         await scene.engine()
 

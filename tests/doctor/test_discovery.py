@@ -30,7 +30,7 @@ async def said(file: Any, *before: dict[str, Any], **limits: int) -> tuple[dict[
     return findings, [str(seen) for seen in report.seen]
 
 
-async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
+async def test_doctor_probes_discovered_engines(file):
     """Doctor also probes discovered engines.
 
     A finding names the entry of `sources` in the configuration file (`sources[1]`). The number of engines that an
@@ -48,20 +48,20 @@ async def test_engines_that_are_found_are_looked_at_like_the_rest(file):
     await one.stop()
 
 
-async def test_who_cannot_be_asked_is_a_finding_with_the_cause(file):
+async def test_doctor_reports_a_failing_discovery_with_the_cause(file):
     findings, _ = await said(file)
     assert "workers gets no list of engines" in findings["sources[0].discover"]
     assert "No such file" in findings["sources[0].discover"]
 
 
-async def test_no_engine_at_all_is_a_problem(file):
+async def test_doctor_reports_a_discovery_that_lists_no_engine(file):
     write(file, [])
     findings, _ = await said(file)
     said_first = 'no engine is found: the discovery "workers" lists no engine ['
     assert findings["sources[0].discover"].startswith(said_first)
 
 
-async def test_an_engine_that_is_left_out_is_a_finding(file):
+async def test_doctor_reports_an_engine_beyond_max_sources(file):
     write(file, [{"name": f"pod-{n}", "endpoint": f"tcp://127.0.0.1:{free_port()}"} for n in (1, 2)])
     findings, _ = await said(file, max_sources=1)
     assert findings["sources[0].discover"].startswith(

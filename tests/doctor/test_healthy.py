@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("TEST_HEALTHY_SECONDS", "60"))
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 240)
-async def test_nothing_is_wrong_with_engines_of_every_dialect(caplog: pytest.LogCaptureFixture) -> None:
+async def test_kvbus_has_no_finding_about_healthy_engines_of_every_dialect(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ports = iter(free_ports(2 * len(DIALECTS) + 1))
     places = [(name, *(f"tcp://127.0.0.1:{next(ports)}" for _ in range(2))) for name in DIALECTS]

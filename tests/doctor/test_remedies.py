@@ -23,11 +23,11 @@ def raised() -> set[str]:
     return {reason for path in LOG.glob("*.py") for reason in RAISED.findall(path.read_text())}
 
 
-def test_every_reason_has_a_remedy():
+def test_doctor_has_a_remedy_for_each_reason_of_a_log_server():
     assert {"data_lost", "primary_unknown", "key_file"} <= raised()
     assert (named() | raised()) - REMEDIES.keys() == set()
 
 
 @pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
-def test_a_key_is_of_the_output_or_of_its_section(kind):
+def test_doctor_names_a_key_of_the_output_or_its_section(kind):
     assert {finding_key(kind, reason).partition(".")[0] for reason in REMEDIES} <= {kind, "endpoint"}

@@ -24,7 +24,7 @@ def lacks(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_each_router_understands_the_configuration_of_its_page(router, tmp_path):
+def test_each_router_can_read_the_configuration_on_its_page(router, tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(configuration(ROUTERS[router]))
     report = understood(load(path, env={}, overrides={}), router)
@@ -32,7 +32,7 @@ def test_each_router_understands_the_configuration_of_its_page(router, tmp_path)
     assert report.seen[-1].text == "meets all needs"
 
 
-def test_kthena_misreads_the_default_profile():
+def test_doctor_lists_the_needs_of_kthena_that_the_default_profile_lacks():
     assert lacks("kthena", {}) == [
         [
             "events as arrays",
@@ -47,11 +47,11 @@ def test_kthena_misreads_the_default_profile():
     ]
 
 
-def test_one_output_that_fits_is_enough():
+def test_one_suitable_output_is_enough_for_a_router():
     assert lacks("kthena", {}, {"profile": "kthena"}) == []
 
 
-def test_the_outputs_own_keys_count():
+def test_the_keys_of_an_output_change_the_needs_that_it_meets():
     (found,) = lacks("kthena", {"profile": "aibrix", "topic": "kv-events"})
     assert "the topic kv-events" not in found
     (found,) = lacks("llm-d", {"topic": "kv@{worker}@{model}"})
@@ -60,19 +60,19 @@ def test_the_outputs_own_keys_count():
     assert "only stores with token ids" in lacks("smg", {"token_ids": "drop"})[0]
 
 
-def test_a_router_with_arrays_and_maps_reads_both():
+def test_a_router_that_reads_arrays_and_maps_needs_no_maps():
     (found,) = lacks("dynamo", {"profile": "aibrix"})
     assert "events as maps" not in found
     (found,) = lacks("vllm-router", {"profile": "aibrix"})
     assert "events as maps" in found
 
 
-def test_a_smaller_limit_meets_a_larger_one():
+def test_an_output_with_a_smaller_batch_limit_meets_a_larger_limit():
     assert not any("bytes" in each for each in lacks("vllm-router", {"profile": "smg"})[0])
     assert "at most 4,194,304 bytes in a batch" in lacks("smg", {"profile": "vllm-router"})[0]
 
 
-def test_streams_that_need_a_connection_each():
+def test_doctor_reports_a_router_that_needs_a_connection_for_each_stream():
     topics = {"layout": "per_topic", "topic": "kv@{source}@m", "profile": "vllm"}
     assert "a connection for each stream" in lacks("kthena", topics)[0]
 
@@ -85,7 +85,7 @@ def test_every_profile_meets_its_own_needs(router):
     assert lacks(router, output) == []
 
 
-def test_the_command_prints_the_needs_and_what_is_lacking():
+def test_doctor_with_router_prints_the_needs_that_an_output_lacks():
     sockets = ["--source", "tcp://127.0.0.1:1", "--output", "tcp://127.0.0.1:2", "--set", "http=null"]
     result = CliRunner().invoke(main, ["doctor", *sockets, "--router", "kthena", "--timeout", "0.2"])
     assert "kthena misreads what this output sends: it needs events as arrays; " in result.output
@@ -93,7 +93,7 @@ def test_the_command_prints_the_needs_and_what_is_lacking():
     assert result.exit_code == 1
 
 
-def test_the_command_needs_a_configuration():
+def test_doctor_with_router_requires_a_configuration():
     result = CliRunner().invoke(main, ["doctor", "--http", "http://127.0.0.1:1", "--router", "kthena"])
     assert result.exit_code == 2
     assert "--router needs the configuration" in result.output

@@ -51,7 +51,7 @@ async def examined(scene: Scene, seconds: float = TIMEOUT) -> Report:
 
 
 @pytest.mark.parametrize("mistake", OFFLINE, ids=map(name, OFFLINE))
-async def test_doctors_first_line_names_the_cause_and_the_key(mistake: Mistake, tmp_path: Path) -> None:
+async def test_doctors_first_line_names_the_cause_and_the_key_of_a_mistake(mistake: Mistake, tmp_path: Path) -> None:
     async with made(mistake.make, tmp_path) as scene:
         report = await examined(scene)
     text = render(report, as_json=False, colour=False)
@@ -64,7 +64,7 @@ async def test_doctors_first_line_names_the_cause_and_the_key(mistake: Mistake, 
 
 
 @pytest.mark.parametrize("mistake", RUNNING, ids=map(name, RUNNING))
-async def test_the_first_finding_of_a_running_bus_names_the_cause_and_the_key(
+async def test_a_running_bus_first_names_the_cause_and_the_key_of_a_mistake(
     mistake: Mistake, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -91,9 +91,7 @@ async def test_the_first_finding_of_a_running_bus_names_the_cause_and_the_key(
 
 
 @pytest.mark.parametrize(("make", "key"), [(both_bind, "sources[0].bind"), (port_taken, "outputs[0].endpoint")])
-async def test_a_port_that_is_taken_is_named_with_its_key(
-    make: Callable[[Scene], Any], key: str, tmp_path: Path
-) -> None:
+async def test_a_used_endpoint_is_named_with_its_key(make: Callable[[Scene], Any], key: str, tmp_path: Path) -> None:
     async with made(make, tmp_path) as scene:
         daemon = Daemon(load(None, env={}, overrides=scene.config()))
         with pytest.raises(BindError, match=rf"cannot listen on tcp://.*Address already in use \[{re.escape(key)}\]: "):
@@ -110,7 +108,7 @@ async def test_a_port_that_is_taken_is_named_with_its_key(
     ],
     ids=["http", "front", "front_grpc", "interpose"],
 )
-async def test_an_address_that_is_taken_is_named_with_the_reason_and_its_key(over: dict[str, Any], key: str) -> None:
+async def test_a_used_http_address_is_named_with_the_reason_and_its_key(over: dict[str, Any], key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         config = json.loads(
@@ -124,7 +122,7 @@ async def test_an_address_that_is_taken_is_named_with_the_reason_and_its_key(ove
             await daemon.start()
 
 
-async def test_a_second_instance_is_refused_with_the_process_and_the_key(tmp_path: Path) -> None:
+async def test_a_second_kvbus_with_the_same_state_directory_is_refused(tmp_path: Path) -> None:
     def config() -> dict[str, Any]:
         engine, out = free_ports(2)
         sources, outputs = [{"endpoint": f"{HOST}:{engine}"}], [{"endpoint": f"{HOST}:{out}"}]
@@ -165,7 +163,7 @@ REFUSED: list[tuple[int, str, dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("number", "what", "change", "key"), REFUSED, ids=[each[1] for each in REFUSED])
-def test_a_configuration_that_cannot_work_is_refused_with_the_key(
+def test_an_unusable_configuration_is_refused_with_its_key(
     number: int, what: str, change: dict[str, object], key: str, tmp_path: Path
 ) -> None:
     del number, what
@@ -197,7 +195,7 @@ def test_a_configuration_that_cannot_work_is_refused_with_the_key(
     ],
     ids=["tabs in YAML", "a misspelt variable"],
 )
-def test_a_file_or_a_variable_that_cannot_be_read_is_named(
+def test_an_invalid_configuration_file_or_variable_is_named(
     text: str, env: dict[str, str], says: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "kvbus.yaml"
@@ -216,7 +214,7 @@ tests/index.
 """
 
 
-def test_the_score() -> None:
+def test_doctor_and_a_running_bus_recognize_every_mistake() -> None:
     offline = STARTS | {each.number for each in OFFLINE}
     running = STARTS | INDEX | {each.number for each in RUNNING}
     theirs, ours = set(range(1, 26)), set(range(26, 37))
@@ -229,7 +227,7 @@ async def healthy(scene: Scene) -> None:
     await scene.engine()
 
 
-async def test_on_a_healthy_engine_nothing_is_found(tmp_path):
+async def test_doctor_finds_nothing_wrong_with_a_healthy_engine(tmp_path):
     async with made(healthy, tmp_path) as scene:
         report = await examined(scene)
     assert report.findings == []
@@ -239,7 +237,7 @@ async def test_on_a_healthy_engine_nothing_is_found(tmp_path):
     assert output.text.count("is free") == 2
 
 
-async def test_a_log_is_looked_at(tmp_path):
+async def test_doctor_probes_the_server_of_a_log(tmp_path):
     async def no_server(scene: Scene) -> None:
         await scene.engine()
         scene.over["model"] = "m"
@@ -250,7 +248,7 @@ async def test_a_log_is_looked_at(tmp_path):
     assert [finding.key for finding in report.findings] == ["outputs[0].endpoint"]
 
 
-async def test_an_output_that_is_not_looked_at_is_named(tmp_path):
+async def test_doctor_names_an_output_that_it_cannot_test(tmp_path):
     async def plane(scene: Scene) -> None:
         await scene.engine()
         scene.over["model"] = "m"
@@ -265,5 +263,5 @@ async def test_an_output_that_is_not_looked_at_is_named(tmp_path):
     assert "nothing is wrong" not in text
 
 
-def test_the_documentation_counts_the_mistakes() -> None:
+def test_the_operations_manual_has_the_number_of_mistakes() -> None:
     assert f"`tests/doctor` makes {len(OFFLINE)} mistakes on purpose" in OPERATIONS.read_text()

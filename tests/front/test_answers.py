@@ -37,14 +37,14 @@ def announced(*ranks: int, replay: bool = True) -> tuple[Publisher, ...]:
 
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("answer", [VLLM_033, VLLM_LIST, {"sources": VLLM_LIST}])
-def test_a_reader_of_vllms_answer_finds_kvbus(answer: Any, replay: bool) -> None:
+def test_the_front_names_kvbus_in_vllms_answer(answer: Any, replay: bool) -> None:
     ranks = (0, 1) if answer is VLLM_033 else (0,)
     got = of_vllm(answer, offers(0, 1, replay=replay))
     assert read_of_vllm(got, "nobody") == (announced(*ranks, replay=replay), "")
     assert type(got) is type(answer)
 
 
-def test_what_vllm_says_beside_stays() -> None:
+def test_the_front_keeps_the_rest_of_vllms_answer() -> None:
     answer = {"0": VLLM_033["0"], "1": {"publisher": "null", "endpoint": "tcp://*:1"}}
     got = of_vllm(answer, offers(0, topic=None))
     assert got["1"] == answer["1"]
@@ -53,12 +53,12 @@ def test_what_vllm_says_beside_stays() -> None:
     assert answer["0"] is VLLM_033["0"]
 
 
-def test_an_engine_without_the_path_has_kvbuss_own_answer() -> None:
+def test_the_front_makes_an_answer_for_an_engine_without_the_path() -> None:
     assert read_of_vllm(of_kvbus(offers(1, 0)), "nobody") == (announced(0, 1), "")
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_a_reader_of_sglangs_answer_finds_kvbus(replay: bool) -> None:
+def test_the_front_names_kvbus_in_sglangs_answer(replay: bool) -> None:
     """The host in the answer stays a wildcard, which for a router means the host in the worker's URL."""
     got = of_sglang(SGLANG_023, offers(0, 1, replay=replay))
     assert got["kv_events"]["endpoint_host"] == "*"
@@ -67,7 +67,7 @@ def test_a_reader_of_sglangs_answer_finds_kvbus(replay: bool) -> None:
     assert got["kv_events"]["block_size"] == 64
 
 
-def test_every_place_of_sglangs_answer_names_kvbus() -> None:
+def test_the_front_replaces_every_endpoint_in_sglangs_answer() -> None:
     many = {
         "kv_events": {**SGLANG_023["kv_events"], "publishers": [{"dp_rank": 1, "endpoint": "tcp://10.0.0.4:5558"}]},  # type: ignore[dict-item]
         "kv_event_sources": [LOCAL],
@@ -80,13 +80,13 @@ def test_every_place_of_sglangs_answer_names_kvbus() -> None:
     assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list determines the ranks, not `dp_size`
 
 
-def test_an_engine_that_says_no_ranks_has_one() -> None:
+def test_an_engine_without_a_number_of_ranks_has_one_rank() -> None:
     got = of_sglang({"kv_events": {**SGLANG_023["kv_events"], "dp_size": 0}}, offers(0))  # type: ignore[dict-item]
     assert got["kv_events"]["endpoint_port_base"] == 6000
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3)])
-def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> None:
+def test_the_front_of_one_of_several_nodes_names_only_its_own_ranks(ranks: tuple[int, ...]) -> None:
     """For one of several nodes, the front's answer has only the ranks of this node, as kvbus has no others.
 
     ``dp_size`` in the engine's answer counts the ranks of all nodes.
@@ -100,7 +100,7 @@ def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("answer", [{"version": "0.5.23"}, {"kv_events": None}, {"kv_event_sources": []}, [], "x"])
-def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
+def test_the_front_does_not_change_an_answer_without_event_endpoints(answer: Any) -> None:
     assert of_sglang(answer, offers(0)) is answer
 
 
@@ -120,6 +120,8 @@ def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
         (of_sglang, SGLANG_023, {**offers(0), 1: offers(1, topic="b")[1]}, "one topic for all ranks"),
     ],
 )
-def test_what_cannot_be_said_is_not_said(read: Any, answer: Any, have: Any, wrong: str) -> None:
+def test_the_front_refuses_an_answer_in_which_it_cannot_name_kvbus(
+    read: Any, answer: Any, have: Any, wrong: str
+) -> None:
     with pytest.raises(DiscoveryError, match=wrong):
         read(answer, have)

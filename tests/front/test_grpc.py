@@ -43,7 +43,7 @@ async def refused(call: aio.Call) -> aio.AioRpcError:
     return raised.value
 
 
-async def test_a_call_and_its_answer_arrive_as_they_were_sent(pod: GrpcPod) -> None:
+async def test_the_grpc_front_forwards_a_call_and_its_answer_unchanged(pod: GrpcPod) -> None:
     pod.api.answers[OTHER] = b"\0an answer\xff"
     metadata = (("x-data-parallel-rank", "3"), ("x-twice", "1"), ("x-twice", "2"), ("x-raw-bin", b"\0\xfe"))
     call = pod.unary(OTHER, b"\xffa question\0", metadata=(*metadata, ("authorization", "Bearer k")))
@@ -59,7 +59,7 @@ async def test_a_call_and_its_answer_arrive_as_they_were_sent(pod: GrpcPod) -> N
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-async def test_a_refusal_arrives_as_it_was_given(pod: GrpcPod, code: grpc.StatusCode) -> None:
+async def test_the_grpc_front_forwards_a_refusal_unchanged(pod: GrpcPod, code: grpc.StatusCode) -> None:
     pod.api.answers[OTHER] = code
     error = await refused(pod.unary(OTHER))
     assert (error.code(), error.details()) == (code, f"{code.name}: ä")
@@ -67,7 +67,7 @@ async def test_a_refusal_arrives_as_it_was_given(pod: GrpcPod, code: grpc.Status
     assert pod.stats.calls == {"passed": 1}
 
 
-async def test_messages_pass_one_by_one_both_ways(pod: GrpcPod) -> None:
+async def test_the_grpc_front_forwards_each_message_at_once_in_each_direction(pod: GrpcPod) -> None:
     call = pod.both("/x/Echo")
     for each in (b"", b"1", bytes(LARGE), b"2" * 70_000):
         await call.write(each)
@@ -80,7 +80,7 @@ async def test_messages_pass_one_by_one_both_ways(pod: GrpcPod) -> None:
 
 
 @pytest.mark.parametrize("messages", [[], [b""], [b"", b"", b""], [b"1", b"1", b"", b"1"]])
-async def test_as_many_messages_arrive_as_were_sent(pod: GrpcPod, messages: list[bytes]) -> None:
+async def test_the_grpc_front_forwards_every_message_even_if_empty(pod: GrpcPod, messages: list[bytes]) -> None:
     for way in (lambda: pod.channel.stream_unary(OTHER)(iter(messages)), lambda: pod.both(OTHER)):
         pod.api.answers[OTHER] = b"got"
         call = way()
@@ -94,7 +94,7 @@ async def test_as_many_messages_arrive_as_were_sent(pod: GrpcPod, messages: list
     assert [sent for _, sent, _ in pod.api.seen] == [messages] * 2
 
 
-async def test_a_message_beyond_the_limit_ends_its_call() -> None:
+async def test_a_grpc_message_beyond_the_limit_ends_its_call() -> None:
     async with running_grpc_pod({"max_message": 4 * 1024 * 1024}) as pod:
         up = await refused(pod.unary("/x/Echo", bytes(4 * 1024 * 1024 + 1)))
         assert up.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -109,7 +109,7 @@ async def test_a_message_beyond_the_limit_ends_its_call() -> None:
         assert await pod.unary("/x/Echo", bytes(4 * 1024 * 1024)) == bytes(4 * 1024 * 1024)
 
 
-async def test_a_client_that_goes_ends_the_engines_work(pod: GrpcPod) -> None:
+async def test_a_call_that_its_client_cancels_ends_at_the_engine(pod: GrpcPod) -> None:
     call = pod.unary("/x/Think")
     await pod.api.asked.wait()
     assert pod.stats.open == 1
@@ -119,7 +119,7 @@ async def test_a_client_that_goes_ends_the_engines_work(pod: GrpcPod) -> None:
     assert pod.stats.calls == {"client_gone": 1}
 
 
-async def test_an_engine_that_goes_is_seen_to_go_and_to_come_back(pod: GrpcPod) -> None:
+async def test_clients_see_that_the_engine_stops_and_returns(pod: GrpcPod) -> None:
     call = pod.both("/x/Stream")
     await call.write(b"3")
     pod.api.step.release()
@@ -145,7 +145,7 @@ async def test_an_engine_that_goes_is_seen_to_go_and_to_come_back(pod: GrpcPod) 
     assert await asyncio.wait_for(back(), 60) == b"back"
 
 
-async def test_a_deadline_is_the_engines_too(pod: GrpcPod) -> None:
+async def test_the_grpc_front_forwards_the_deadline_to_the_engine(pod: GrpcPod) -> None:
     begin = time.monotonic()
     error = await refused(pod.unary("/x/Think", timeout=1.5))
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -155,13 +155,13 @@ async def test_a_deadline_is_the_engines_too(pod: GrpcPod) -> None:
     await pod.api.gone.wait()
 
 
-async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
+async def test_a_call_without_a_deadline_has_no_deadline_at_the_engine(pod: GrpcPod) -> None:
     pod.api.answers[OTHER] = b""
     assert await pod.unary(OTHER, timeout=None) == b""
     assert pod.api.remaining is None
 
 
-async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
+async def test_the_grpc_front_reads_only_as_fast_as_the_receiver(pod: GrpcPod) -> None:
     """The front reads an answer from the engine only as fast as the client reads it, so the engine has to wait.
 
     In the same way, a client that sends faster than the engine reads has to wait.
@@ -202,7 +202,7 @@ async def settled(count) -> None:
             last, since = count(), time.monotonic()
 
 
-async def test_one_call_too_many_is_refused() -> None:
+async def test_the_grpc_front_refuses_calls_beyond_max_calls() -> None:
     async with running_grpc_pod({"max_calls": 2}) as pod:
         under_way = [pod.unary("/x/Think") for _ in range(2)]
         await eventually(lambda: pod.stats.open == 2, "two calls")
@@ -218,7 +218,7 @@ async def test_one_call_too_many_is_refused() -> None:
         assert pod.stats.calls == {"too_many": 1, "client_gone": 2, "passed": 1}
 
 
-async def test_one_connection_too_many_is_closed() -> None:
+async def test_the_grpc_front_closes_connections_beyond_max_connections() -> None:
     async with running_grpc_pod({"max_connections": 2}) as pod:
         assert await pod.unary("/x/Echo", b"1") == b"1"
         _, second = await asyncio.open_connection(*pod.address.split(":"))
@@ -230,7 +230,7 @@ async def test_one_connection_too_many_is_closed() -> None:
             each.close()
 
 
-async def test_an_engine_that_breaks_off_is_seen_to(pod: GrpcPod) -> None:
+async def test_a_client_sees_an_error_if_the_engine_breaks_off_its_answer(pod: GrpcPod) -> None:
     """The client sees an error if the engine's connection ends in the middle of an answer."""
     (listening,) = free_ports(1)
     link = Link("engine", listening, pod.port)
@@ -248,7 +248,7 @@ async def test_an_engine_that_breaks_off_is_seen_to(pod: GrpcPod) -> None:
     await link.close()
 
 
-async def test_a_client_may_ping_as_often_as_an_engine_lets_it(pod: GrpcPod) -> None:
+async def test_the_grpc_front_accepts_frequent_pings_of_a_client(pod: GrpcPod) -> None:
     often = (("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0))
     async with aio.insecure_channel(pod.address, options=(*often, *UNLIMITED)) as channel:
         call = channel.stream_stream("/x/Echo")(timeout=120)
@@ -260,7 +260,7 @@ async def test_a_client_may_ping_as_often_as_an_engine_lets_it(pod: GrpcPod) -> 
         call.cancel()
 
 
-async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
+async def test_invalid_bytes_do_not_disturb_the_grpc_front(pod: GrpcPod) -> None:
     for junk in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64, bytes(70_000)):
         reader, writer = await asyncio.open_connection(*pod.address.split(":"))
         writer.write(junk)
@@ -270,7 +270,7 @@ async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
     assert await pod.unary("/x/Echo", b"1") == b"1"
 
 
-async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
+async def test_the_grpc_front_keeps_no_data_of_ended_calls(pod: GrpcPod) -> None:
     """The front counts each call once and keeps no data of it, whatever ends the call.
 
     The client ends it, its deadline passes, the engine refuses it, or the engine stops.
@@ -306,7 +306,9 @@ async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
     assert not wrong
 
 
-async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_grpc_front_refuses_metadata_that_it_cannot_forward(
+    pod: GrpcPod, caplog: pytest.LogCaptureFixture
+) -> None:
     """The front refuses a call with metadata that it cannot forward.
 
     The test uses curl, because gRPC's own clients do not send such metadata.
@@ -333,13 +335,13 @@ async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog
     assert (pod.stats.calls, pod.api.seen, caplog.records) == ({"bad_request": 2}, [], [])
 
 
-async def test_its_address_is_its_own(pod: GrpcPod) -> None:
+async def test_a_used_address_of_the_grpc_front_is_an_error(pod: GrpcPod) -> None:
     with pytest.raises(BindError, match=f"front_grpc {pod.address}"):
         async with running_grpc_pod({"listen": pod.address}):
             pass
 
 
-async def test_the_end_ends_what_is_under_way() -> None:
+async def test_the_end_of_the_grpc_front_ends_its_open_calls() -> None:
     async with running_grpc_pod() as pod:
         call = pod.unary("/x/Think")
         await pod.api.asked.wait()
@@ -348,5 +350,5 @@ async def test_the_end_ends_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])
-def test_the_address_from_which_a_peer_is_reached(peer: str, here: str) -> None:
+def test_the_grpc_front_knows_the_local_address_that_a_peer_reached(peer: str, here: str) -> None:
     assert local_address(peer) == here

@@ -26,7 +26,7 @@ def source(rank: int, endpoint: bytes = b"tcp://*:5557", **more: bytes | int) ->
     return message(f1=head + message(**{**TAIL, **more}))
 
 
-def test_what_is_not_kvbuss_business_stays() -> None:
+def test_the_grpc_front_changes_only_the_endpoints_of_zmq_sources() -> None:
     answer = source(0) + message(f2=5) + source(300) + message(f1=message(f1=b"grpc", f2=b"x:1"))
     assert of_control(answer, HERE) == (
         message(
@@ -38,17 +38,17 @@ def test_what_is_not_kvbuss_business_stays() -> None:
     )
 
 
-def test_fixed_numbers_are_skipped() -> None:
+def test_the_grpc_front_keeps_unknown_fixed_size_fields() -> None:
     odd = b"\x51" + bytes(8) + b"\x5d" + bytes(4)
     said = of_control(message(f1=message(f1=b"zmq", f2=b"tcp://*:1") + odd), HERE)
     assert said == message(f1=message(f1=b"zmq") + odd + message(f2=b"tcp://h:7000", f4=b"tcp://h:7100"))
 
 
-def test_an_engine_that_says_nothing_publishes_nothing() -> None:
+def test_an_empty_answer_of_the_engine_stays_empty() -> None:
     assert of_control(b"", HERE) == b""
 
 
-def test_of_kvbus_alone() -> None:
+def test_the_grpc_front_can_answer_without_the_engine() -> None:
     rest: dict[str, bytes | int] = {"f6": b"msgpack", "f7": 1}
     assert of_kvbus(HERE) == message(
         f1=message(f1=b"zmq", f2=b"tcp://h:7000", f4=b"tcp://h:7100", f5=0, **rest),
@@ -56,7 +56,7 @@ def test_of_kvbus_alone() -> None:
     )
 
 
-def test_open_engine_has_the_endpoint_in_parts() -> None:
+def test_the_grpc_front_writes_the_endpoint_of_openengine_in_parts() -> None:
     endpoint = message(f1=b"127.0.0.1", f2=5557, f3=b"tcp")
     said = of_control(message(f1=message(f1=b"zmq", f2=endpoint, f5=0, **TAIL)), HERE, open_engine_endpoint)
     ours = message(f1=b"h", f2=7000, f3=b"tcp")
@@ -68,13 +68,13 @@ def server_info(**events: Any) -> bytes:
     return message(f1=json.dumps({"page_size": 16, "kv_events": described}).encode())
 
 
-def test_the_server_info_of_sglang_has_kvbuss_ports() -> None:
+def test_the_server_info_of_sglang_has_the_ports_of_kvbus() -> None:
     said = of_server_info(server_info(dp_size=1) + message(f9=b"later"), HERE)
     ports = {"endpoint_port_base": 7000, "replay_endpoint_port_base": 7100}
     assert said == server_info(dp_size=1, **ports) + message(f9=b"later")
 
 
-def test_an_sglang_that_publishes_nothing_is_left_alone() -> None:
+def test_the_grpc_front_does_not_change_an_sglang_answer_without_events() -> None:
     silent = message(f1=json.dumps({"kv_events": None}).encode())
     assert of_server_info(silent, HERE) == silent
 
@@ -87,7 +87,7 @@ def test_an_sglang_that_publishes_nothing_is_left_alone() -> None:
         (message(f1=1), "the engine's answer is not JSON"),
     ],
 )
-def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
+def test_the_grpc_front_refuses_a_server_info_that_it_cannot_change(answer: bytes, says: str) -> None:
     with pytest.raises(DiscoveryError, match=says):
         of_server_info(answer, HERE)
 
@@ -105,7 +105,7 @@ def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
         (b"\x09\0\0", "it ends in the middle"),
     ],
 )
-def test_what_cannot_be_said(answer: bytes, says: str) -> None:
+def test_the_grpc_front_refuses_sources_that_it_cannot_replace(answer: bytes, says: str) -> None:
     with pytest.raises(DiscoveryError, match=says):
         of_control(answer, HERE)
 
@@ -116,7 +116,7 @@ async def pod() -> AsyncIterator[GrpcPod]:
         yield pod
 
 
-async def test_the_engine_is_asked_and_its_answer_changed(pod: GrpcPod) -> None:
+async def test_the_grpc_front_asks_the_engine_and_changes_its_answer(pod: GrpcPod) -> None:
     pod.api.answers[SOURCES] = source(0)
     call = pod.unary(SOURCES, b"\x50\x01", metadata=(("x-who", "me"),))
     said = await call
@@ -133,7 +133,7 @@ async def test_the_engine_is_asked_and_its_answer_changed(pod: GrpcPod) -> None:
     assert pod.stats.calls == {"answered": 1}
 
 
-async def test_an_engine_without_the_method_is_answered_for(pod: GrpcPod) -> None:
+async def test_the_grpc_front_answers_for_an_engine_without_the_method(pod: GrpcPod) -> None:
     rest: dict[str, bytes | int] = {"f5": 0, "f6": b"msgpack", "f7": 1}
     endpoints: dict[str, bytes | int] = {"f2": pod.bus.out.encode(), "f4": pod.bus.out_replay.encode()}
     assert await pod.unary(SOURCES) == message(f1=message(f1=b"zmq", **endpoints, **rest))
@@ -147,21 +147,23 @@ async def test_an_engine_without_the_method_is_answered_for(pod: GrpcPod) -> Non
         ("/sglang.runtime.v1.SglangService/GetServerInfo", server_info(dp_size=1)),
     ],
 )
-async def test_other_engines_are_asked_too(pod: GrpcPod, method: str, answer: bytes) -> None:
+async def test_the_grpc_front_changes_answers_of_openengine_and_sglang(
+    pod: GrpcPod, method: str, answer: bytes
+) -> None:
     pod.api.answers[method] = answer
     said = await pod.unary(method)
     assert b"5557" not in said
     assert pod.stats.calls == {"answered": 1}
 
 
-async def test_an_sglang_without_the_method_is_not_answered_for(pod: GrpcPod) -> None:
+async def test_the_grpc_front_does_not_answer_for_sglang_without_the_method(pod: GrpcPod) -> None:
     with pytest.raises(aio.AioRpcError) as raised:
         await pod.unary("/sglang.runtime.v1.SglangService/GetServerInfo")
     assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert pod.stats.calls == {"passed": 1}
 
 
-async def test_what_the_engine_refuses_is_refused(pod: GrpcPod) -> None:
+async def test_the_grpc_front_forwards_a_refusal_of_the_engine(pod: GrpcPod) -> None:
     pod.api.answers[SOURCES] = grpc.StatusCode.PERMISSION_DENIED
     with pytest.raises(aio.AioRpcError) as raised:
         await pod.unary(SOURCES)
@@ -169,7 +171,7 @@ async def test_what_the_engine_refuses_is_refused(pod: GrpcPod) -> None:
     assert pod.stats.calls == {"passed": 1}
 
 
-async def test_a_rank_that_kvbus_has_not_is_an_error(pod: GrpcPod) -> None:
+async def test_a_rank_that_kvbus_does_not_read_is_an_error(pod: GrpcPod) -> None:
     pod.api.answers[SOURCES] = source(0) + source(1)
     with pytest.raises(aio.AioRpcError) as raised:
         await pod.unary(SOURCES)
@@ -180,7 +182,7 @@ async def test_a_rank_that_kvbus_has_not_is_an_error(pod: GrpcPod) -> None:
     assert pod.stats.calls == {"unanswered": 1}
 
 
-async def test_a_wildcard_is_the_host_that_was_asked() -> None:
+async def test_a_wildcard_endpoint_becomes_the_address_that_the_client_reached() -> None:
     (port,) = free_ports(1)
     async with running_grpc_pod(output={"endpoint": f"tcp://*:{port}", "replay_endpoint": None}) as pod:
         pod.api.answers[SOURCES] = source(0)

@@ -53,7 +53,9 @@ POST = b"POST /x HTTP/1.1\r\nHost: e\r\n"
         POST + b"Connection: close\r\nExpect: something-else\r\nContent-Length: 0\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(pod: Pod, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_front_refuses_and_counts_invalid_requests(
+    pod: Pod, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = await pod.answer(said)
     status = int(answer.split(b" ", 2)[1])
     assert status in {400, 417, 501}
@@ -65,7 +67,7 @@ async def test_what_is_no_request_is_refused(pod: Pod, said: bytes, caplog: pyte
 
 
 @pytest.mark.parametrize("rest", [b"", b"zz\r\n" + HIDDEN])
-async def test_a_body_that_does_not_go_on_is_not_the_engines_fault(
+async def test_an_incomplete_request_body_is_an_error_of_the_client(
     rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the rest of a request's body is missing or invalid, the front reports an error of the client, not of the
@@ -84,7 +86,7 @@ async def test_a_body_that_does_not_go_on_is_not_the_engines_fault(
         assert pod.api.seen == []
 
 
-async def test_requests_one_behind_the_other_are_answered_in_order(pod: Pod) -> None:
+async def test_the_front_answers_pipelined_requests_in_order(pod: Pod) -> None:
     first = POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n0\r\n\r\n"
     answer = await pod.answer(first + POST + b"Content-Length: 3\r\n\r\ntwo" + GOOD)
     assert answer.count(b"HTTP/1.1 200 OK") == 3
@@ -92,13 +94,15 @@ async def test_requests_one_behind_the_other_are_answered_in_order(pod: Pod) -> 
 
 
 @pytest.mark.parametrize("said", [b"/\xff\xfe HTTP/1.1\r\nHost: e\r\n", b"/ HTTP/1.1\r\nHost: e\r\nX: \xff\xe9\r\n"])
-async def test_bytes_that_are_no_text_are_handed_on_or_refused(pod: Pod, said: bytes) -> None:
+async def test_the_front_forwards_or_refuses_bytes_that_are_not_text(pod: Pod, said: bytes) -> None:
     answer = await pod.answer(b"GET " + said + b"Connection: close\r\n\r\n")
     assert answer.split(b" ", 2)[1] in {b"200", b"400"}
     assert (await pod.answer(GOOD)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_half_a_request_ends_in_time(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_front_closes_connections_with_an_incomplete_request_head(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "IDLE", 0.2)
     async with running_pod() as hasty:
         for said in (b"", b"GET / HT", POST + b"Content-Length: 5\r\n\r\nab"):
@@ -112,7 +116,7 @@ async def test_half_a_request_ends_in_time(pod: Pod, monkeypatch: pytest.MonkeyP
         assert hasty.stats.http_closed == {"slow": 2}
 
 
-async def test_no_more_connections_than_there_may_be() -> None:
+async def test_the_front_closes_idle_connections_at_max_connections() -> None:
     """At the limit the front closes idle connections, but not those that wait for an answer."""
     async with running_pod({"max_connections": 3}) as pod:
         think = b"GET /think HTTP/1.1\r\nHost: e\r\n\r\n"
@@ -131,7 +135,7 @@ async def test_no_more_connections_than_there_may_be() -> None:
             each.close()
 
 
-async def test_a_bug_is_logged_as_one(
+async def test_a_bug_in_the_front_is_logged_and_answered_with_500(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "PATHS", None)

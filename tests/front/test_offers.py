@@ -39,7 +39,7 @@ SEVERAL: list[dict[str, Any]] = [
 ]
 
 
-def test_each_rank_has_the_endpoints_of_its_slot():
+def test_the_front_offers_each_rank_the_endpoints_of_its_slot():
     outputs = [LIVE, {"name": "y", "endpoint": "tcp://*:7000", "replay_endpoint": "tcp://*:7100"}]
     observed = BusState(sources=SEVERAL, outputs=outputs, front={"source": "b", "output": "y"})
     assert observed.offers() == {
@@ -56,12 +56,12 @@ def test_each_rank_has_the_endpoints_of_its_slot():
         ({"topic": "kv@{source}/{rank}", "layout": "per_topic", "endpoint": "tcp://*:7000"}, ["kv@b/0", "kv@b/1"]),
     ],
 )
-def test_the_topic_is_the_one_that_leaves(output: dict[str, Any], topics: list[str | None]):
+def test_the_front_offers_the_topic_under_which_kvbus_sends(output: dict[str, Any], topics: list[str | None]):
     observed = BusState(sources=[SEVERAL[1]], outputs=[output])
     assert [offer.topic for _, offer in sorted(observed.offers().items())] == topics
 
 
-def test_a_source_that_is_not_there_is_not_offered():
+def test_the_front_does_not_offer_a_source_that_does_not_exist():
     observed = BusState(1, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
     assert list(observed.offers()) == [0]
     observed = BusState(0, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
@@ -69,7 +69,7 @@ def test_a_source_that_is_not_there_is_not_offered():
         observed.offers()
 
 
-def test_two_engines_that_were_found_could_both_be_it():
+def test_the_front_needs_a_source_name_if_it_finds_two_engines():
     observed = BusState(sources=[SEVERAL[0]], outputs=[LIVE])
     both = BusState(sources=SEVERAL, outputs=[LIVE], front={"source": "a"})
     observed.config, observed.streams = both.config, both.streams
@@ -77,7 +77,7 @@ def test_two_engines_that_were_found_could_both_be_it():
         observed.offers()
 
 
-def test_ranks_that_were_found_cannot_share_a_stream():
+def test_the_front_cannot_offer_one_merged_stream_for_several_ranks():
     observed = BusState(sources=[SEVERAL[0]], outputs=[{"layout": "merged"}])
     both = BusState(sources=SEVERAL, outputs=[{"layout": "merged"}], front={"source": "a"})
     observed.config, observed.streams = both.config, {1: both.streams[1], 2: both.streams[2]}
@@ -86,7 +86,7 @@ def test_ranks_that_were_found_cannot_share_a_stream():
 
 
 @pytest.mark.parametrize(("front", "host"), [({}, "127.0.0.1"), ({"host": "pod.example"}, "pod.example")])
-async def test_who_asks_is_given_an_address_that_he_reaches(
+async def test_the_front_offers_an_address_that_the_client_can_reach(
     front: dict[str, Any], host: str, client: aiohttp.ClientSession
 ):
     async with running_pod(front) as pod:

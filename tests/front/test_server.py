@@ -22,7 +22,7 @@ HEAD = b"Host: engine.example:8000\r\nConnection: close\r\n"
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "PROPFIND"])
-async def test_a_request_arrives_as_it_was_sent(pod: Pod, method: str) -> None:
+async def test_the_front_forwards_a_request_unchanged(pod: Pod, method: str) -> None:
     path = b"/a%2Fb/../c//d;e=1?x=%20y&x=&z=%C3%A4"
     fields = b"X-Twice: 1\r\nx-twice: 2\r\nAuthorization: Bearer k\r\nX-Forwarded-For: 10.0.0.9\r\n"
     body = b"Content-Length: 4\r\n\r\nbody"
@@ -41,14 +41,14 @@ async def test_a_request_arrives_as_it_was_sent(pod: Pod, method: str) -> None:
     assert pod.stats.requests == {"passed": 1}
 
 
-async def test_headers_of_the_connection_stay_on_it(pod: Pod) -> None:
+async def test_the_front_does_not_forward_headers_of_the_connection(pod: Pod) -> None:
     named = b"Connection: close, X-Mine, Content-Length, Host\r\nKeep-Alive: 5\r\nTE: trailers\r\nX-Mine: 1\r\n"
     await pod.answer(b"POST /x HTTP/1.1\r\nHost: e\r\nContent-Length: 1\r\nUpgrade: h2c\r\n" + named + b"\r\nz")
     ((_, _, headers, body),) = pod.api.seen
     assert (headers, body) == ([("Host", "e"), ("Content-Length", "1")], b"z")
 
 
-async def test_an_answer_arrives_as_it_was_given(pod: Pod) -> None:
+async def test_the_front_forwards_an_answer_unchanged(pod: Pod) -> None:
     """The front forwards an answer without adding a header: no date, no server and no content type."""
     raw = b"HTTP/1.1 207 Odd Words\r\nset-cookie: a\r\nset-cookie: b\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n\0\1\2"
 
@@ -68,7 +68,7 @@ async def test_an_answer_arrives_as_it_was_given(pod: Pod) -> None:
     assert (lines, body) == (raw.partition(b"\r\n\r\n")[0].split(b"\r\n"), b"\0\1\2")
 
 
-async def test_each_part_of_a_stream_is_sent_at_once(pod: Pod, client: aiohttp.ClientSession) -> None:
+async def test_the_front_forwards_each_part_of_a_stream_at_once(pod: Pod, client: aiohttp.ClientSession) -> None:
     pod.api.parts = [b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"]
     parts = list(pod.api.parts)
     async with client.get(f"{pod.url}/stream") as answer:
@@ -80,7 +80,7 @@ async def test_each_part_of_a_stream_is_sent_at_once(pod: Pod, client: aiohttp.C
     await eventually(lambda: pod.stats.requests["passed"] == 1, "counted")
 
 
-async def test_an_answer_that_breaks_off_is_seen_to_break_off(pod: Pod, client: aiohttp.ClientSession) -> None:
+async def test_a_client_sees_that_the_engine_breaks_off_an_answer(pod: Pod, client: aiohttp.ClientSession) -> None:
     pod.api.parts = [b"data: 1\n\n", b""]
     async with client.get(f"{pod.url}/stream") as answer:
         pod.api.step.release()
@@ -92,7 +92,7 @@ async def test_an_answer_that_breaks_off_is_seen_to_break_off(pod: Pod, client: 
 
 
 @pytest.mark.parametrize("path", ["/think", "/stream"])
-async def test_a_client_that_goes_takes_its_request_along(pod: Pod, path: str) -> None:
+async def test_the_front_ends_the_engines_request_if_its_client_disconnects(pod: Pod, path: str) -> None:
     pod.api.parts = [b"data: 1\n\n", b"data: 2\n\n"]
     pod.api.step.release()
     reader, writer = await pod.say(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: e\r\n\r\n")
@@ -105,7 +105,7 @@ async def test_a_client_that_goes_takes_its_request_along(pod: Pod, path: str) -
     await eventually(lambda: pod.stats.requests["client_gone"] == 1, "counted")
 
 
-async def test_a_body_is_taken_no_faster_than_the_engine_takes_it(pod: Pod, client: aiohttp.ClientSession) -> None:
+async def test_the_front_reads_a_body_only_as_fast_as_the_engine(pod: Pod, client: aiohttp.ClientSession) -> None:
     size, sent = 64 * 1024 * 1024, 0
 
     async def body():
@@ -126,7 +126,7 @@ async def test_a_body_is_taken_no_faster_than_the_engine_takes_it(pod: Pod, clie
     assert pod.api.taken == sent == size
 
 
-async def test_an_answer_is_read_no_faster_than_the_client_reads(pod: Pod) -> None:
+async def test_the_front_reads_an_answer_only_as_fast_as_the_client(pod: Pod) -> None:
     part = bytes(65_536)
     pod.api.parts = [part] * 1024
     for _ in pod.api.parts:
@@ -146,7 +146,7 @@ async def test_an_answer_is_read_no_faster_than_the_client_reads(pod: Pod) -> No
     assert got > 1024 * 65_536
 
 
-async def test_a_client_that_asks_whether_it_may_send_is_told_to(pod: Pod) -> None:
+async def test_the_front_answers_expect_with_100_continue(pod: Pod) -> None:
     ask = b"POST /x HTTP/1.1\r\n" + HEAD + b"Content-Length: 4\r\nExpect: 100-continue\r\n\r\n"
     reader, writer = await pod.say(ask)
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -157,7 +157,7 @@ async def test_a_client_that_asks_whether_it_may_send_is_told_to(pod: Pod) -> No
     assert "Expect" not in dict(pod.api.seen[0][2])
 
 
-async def test_an_engine_that_is_away_is_said_to_be(client: aiohttp.ClientSession) -> None:
+async def test_the_front_answers_with_502_if_the_engine_is_down(client: aiohttp.ClientSession) -> None:
     async with running_pod({"engine": "http://127.0.0.1:1"}) as pod:
         for path in ("/v1/models", "/kv_event_sources"):
             async with client.get(pod.url + path) as answer:
@@ -167,7 +167,7 @@ async def test_an_engine_that_is_away_is_said_to_be(client: aiohttp.ClientSessio
         assert pod.stats.requests == {"engine_down": 2}
 
 
-async def test_a_websocket_is_refused_and_said_to_be(pod: Pod, client: aiohttp.ClientSession) -> None:
+async def test_the_front_refuses_a_websocket_with_a_message(pod: Pod, client: aiohttp.ClientSession) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
         await client.ws_connect(f"{pod.url}/v1/realtime")
     assert refused.value.status == 501
@@ -177,7 +177,7 @@ async def test_a_websocket_is_refused_and_said_to_be(pod: Pod, client: aiohttp.C
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith("kvbus forwards only HTTP")
 
 
-async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientSession) -> None:
+async def test_the_front_forwards_refusals_of_the_engine(pod: Pod, client: aiohttp.ClientSession) -> None:
     """The front forwards the engine's refusals and errors unchanged, because the engine decides which clients may
     ask.
     """
@@ -203,7 +203,7 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
         (b" " * (server.MAX_ANSWER + 1), "more than 4194304 bytes"),
     ],
 )
-async def test_what_cannot_be_said_is_an_error(
+async def test_the_front_answers_with_an_error_if_it_cannot_name_kvbus(
     pod: Pod, client: aiohttp.ClientSession, answer: bytes, wrong: str
 ) -> None:
     """The front answers with an error if it cannot name kvbus's endpoints in an engine's answer.
@@ -217,13 +217,13 @@ async def test_what_cannot_be_said_is_an_error(
     assert pod.stats.requests == {"unanswered": 1}
 
 
-async def test_a_port_that_is_taken_stops_the_start(pod: Pod) -> None:
+async def test_a_used_port_of_the_front_prevents_the_start(pod: Pod) -> None:
     with pytest.raises(BindError, match=f"front 127.0.0.1:{pod.port}"):
         async with running_pod({"listen": f"127.0.0.1:{pod.port}"}):
             pass
 
 
-async def test_the_end_of_kvbus_ends_what_is_under_way(client: aiohttp.ClientSession) -> None:
+async def test_the_end_of_kvbus_ends_open_requests_of_the_front(client: aiohttp.ClientSession) -> None:
     async with running_pod() as pod:
         reader, writer = await pod.say(b"GET /think HTTP/1.1\r\nHost: e\r\n\r\n")
         await asyncio.wait_for(pod.api.asked.wait(), 60)

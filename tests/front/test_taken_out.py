@@ -12,7 +12,7 @@ FRONT = ("--set", "front={listen: '127.0.0.1:8000', engine: 'http://127.0.0.1:80
 FRONT_GRPC = ("--set", "front_grpc={listen: '127.0.0.1:50051', engine: '127.0.0.1:50052'}")
 
 
-def test_without_the_front_the_rest_is_as_it_was(tmp_path: Path) -> None:
+def test_kvbus_works_without_the_front(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     folder = tree.root / "kvbus" / "parts" / "front"
     assert (folder / "server.py").exists()
@@ -24,7 +24,7 @@ def test_without_the_front_the_rest_is_as_it_was(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 2
 
 
-def test_without_its_grpc_part_it_is_as_it_was(tmp_path: Path) -> None:
+def test_the_http_front_works_without_the_grpc_front(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     (tree.root / "kvbus" / "parts" / "front" / "grpc.py").unlink()
     assert tree.root / "kvbus" / "parts" / "front" / "server.py" in tree.modules()
