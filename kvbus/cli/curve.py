@@ -1,4 +1,4 @@
-"""The CURVE options of commands that connect to a publisher, and the reader of the key files that they name."""
+"""The CURVE options of commands that connect to a publisher, and the function that reads the key files named there."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Source:
     def recent(self) -> dict[str, int]:
         """Return the counts of refused messages for the reasons that occurred recently.
 
-        Recently means in the last `RECENT_S` seconds or since the last tick.
+        A reason is recent if a message was refused for it after the last tick, or up to `RECENT_S` seconds before it.
         """
         return {
             reason: count

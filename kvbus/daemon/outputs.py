@@ -88,9 +88,9 @@ class Outputs:
 
 
 def _optional(output: OutputConfig) -> frozenset[str]:
-    """Return the optional parts that an output has, such as ``replay``.
+    """Return the names of the optional features that an output uses, such as ``replay``.
 
-    For this output, kvbus shows no metrics about the parts that it lacks.
+    kvbus shows no metrics of this output about features that the output does not use.
     """
     parts_there = {
         "log": output.log is not None,

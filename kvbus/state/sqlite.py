@@ -393,7 +393,7 @@ def files(directory: Path) -> dict[str, int]:
 
 
 def delete_refused(directory: Path) -> list[str]:
-    """Delete the files of refused states, which were moved aside.
+    """Delete the files of states that kvbus could not use at an earlier start and therefore moved aside.
 
     Return the files that cannot be deleted, with the reasons.
     """

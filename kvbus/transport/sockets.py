@@ -213,7 +213,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect a socket of the client library, in which a malformed endpoint is a ValueError.
+    """Bind or connect a socket of the client library. For a malformed endpoint, raise a ValueError.
 
     Raises:
         BindError: the endpoint is in use, or not an address of this machine.

@@ -154,9 +154,9 @@ async def _refuse(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _wire(cell: Cell, fault: Fault) -> str | None:
-    """Drop, double or swap single batches on a link.
+    """Drop, double or swap single batches on a link. Return a text with the number of these batches.
 
-    Wait until the traffic has brought enough batches for the fault.
+    Wait until the traffic has brought enough batches for the fault. Return None if the traffic ends before that.
     """
     wire = _link(cell, fault).wire
     if fault.kind == "drop":

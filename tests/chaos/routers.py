@@ -1,4 +1,4 @@
-"""A handle by which the campaign starts a router process, and sends requests to it."""
+"""A handle by which the chaos campaign starts a router process, and sends requests to it."""
 
 from __future__ import annotations
 

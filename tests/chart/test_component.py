@@ -100,7 +100,7 @@ def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) 
 
 
 def pods(node: Any) -> Iterator[Any]:
-    """Return every pod spec in an object that has the kvbus sidecar."""
+    """Yield each pod spec with the kvbus sidecar that a Kubernetes object contains."""
     if isinstance(node, dict):
         if any(each.get("name") == "kvbus" for each in node.get("initContainers", [])):
             yield node

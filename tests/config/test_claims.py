@@ -1,4 +1,7 @@
-"""Tests that kvbus accepts configurations in which equal addresses or ports do not contradict each other."""
+"""Tests for configurations in which several entries name the same address or port.
+
+kvbus accepts them if there is no conflict, for example if the port is used on two different hosts.
+"""
 
 from __future__ import annotations
 

@@ -41,10 +41,10 @@ class LoggedScript(Script):
         return self
 
     def resumed(self, *, checkpoint: bool = False) -> Relay:
-        """Return the relay of a new process that loads the state at the script's start and this relay's write-ahead
-        log.
+        """Return the relay of a new process, which loads the checkpoint that was made at the script's start, and then
+        applies this relay's write-ahead log.
 
-        With ``checkpoint``, the new process loads a checkpoint of the present state instead.
+        With ``checkpoint``, the new process loads a checkpoint of the present state instead, and applies no log.
         """
         assert self.relay.records is not None
         body, payloads = self.relay.records.take()

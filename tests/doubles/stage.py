@@ -33,7 +33,7 @@ Place = tuple[int, int]
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
     """Make kvbus split a state into batches of ``blocks`` blocks, so that small states have several batches.
 
-    If a state may use fewer seqs than it would then have batches, a batch has up to ``most`` blocks.
+    If these batches need more seqs than the state may use, a batch has up to ``most`` blocks.
     """
     patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
     if most is not None:

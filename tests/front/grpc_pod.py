@@ -41,7 +41,8 @@ def message(**fields: bytes | int) -> bytes:
 class GrpcApi:
     """A double of an engine's gRPC API, with answers that are difficult to forward.
 
-    ``answers`` are the answers by method. Each release of ``step`` sends one more message of a stream.
+    ``answers`` are the answers by method. The semaphore ``step`` lets a test send the messages of a stream one by one:
+    each call of ``step.release()`` sends the next message.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """Tests for kvbus's HTTP server at the protocol level.
 
-They test the order of answers, headers, errors, other protocols, the shutdown, and removed paths.
+They test answers to several requests in their order, headers, errors, requests for other protocols, the shutdown, and
+removed paths.
 """
 
 from __future__ import annotations

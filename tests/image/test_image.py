@@ -240,7 +240,7 @@ def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_pa
 def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path, state_dir: str) -> None:
     """A second container continues with the state of the first.
 
-    The state is on a volume, which `state_dir: auto` finds, too.
+    The state is in a directory on a volume. kvbus gets the directory's path, or finds it with `state_dir: auto`.
     """
     state = tmp_path / "state"
     state.mkdir(mode=0o700)

@@ -21,9 +21,9 @@ SAME = "one-model"
 
 
 def named(**hashes: list[int]) -> Named:
-    """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
+    """Return the hashes of each worker's blocks. The key of a hash is a digest of the prompt up to the block's end.
 
-    ``hashes`` has, for each worker, the hashes that the worker gives to the blocks of one prompt.
+    Each worker holds the first blocks of the same prompt. ``hashes`` has the hashes of these blocks, by worker.
     """
     index = PrefixIndex[Worker]()
     for name, blocks in hashes.items():

@@ -110,7 +110,8 @@ REPLAYS: Final = 'kvbus_replay_requests_total{outcome="complete",output="routers
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
     """Compare the indexer's index with the engine's cache at the end of the capture.
 
-    The comparison is by hash and tier, or, without integer hashes, by queries of prompts.
+    Blocks are compared by hash and tier. If the engine's hashes are not integers, kvbus sends other hashes. The
+    indexer is then asked for each block's prompt instead, and has the block if it finds the complete prompt.
     """
     held = indexer.blocks(model)
     if capture.by_hash:

@@ -59,7 +59,10 @@ class Plane:
     made: int = 0
 
     def place(self, at: int, count: int = 1) -> None:
-        """Send the first prompt of ``count`` new sessions to one worker, so that it caches their prefixes."""
+        """Send the first prompt of ``count`` new sessions to one worker, so that it caches their prefixes.
+
+        ``at`` is the worker's position in ``workers``.
+        """
         for _ in range(count):
             session = Session(self.made)
             self.made += 1

@@ -48,7 +48,7 @@ LONG = 8192
 
 
 def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """Return the answers that the double of SGLang's gRPC API gives to the worker, by method."""
+    """Return the answers that the double of SGLang's gRPC API gives to Dynamo's worker, by method."""
     live, replay = (int(each.rpartition(":")[2]) for each in (bus.engine, bus.engine_replay))
     events = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": live, "replay_endpoint_port_base": replay}
     info = {
@@ -68,7 +68,9 @@ def sglang(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
 
 
 def trtllm(bus: Bus, model: str) -> dict[str, bytes | grpc.StatusCode]:
-    """Return the answers that the double of TensorRT-LLM's gRPC API (OpenEngine) gives to the worker, by method."""
+    """Return the answers that the double of TensorRT-LLM's gRPC API (OpenEngine) gives to Dynamo's worker, by
+    method.
+    """
     port = int(bus.engine.rpartition(":")[2])
     endpoint = message(f1=b"127.0.0.1", f2=port, f3=b"tcp")
     source = message(f1=b"zmq", f2=endpoint, f4=bus.engine_replay.encode(), f5=0, f6=b"msgpack", f7=1)

@@ -60,7 +60,10 @@ if TYPE_CHECKING:
 
 
 def library(name: str, logs: Path, lifetime: int = LIFETIME) -> Library | None:
-    """Return the library of this name, or None if its program was not built. The program on libzmq only subscribes."""
+    """Return the ZeroMQ library of this name with its test program, or None if the program was not built.
+
+    The program on libzmq can only subscribe.
+    """
     if name == "libzmq":
         return Library(name, python("tests.interop.programs.libzmq"), logs, lifetime)
     home = os.environ.get(HOME_ENV)

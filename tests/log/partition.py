@@ -104,7 +104,7 @@ def run(*command: str) -> None:
 
 
 def routes() -> None:
-    """Configure this network namespace to forward packets between the members' namespaces."""
+    """Configure this network namespace to forward packets between the network namespaces of the log's servers."""
     run("ip", "link", "set", "lo", "up")
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 

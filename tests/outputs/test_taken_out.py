@@ -44,7 +44,7 @@ class Tree:
         return folder if folder.exists() else folder.with_suffix(".py")
 
     def take_out(self, kind, name):
-        """Remove an optional part of kvbus from the copy. Return the paths of its modules."""
+        """Remove an optional part of kvbus from this copy of the source tree. Return the paths of its modules."""
         part = self.part(kind, name)
         files = set(part.rglob("*.py")) if part.is_dir() else {part}
         shutil.rmtree(part) if part.is_dir() else part.unlink()

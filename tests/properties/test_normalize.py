@@ -94,7 +94,10 @@ class Model:
         return [node for (g, m, node), n in self.copies.items() if n and (g, m) == (group, NAMES[medium])][:count]
 
     def clear(self, *, again=False):
-        """Clear the GPU's blocks. With ``again``, clear the other tiers, as the second clear in a batch does."""
+        """Clear the GPU's blocks. With ``again``, clear the blocks of the other tiers instead.
+
+        A batch may have two clears: the first one means the GPU, the second one the other tiers.
+        """
         for key in list(self.copies):
             if self.clears_all or (key[1] == "GPU") != again:
                 del self.copies[key]
@@ -518,7 +521,10 @@ def test_every_event_is_accounted_for(batches):
 
 
 def test_the_tree_of_this_model_is_one():
-    """Check the model itself: it distinguishes prefixes and splits nodes. Otherwise the tests above could not fail."""
+    """Check `Radix`, the model of an engine with a radix tree: it distinguishes prefixes and splits nodes.
+
+    Without such nodes, the tests that use the model would find no defect.
+    """
     radix = Radix()
     kinds = [event["type"] for pages in ([0, 1, 2], [0, 1, 1], [0, 0]) for event in radix.insert(pages)]
     assert kinds.count("BlockRemoved") == 2

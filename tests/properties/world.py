@@ -122,7 +122,7 @@ def path(block: int) -> list[int]:
 class Engine:
     """A model of an engine's publisher and cache, without I/O.
 
-    `tests.doubles` explains how it differs from the simulator.
+    `tests.doubles` explains how it differs from :mod:`kvbus.tools.sim`, the simulated engine that users can run.
     """
 
     def __init__(self, kind: str, setup: Setup, rank: int) -> None:

@@ -41,7 +41,8 @@ class Point(NamedTuple):
         what: what has happened since the last quiet point.
         blocks: number of the engine's blocks.
         copied: number of the engine's blocks with several copies.
-        removed: blocks whose removal the early router has read since the last quiet point.
+        removed: number of removed blocks that the early router has read since the last quiet point. The early router
+            reads the stream during the complete case.
         scores: scores of kvbus and of the routers.
         seconds: duration until everything was equal, or until the comparison was given up.
     """

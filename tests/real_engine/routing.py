@@ -61,8 +61,8 @@ class Routed:
         cached: prompt tokens that the engines had in their caches.
         best: prompt tokens that the best choices of engines would have found.
         prompts: tokens of all prompts.
-        held_after: ``held`` in the two turns after the restart.
-        landed_after: ``landed`` in the two turns after the restart.
+        held_after: ``held`` in the two turns after the restart of the vLLM router.
+        landed_after: ``landed`` in the two turns after the restart of the vLLM router.
     """
 
     events: str

@@ -141,8 +141,11 @@ async def test_routers_wait_for_the_start_and_for_no_engine() -> None:
 
 
 async def test_the_others_notice_nothing():
-    """Engines a and c publish while the sources change: b is removed, d is added, b returns in another slot, and b's
-    engine changes.
+    """Engines a and c publish while other sources change, and the routers of a and c are neither disconnected nor
+    lose a
+    batch.
+
+    The changes: b is removed, d is added, b returns in another slot, and b's name goes to another engine.
     """
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
         relay, a, c = fleet.daemon.relay, fleet.router(0), fleet.router(2)

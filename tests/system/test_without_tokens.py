@@ -39,7 +39,10 @@ def batch(block: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def relayed(token_ids: str) -> AsyncIterator[tuple[Bus, str]]:
-    """Yield a bus that has relayed 40 batches, and the address of its snapshot endpoint."""
+    """Yield a bus that has relayed 40 batches, and the address of its snapshot endpoint.
+
+    ``token_ids`` is the value of the output's setting of this name.
+    """
     snapshots = f"tcp://127.0.0.1:{free_port()}"
     output = {"token_ids": token_ids, "snapshot_endpoint": snapshots, "journal_batches": 10, "on_subscribe": "state"}
     async with running_bus(output=output) as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:

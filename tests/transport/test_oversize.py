@@ -23,8 +23,9 @@ def filled(n: int) -> bytes:
 
 
 async def test_an_oversize_batch_is_counted_and_later_batches_are_relayed():
-    """Only the oversize batch is lost. kvbus relays all other batches, also those published while the connection
-    was down.
+    """Only the oversize batch is lost, although libzmq closes the connection because of it.
+
+    kvbus connects again, and also relays the batches that were published while it was not connected.
     """
     assert len(HUGE) > LIMIT
     async with (

@@ -62,7 +62,10 @@ def probes(port: int, *, accepted: bool) -> list[float | None]:
 
 
 async def probed(port: int, *, accepted: bool) -> None:
-    """Wait until the only connection to a port has a keepalive timer of at most `IDLE_S` seconds."""
+    """Wait until the only connection to a port has a keepalive timer of at most `IDLE_S` seconds.
+
+    With ``accepted``, the timer of the accepting end counts, otherwise the timer of the connecting end.
+    """
 
     def settled() -> bool:
         seconds = probes(port, accepted=accepted)

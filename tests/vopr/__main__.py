@@ -27,7 +27,11 @@ def say(line: str) -> None:
 
 
 def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float) -> str:
-    """Return a failed run as a script that repeats it. Its plan is shortened for at most ``seconds`` seconds."""
+    """Return a script that repeats a failed run.
+
+    The plan is the list of the run's faults. For up to ``seconds`` seconds, this function removes faults that are not
+    needed for the failure.
+    """
     short = plans.shrink(seed, plan, error, seconds) if seconds else plan
     _, again = plans.run(seed, short)
     return f"# {type(again).__name__}: {again}\n{plans.text(seed, short)}"
@@ -45,7 +49,7 @@ class Longest:
         self.worst = 0.0
 
     def take(self, world: World) -> None:
-        """Add the times in which routers became exact in a finished world."""
+        """Add a finished world's times, each from the beginning of faults until all routers were exact again."""
         for seconds, faults in world.times:
             self.worst = max(self.worst, seconds)
             if len(faults) == 1:

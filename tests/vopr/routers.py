@@ -191,7 +191,7 @@ class Router:
             self._disconnected()
 
     def hold(self, *, up: bool) -> None:
-        """Stop or resume delivering bytes on the link of the live connection."""
+        """Stop the delivery of bytes on the link of the live connection. If ``up`` is true, resume it instead."""
         if self.sub is not None:
             self.sub.hold(up=up)
 

@@ -248,9 +248,10 @@ def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
     ],
 )
 def test_all_groups_on_request(capture, masked):
-    """With ``groups: all``, routers also have the blocks of groups without prefix caching.
+    """With ``groups: all``, routers get the blocks of all groups, not only of groups with prefix caching.
 
-    ``masked`` is the number of the capture's stores with masked blocks, which kvbus sends without tokens.
+    ``masked`` is the number of the capture's stores in which vLLM leaves out the hashes of some blocks (masked blocks).
+    kvbus sends the other blocks of such a store without tokens.
     """
     played = Played(capture, groups="all")
     assert {key[0] for key in played.router.blocks} == {0, 1}

@@ -135,7 +135,7 @@ class _Contents:
                 cleared = False
 
     def make(self, plan: Plan) -> Iterator[bytes]:
-        """Yield the encoded batch of a plan.
+        """Yield one batch of the snapshot, encoded. ``plan`` is the batch's content, from :meth:`plans`.
 
         Each ``b""`` before the batch is a pause, in which the caller may do other work.
         """

@@ -357,7 +357,7 @@ class Index:
     def names(self) -> Iterator[Hash]:
         """Yield the hashes by which routers know the live blocks.
 
-        A hash that is in several tables comes several times.
+        A table has the blocks of one group on one medium. A hash that is in several tables is yielded several times.
         """
         for table in self.tables.values():
             yield from table.refs
@@ -395,7 +395,7 @@ class Index:
         return last
 
     def merge_overlays(self) -> None:
-        """Merge the layers of every table that no reader shares any more, see :meth:`Table.merge_overlay`."""
+        """Merge the layers of every table that has no frozen copies any more, see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
             table.merge_overlay()
 

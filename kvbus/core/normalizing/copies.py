@@ -40,7 +40,10 @@ class Copies:
         self._stats = stats
 
     def store(self, table: Table, chunk: Chunk) -> None:
-        """Count a copy of each block of a store that is live already. At least one of its blocks must be live."""
+        """For each block of a store that is live already, count one more copy.
+
+        At least one of the blocks must be live.
+        """
         live = [block for block in chunk.hashes if block in table.blocks]
         for block in live:
             self.add(table, block, 1)

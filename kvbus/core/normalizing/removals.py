@@ -214,9 +214,10 @@ def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
-    """Return whether an engine's removal has the same medium and group as kvbus's own removal of this chunk's blocks.
+    """Return whether an engine's removal has the same form as kvbus's own removal of this chunk's blocks would have.
 
-    The result is False if the tokens of the blocks are unknown: kvbus marks the removal of such blocks.
+    It has the same form if medium and group are the same and the tokens of the blocks are known. Without known tokens,
+    kvbus's removal is of the type HashOnlyRemoved, which no engine sends.
     """
     meta = chunk.meta
     return meta.medium == event.medium and meta.group_idx == event.group_idx and not chunk.hash_only

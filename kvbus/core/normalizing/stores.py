@@ -134,10 +134,10 @@ class StoreApplier:
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:
         """Remove live blocks with unknown tokens from the index if this store has their tokens.
 
-        The caller then announces them with tokens.
+        The caller then stores and announces these blocks with tokens.
 
         Returns:
-            For each removed block, the number of its copies, without the copy that the caller stores.
+            For each removed block, how many copies of it the engine held before this store.
         """
         copies: dict[Hash, int] = {}
         live = [] if chunk.hash_only else [block for block in chunk.hashes if block in table.blocks]

@@ -81,7 +81,7 @@ def set_aside(event: BlockStored) -> Extras:
 
 
 def typed_readable(fields: Extras) -> Extras:
-    """Replace the values of a store's decoded fields that routers cannot read. Return the original values, by field.
+    """In a store's decoded fields, replace each value that routers cannot read. Return the original values, by field.
 
     The decoded fields are listed in :data:`TYPED`. ``fields`` are all fields of the store, as raw msgpack.
     """

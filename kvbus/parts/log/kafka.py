@@ -216,7 +216,10 @@ class KafkaReader:
 
 
 def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-    """Return the leader of each partition according to the consumer, which reads each partition from its leader."""
+    """Return the leader of each partition according to the consumer; None if the consumer knows no leader.
+
+    The consumer reads each partition from its leader.
+    """
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 

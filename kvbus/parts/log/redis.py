@@ -371,13 +371,13 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Return how many times this method was called. The number stands for the present end of each stream.
+        """Return a number for each stream that stands for the present end of the stream.
 
-        :meth:`reached` returns at least this number for a stream once a read after this call has found the stream's
-        end.
+        The number says how many times this method was called. When a later read has found the end of a stream,
+        :meth:`reached` returns at least this number for the stream.
 
-        The newest position in the stream's hash cannot stand for the end. The stream's writer can store any number
-        there, and then no reader would ever reach it.
+        The stream's newest position, which its writer stores in Redis, cannot stand for the end. The writer can store
+        any number there, and then no reader would ever reach it.
         """
         self._asked += 1
         return dict.fromkeys(self._keys.values(), self._asked)

@@ -86,7 +86,7 @@ In addition, a router can change from every state but ``gone`` to ``idle`` (no s
 
 
 class Router:
-    """A connected router and its state on one stream.
+    """A connected router, and its :class:`RouterState` and position on one stream.
 
     Args:
         peer: the router's connection.

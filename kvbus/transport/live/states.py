@@ -72,7 +72,10 @@ class StateSlots:
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
-        """Record that these routers begin to receive one state. It occupies one of the limited number of slots."""
+        """Record that these routers begin to receive one state, which they share.
+
+        The state counts towards the maximum number of states that are sent at the same time.
+        """
         self._groups += 1
         for router in routers:
             router.group = self._groups
@@ -123,10 +126,10 @@ class StateSlots:
             self._timer = self._loop.call_later(PACE, self._look)
 
     def _find_slow(self, now: float) -> None:
-        """Let routers that have received a state for more than :data:`SLOW_AFTER` seconds count as slow.
+        """Count routers as slow that have been receiving a state for more than :data:`SLOW_AFTER` seconds.
 
-        Their states then occupy slots for slow routers. If these slots are taken, kvbus stops sending them this state,
-        and they wait for a new one.
+        Each such state then counts towards the maximum number of states for slow routers. If it exceeds this number,
+        kvbus stops sending the state, and its routers wait for a new one.
         """
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_slot for routers in groups)

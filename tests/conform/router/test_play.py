@@ -150,7 +150,7 @@ async def test_a_router_at_kvbus_passes_cases_that_it_fails_at_the_engine():
 
 
 class Fixed(Adapter):
-    """A running router that the kit cannot restart. It has a defect: it never removes a block."""
+    """A running router that `kvbus conform` cannot restart. It has a defect: it never removes a block."""
 
     def __init__(self, live: str) -> None:
         self._reader = NeverAsks([live])

@@ -1,5 +1,5 @@
-"""Tests that play some of the cases to real routers, and compare each outcome with its file and with
-docs/spec/matrix.md.
+"""Tests that play some of the cases to real routers, and compare each outcome with the stored one in
+docs/spec/results.
 """
 
 from __future__ import annotations

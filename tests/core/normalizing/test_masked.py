@@ -115,7 +115,7 @@ STEPS = st.one_of(
 
 @given(st.lists(st.lists(STEPS, max_size=5), max_size=12), st.sampled_from(["GPU", "CPU"]))
 def test_routers_hold_the_engines_blocks_after_random_masked_stores(history: Any, second: str):
-    """Routers hold the engine's blocks after random stores with masked blocks.
+    """Routers hold the engine's blocks after random stores with masked blocks, whose hashes the stores leave out.
 
     One chain is stored on two media, in parts of up to four blocks of which any may be masked.
     """

@@ -1,4 +1,6 @@
-"""Tests for the removals that kvbus sends for the removals of one batch, and for their order."""
+"""Tests for the removals that kvbus sends to routers after the engine removed blocks in one batch, and for their
+order.
+"""
 
 import pytest
 

@@ -178,7 +178,7 @@ def test_a_batch_without_blocks_of_the_view_uses_no_seq() -> None:
 def test_an_expired_engine_that_returns_has_its_blocks_in_the_same_views() -> None:
     """After an engine was gone, its blocks are in the same views as before.
 
-    kvbus clears the routers in this time, but remembers which blocks belong to the view.
+    While the engine is gone, kvbus removes its blocks at the routers, but remembers which blocks belong to which view.
     """
     script = Script(replay=True, rights=A)
     a1, b3, a2 = salted("a", [1]), salted("b", [3]), store([2], 1)

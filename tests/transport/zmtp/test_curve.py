@@ -92,7 +92,10 @@ def test_the_handshake_of_the_connecting_side(chunk):
 
 
 def accepted():
-    """Yield the steps of a handshake at the accepting side. A step is a protocol, and the bytes to pass to it next."""
+    """Yield the steps of a handshake at the accepting side.
+
+    A step is kvbus's Protocol object for this connection, and the bytes that it receives next.
+    """
     protocol = accepting(US.accepts(THEM))
     peer = Client(THEM.dials(US), SUB)
     hello = peer.start()
@@ -102,7 +105,10 @@ def accepted():
 
 
 def dialled():
-    """Yield the steps of a handshake at the connecting side. A step is a protocol, and the bytes to pass to it next."""
+    """Yield the steps of a handshake at the connecting side.
+
+    A step is kvbus's Protocol object for this connection, and the bytes that it receives next.
+    """
     protocol = dialling(THEM.dials(US))
     peer = Server(US.accepts(THEM), SUB)
     welcome = take(peer, protocol.data_to_send())

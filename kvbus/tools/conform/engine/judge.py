@@ -339,9 +339,10 @@ class EngineJudge:
             self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
-        """Return the stream with the topic of a message; None if no message had this topic before.
+        """Return the stream to which a message belongs; None if no earlier message had its topic.
 
-        Before the first live message, return the stream of the replay from seq 0, whatever the topic is.
+        Before the first live message, no topic is known. The first live message belongs to the stream that was read by
+        the replay from seq 0.
         """
         return self._streams.get(message.topic) or (None if self._streams else self.stream)
 

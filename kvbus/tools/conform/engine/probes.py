@@ -81,7 +81,7 @@ class Target:
     def of_rank(self, rank: int) -> Target:
         """Return the target of another rank.
 
-        Each of its ports is the port of rank 0 plus the rank, as clause 1.2 requires.
+        Each of its ports is the port of rank 0 plus the rank, as clause 1.2 of docs/spec/kv-events.md requires.
 
         Raises:
             ValueError: an endpoint is malformed, or its port would be above 65535.
