@@ -65,7 +65,7 @@ def variables(of: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_components_sidecar_is_the_charts(name: str) -> None:
+def test_the_sidecar_of_a_component_equals_the_sidecar_of_the_chart(name: str) -> None:
     chart = render({"kvbus": {**PRESETS[name], "model": "qwen", "configFrom": "environment"}})
     template = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]
     (ours,), theirs = template["spec"]["initContainers"], chart.kvbus
@@ -82,7 +82,7 @@ def test_a_components_sidecar_is_the_charts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) -> None:
+def test_a_sidecar_without_a_model_name_is_refused_only_if_its_topics_need_it(name: str) -> None:
     """If a pod has no annotation with the model's name, the kubelet sets KVBUS_MODEL to an empty string.
 
     kvbus refuses the empty name only if the router needs topics that contain the model's name.
@@ -113,7 +113,7 @@ def pods(node: Any) -> Iterator[Any]:
 
 @needs_kustomize
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_an_examples_engine_publishes_to_its_sidecar(example: Path) -> None:
+def test_the_engine_of_each_example_publishes_to_its_sidecar(example: Path) -> None:
     found = [pod for each in built(example) for pod in pods(each)]
     assert found
     for pod in found:
@@ -173,14 +173,14 @@ def pod_specs(node: Any) -> Iterator[Any]:
 
 @needs_kustomize
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_kubernetes_takes_every_pod_of_an_example(example: Path) -> None:
+def test_every_pod_of_an_example_is_valid_for_kubernetes(example: Path) -> None:
     found = [spec for each in built(example) for spec in pod_specs(each)]
     assert found
     for spec in found:
         taken_by_kubernetes(spec)
 
 
-def test_a_pod_with_a_mistake_is_not_taken() -> None:
+def test_the_check_refuses_a_pod_with_a_misspelled_field_or_a_missing_volume() -> None:
     """``taken_by_kubernetes`` must refuse a pod with a misspelled field, and a pod with a mount without its volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     with pytest.raises(kubernetes.utils.ValidationError):
@@ -190,7 +190,7 @@ def test_a_pod_with_a_mistake_is_not_taken() -> None:
         taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMounts": [mount]}]})
 
 
-def test_both_templates_of_the_set_start_one_engine() -> None:
+def test_leader_and_workers_of_the_set_start_engines_with_equal_arguments() -> None:
     """The leader and the workers of a LeaderWorkerSet have the same arguments except for their ranks.
 
     Otherwise vLLM's processes would not find each other.
@@ -211,13 +211,13 @@ def test_both_templates_of_the_set_start_one_engine() -> None:
 
 @needs_platforms
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in DEFINED], ids=lambda path: path.name)
-def test_each_projects_own_definition_takes_what_is_built(example: Path) -> None:
+def test_built_examples_are_valid_for_the_resource_definitions_of_their_projects(example: Path) -> None:
     for each in built(example):
         assert mistakes(each) == []
 
 
 @needs_platforms
-def test_kserves_own_definition_takes_the_service() -> None:
+def test_the_service_is_valid_for_the_resource_definition_of_kserve() -> None:
     assert mistakes(read(KUBERNETES / "platforms" / "kserve" / "service.yaml")) == []
 
 
@@ -259,7 +259,7 @@ def folder(place: Path, workloads: str) -> Path:
 
 
 @needs_kustomize
-def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) -> None:
+def test_the_component_adds_the_sidecar_only_to_labelled_workloads(tmp_path: Path) -> None:
     made = {each["metadata"]["name"]: each for each in built(folder(tmp_path, WORKLOADS))}
     labelled, another, flat, of_kserve = (made[name] for name in ("labelled", "another", "flat", "of-kserve"))
     template = labelled["spec"]["template"]
@@ -278,7 +278,7 @@ def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) 
 
 
 @needs_kustomize
-def test_one_build_may_have_the_component_twice(tmp_path: Path) -> None:
+def test_one_build_may_contain_two_copies_of_the_component(tmp_path: Path) -> None:
     """One kustomize build may include two folders that each have a model and their own copy of the component."""
     for name in ("one", "two"):
         folder(tmp_path / name, WORKLOADS.split("---")[0].replace("name: labelled", f"name: {name}"))
@@ -319,7 +319,7 @@ def post_rendered(manifests: str, **said: str) -> subprocess.CompletedProcess[st
 
 
 @needs_kustomize
-def test_a_chart_that_drops_what_makes_a_sidecar_gets_one_behind_helm() -> None:
+def test_the_post_renderer_adds_a_sidecar_to_the_output_of_another_chart() -> None:
     done = post_rendered(DROPPED, KVBUS_SELECT="model", KVBUS_ROUTER="dynamo", KVBUS_IMAGE="registry.example.com/kvbus")
     assert done.returncode == 0, done.stderr
     service, deployment = documents(done.stdout)
@@ -336,13 +336,13 @@ def test_a_chart_that_drops_what_makes_a_sidecar_gets_one_behind_helm() -> None:
 @pytest.mark.parametrize(
     ("said", "why"), [({}, "no workload of the chart"), ({"KVBUS_ROUTER": "llmd"}, "there are aibrix dynamo")]
 )
-def test_a_release_without_kvbus_is_not_installed_in_silence(said: dict[str, str], why: str) -> None:
+def test_the_post_renderer_fails_if_it_cannot_add_kvbus(said: dict[str, str], why: str) -> None:
     done = post_rendered(DROPPED, **said)
     assert (done.returncode, done.stdout) == (1, "")
     assert why in done.stderr
 
 
-def test_values_for_llm_ds_chart_have_the_components_sidecar() -> None:
+def test_the_values_for_the_llm_d_chart_have_the_sidecar_of_the_component() -> None:
     values = read(KUBERNETES / "platforms" / "llm-d" / "modelservice-values.yaml")
     template = read(KUBERNETES / "component" / "llm-d" / "sidecar.yaml")["template"]
     labels, pod = template["metadata"]["labels"], template["spec"]

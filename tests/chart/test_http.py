@@ -18,14 +18,14 @@ ALL: dict[str, Any] = {
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 
-def test_without_secrets_it_is_as_before() -> None:
+def test_a_release_without_secrets_has_plain_http_probes_and_no_volume() -> None:
     release = render({})
     assert {release.kvbus[probe]["httpGet"].get("scheme") for probe in PROBES} == {None}
     assert not release.all("ClusterRoleBinding")
     assert not any(volume["name"].startswith("kvbus-http") for volume in release.pod["spec"]["volumes"])
 
 
-def test_secrets_are_mounted_where_the_configuration_says() -> None:
+def test_secrets_are_mounted_at_the_paths_of_the_configuration() -> None:
     release = render({"kvbus": {"http": ALL}})
     config, mounts = (
         load(release.one("ConfigMap")["data"]["kvbus.yaml"]),
@@ -42,7 +42,7 @@ def test_secrets_are_mounted_where_the_configuration_says() -> None:
     assert config["http_open"] == "probes"
 
 
-def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
+def test_probes_and_monitors_use_https_if_kvbus_uses_tls() -> None:
     given = {"enabled": True, "endpoint": {"tlsConfig": {"insecureSkipVerify": True}}}
     for http in ({"http": ALL}, {"config": {"http_tls_certificate_file": "/c", "http_tls_key_file": "/k"}}):
         release = render({"kvbus": http, "monitoring": {"podMonitor": given}})
@@ -59,6 +59,6 @@ def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
         ({"config": {"http_open": "probes"}}, "set kvbus.http.open"),
     ],
 )
-def test_contradictions_are_refused(values: dict[str, Any], wrong: str) -> None:
+def test_contradictory_values_for_http_are_refused(values: dict[str, Any], wrong: str) -> None:
     with pytest.raises(Exception, match=wrong):
         render({"kvbus": values})

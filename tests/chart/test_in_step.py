@@ -20,11 +20,11 @@ sync = script("sync")
 
 
 @pytest.mark.parametrize("path", sync.expected(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_file_is_what_it_follows_from(path: Path) -> None:
+def test_each_generated_file_is_up_to_date(path: Path) -> None:
     assert path.read_text() == sync.expected()[path], "out of step: python helm/sync.py"
 
 
-def test_the_copy_of_the_library_has_no_file_of_its_own() -> None:
+def test_the_copy_of_the_library_chart_has_the_same_files() -> None:
     copy = CHART / "charts" / "kvbus-lib"
     assert names(copy) == names(LIBRARY) - {"README.md"}
 
@@ -38,7 +38,7 @@ def test_the_rules_and_the_dashboard_are_copied() -> None:
     assert set(sync.COPIES.values()) <= sync.expected().keys()
 
 
-def test_each_manifest_is_what_the_chart_renders_and_none_is_left_of_a_preset_that_went() -> None:
+def test_the_manifests_are_exactly_those_that_the_chart_renders() -> None:
     rendered = sync.manifests()
     folders = (MANIFESTS / "component", MANIFESTS / "inject")
     assert {path for each in folders for path in each.rglob("*.yaml")} <= rendered.keys()
@@ -46,13 +46,13 @@ def test_each_manifest_is_what_the_chart_renders_and_none_is_left_of_a_preset_th
     assert other == [], "out of step: python helm/sync.py"
 
 
-def test_a_value_without_a_comment_is_found() -> None:
+def test_the_generator_refuses_a_value_without_a_comment() -> None:
     with pytest.raises(ValueError, match=r"a\.b has no comment"):
         list(sync.described("a:\n  b: 1\n"))
     assert list(sync.described("# -- about\n# it\na:\n  b: 1\n")) == [("a", '`{"b": 1}`', "about it")]
 
 
-def test_the_installed_version_is_that_of_the_project() -> None:
+def test_the_installed_version_is_the_version_of_the_project() -> None:
     """`kvbus --version` and the metrics show the installed version.
 
     The test fails in an environment that was installed before the project's version changed.
@@ -73,7 +73,7 @@ def test_charts_and_images_have_the_version_of_the_project() -> None:
     assert tags == {sync.VERSION}
 
 
-def test_a_new_version_is_written_wherever_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_version_is_written_to_every_file_that_names_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {path for path in sync.expected() if sync.VERSION in path.read_text()}
     monkeypatch.setattr(sync, "VERSION", "98.7.6")
     files = sync.expected()
@@ -83,13 +83,13 @@ def test_a_new_version_is_written_wherever_one_is_named(monkeypatch: pytest.Monk
     assert "ARG VERSION=98.7.6\n" in files[ROOT / "Dockerfile"]
 
 
-def test_a_version_that_helm_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_helm_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "VERSION", "1.0.0rc1")
     with pytest.raises(ValueError, match=r"version 1\.0\.0rc1 must be MAJOR\.MINOR\.PATCH"):
         sync.expected()
 
 
-def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
+def test_the_chart_of_a_clone_can_be_packaged_with_its_dependency(tmp_path: Path) -> None:
     """A clone of the project can be installed without `helm dependency build`, because the chart's dependency is in
     charts/.
     """
@@ -100,7 +100,7 @@ def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
         assert "kvbus/templates/workload.yaml" in chart.render({}, name="demo", namespace="ns")
 
 
-def test_a_clone_installs() -> None:
+def test_the_chart_of_a_clone_can_be_installed() -> None:
     release = helm.Config(namespace="ns").install(str(CHART), "demo", {}, dry_run="client")
     assert "kind: Deployment" in release["manifest"]
     assert "port-forward" in release["notes"]
@@ -112,7 +112,7 @@ def documents() -> Iterator[tuple[str, Any]]:
             yield f"{path.name}: {each['kind']}", each
 
 
-def test_kubernetes_takes_the_manifests() -> None:
+def test_the_manifests_are_valid_for_kubernetes() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     found = list(documents())
     assert len(found) >= 2 * 4

@@ -15,7 +15,7 @@ from tests.chart.charts import CASES, Values, container, helm, render
 INDEX: Values = CASES["index"]
 
 
-def test_it_follows_the_kvbus_of_its_pod_and_knows_its_tokens() -> None:
+def test_the_index_follows_the_kvbus_of_its_pod_with_its_token_file() -> None:
     release = render(INDEX)
     index, kvbus = container(release.pod, "index"), release.kvbus
     assert index["image"] == kvbus["image"]
@@ -32,7 +32,7 @@ def test_it_follows_the_kvbus_of_its_pod_and_knows_its_tokens() -> None:
         assert index[probe]["httpGet"] == {"path": path, "port": "kvbus-index"}
 
 
-def test_its_port_is_the_services_and_open_to_routers_alone() -> None:
+def test_the_port_of_the_index_is_in_the_service_and_open_only_to_routers() -> None:
     values = {**INDEX, "index": {"enabled": True, "port": 9999}, "networkPolicy": {"enabled": True}}
     release = render(values)
     ports = {each["name"]: each["port"] for each in release.one("Service")["spec"]["ports"]}
@@ -43,7 +43,7 @@ def test_its_port_is_the_services_and_open_to_routers_alone() -> None:
     assert "port-forward deploy/demo 9999" in release.notes
 
 
-def test_without_it_there_is_nothing_of_it() -> None:
+def test_a_release_without_the_index_has_no_container_or_port_of_it() -> None:
     release = render({**INDEX, "index": {"enabled": False}})
     assert [each["name"] for each in release.pod["spec"]["containers"]] == ["kvbus"]
     assert "index" not in release.notes
@@ -60,6 +60,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "why"), REFUSED)
-def test_values_that_it_does_not_go_with_are_refused(values: Values, why: str) -> None:
+def test_values_that_contradict_the_index_are_refused(values: Values, why: str) -> None:
     with pytest.raises(helm.HelmError, match=why):
         render({**values, "index": {"enabled": True, **values.get("index", {})}})

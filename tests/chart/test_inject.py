@@ -35,7 +35,7 @@ def labels(router: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if not name.startswith("app.kubernetes.io/")}
 
 
-def test_kubernetes_takes_the_policy_and_its_binding() -> None:
+def test_the_admission_policy_and_its_binding_are_valid_for_kubernetes() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     policy, binding = documents("policy.yaml")
     for each in (policy, binding):
@@ -46,7 +46,7 @@ def test_kubernetes_takes_the_policy_and_its_binding() -> None:
 
 
 @pytest.mark.parametrize("router", ROUTERS)
-def test_the_policys_presets_are_the_charts(router: str) -> None:
+def test_the_presets_of_the_policy_equal_the_presets_of_the_chart(router: str) -> None:
     policy, _ = documents("policy.yaml")
     (table,) = (each["expression"] for each in policy["spec"]["variables"] if each["name"] == "preset")
     outputs, events, layout, topic = json.loads(table.removesuffix("[variables.router]"))[router]
@@ -103,7 +103,7 @@ def injected_as(chart: Any, made: Any, router: str) -> None:
 @needs_policy
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_the_policy_puts_in_what_the_chart_would(router: str, ranks: int) -> None:
+def test_the_policy_adds_the_same_sidecar_as_the_chart(router: str, ranks: int) -> None:
     made = applied(pod(router=router, model="qwen", ranks=str(ranks)))
     injected_as(of_the_chart(router, ranks), made, router)
     assert made["spec"]["containers"] == pod()["spec"]["containers"]
@@ -115,7 +115,7 @@ def without_place(env: dict[str, str]) -> dict[str, str]:
 
 
 @needs_policy
-def test_annotations_say_ports_and_topic_and_what_is_there_stays() -> None:
+def test_the_policy_uses_annotations_and_keeps_the_containers_of_the_pod() -> None:
     there = pod(events_port="6000", topic="kv@{worker}@x", serving_port="9000")
     there["spec"] |= {"initContainers": [{"name": "fetch", "image": "f:1"}], "volumes": [{"name": "w", "emptyDir": {}}]}
     made = applied(there)
@@ -133,7 +133,7 @@ def test_annotations_say_ports_and_topic_and_what_is_there_stays() -> None:
 
 
 @needs_policy
-def test_a_router_that_nobody_knows_is_refused() -> None:
+def test_the_policy_refuses_an_unknown_router() -> None:
     with pytest.raises(ValueError, match="no such key: llmd"):
         applied(pod(router="llmd"))
 
@@ -142,7 +142,7 @@ def test_a_router_that_nobody_knows_is_refused() -> None:
 
 
 @needs_platforms
-def test_its_own_definition_takes_the_config() -> None:
+def test_the_kserve_configuration_is_valid_for_its_resource_definition() -> None:
     (each,) = documents("kserve.yaml")
     assert mistakes(each) == []
     each["spec"]["templat"] = {}
@@ -150,7 +150,7 @@ def test_its_own_definition_takes_the_config() -> None:
     assert "templat" in mistake, "an unknown field would be seen"
 
 
-def test_the_sidecar_in_it_runs_and_the_engine_publishes_to_it() -> None:
+def test_the_engine_of_the_kserve_configuration_publishes_to_its_sidecar() -> None:
     (each,) = documents("kserve.yaml")
     template = each["spec"]["template"]
     (sidecar,) = template["initContainers"]

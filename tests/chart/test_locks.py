@@ -19,14 +19,14 @@ def pins(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["requirements-runtime.lock", "requirements-build.lock", ".ci/tools.lock"])
-def test_shared_pins_are_those_of_the_main_lock(name: str) -> None:
+def test_packages_in_several_lock_files_have_equal_versions(name: str) -> None:
     main, other = pins("requirements.lock"), pins(name)
     shared = main.keys() & other.keys()
     assert shared
     assert {key: other[key] for key in shared} == {key: main[key] for key in shared}
 
 
-def test_the_image_has_every_runtime_dependency_and_no_other() -> None:
+def test_the_lock_of_the_image_has_exactly_the_runtime_dependencies() -> None:
     assert pins("requirements-runtime.lock").keys() <= pins("requirements.lock").keys()
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     names = {re.split(r"[>=;\s]", requirement)[0].replace(".", "-") for requirement in declared}
@@ -34,7 +34,7 @@ def test_the_image_has_every_runtime_dependency_and_no_other() -> None:
     assert "pytest" not in pins("requirements-runtime.lock")
 
 
-def test_the_build_lock_has_what_builds_the_wheel_and_the_readme_installs_with_it() -> None:
+def test_the_build_lock_has_the_build_dependencies_and_the_readme_uses_it() -> None:
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     names = {re.split(r"[>=;\s]", requirement)[0] for requirement in backend}
     assert names <= pins("requirements-build.lock").keys()

@@ -41,7 +41,7 @@ def access(config: Config, kind: str) -> dict[str, Any]:
 
 
 @each_kind
-def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) -> None:
+def test_the_aggregator_preset_reads_the_log_of_the_leaf_preset(kind: str, tmp_path: Path) -> None:
     leaf, reader = (access(told(rendered(role, kind), tmp_path), kind) for role in ROLES)
     shared = {"endpoint", "more_servers", "topic", "stream", "prefix", "database", "cluster", "model", "tls_ca_file"}
     assert {key: leaf[key] for key in shared & leaf.keys()} == {key: reader[key] for key in shared & reader.keys()}
@@ -50,7 +50,7 @@ def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) ->
 
 @each_role
 @each_kind
-def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str, kind: str, tmp_path: Path) -> None:
+def test_check_accepts_a_log_preset_and_names_a_missing_credential_file(role: str, kind: str, tmp_path: Path) -> None:
     """`kvbus check` accepts a preset's configuration with its credential files, and names a file that is missing.
 
     The files have the permissions of a Secret that the kubelet mounts: kvbus's group may read them, other users may
@@ -73,7 +73,7 @@ def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str
 
 @each_role
 @each_kind
-def test_secrets_are_files_of_a_secret_and_nowhere_else(role: str, kind: str, tmp_path: Path) -> None:
+def test_passwords_of_a_log_are_only_in_mounted_files_of_a_secret(role: str, kind: str, tmp_path: Path) -> None:
     release = rendered(role, kind)
     assert release.all("Secret") == [], "somebody else makes it"
     (volume,) = (each for each in release.pod["spec"]["volumes"] if each["name"] == "kvbus-log")
@@ -95,7 +95,7 @@ def test_secrets_are_files_of_a_secret_and_nowhere_else(role: str, kind: str, tm
 
 
 @each_kind
-def test_two_aggregators_have_one_address_and_are_never_away_together(kind: str) -> None:
+def test_two_aggregators_share_an_address_and_restart_one_after_the_other(kind: str) -> None:
     release = rendered("aggregator", kind)
     spec = release.workload["spec"]
     assert (release.workload["kind"], spec["replicas"]) == ("Deployment", 2)
@@ -111,13 +111,13 @@ def test_two_aggregators_have_one_address_and_are_never_away_together(kind: str)
 
 @each_role
 @each_kind
-def test_who_is_replaced_has_time_for_what_is_queued(role: str, kind: str, tmp_path: Path) -> None:
+def test_a_replaced_pod_has_time_to_send_its_queued_batches(role: str, kind: str, tmp_path: Path) -> None:
     release = rendered(role, kind)
     assert release.pod["spec"].get("terminationGracePeriodSeconds", 30) > 2 * told(release, tmp_path).shutdown_timeout
 
 
 @each_kind
-def test_an_aggregator_reaches_names_and_the_log_and_nothing_else(kind: str, tmp_path: Path) -> None:
+def test_the_network_policy_lets_an_aggregator_reach_only_dns_and_the_log(kind: str, tmp_path: Path) -> None:
     release = rendered("aggregator", kind)
     keys = access(told(release, tmp_path), kind)
     servers = [parse_endpoint(each) for each in (keys["endpoint"], *keys.get("more_servers", ()))]
@@ -131,13 +131,13 @@ def test_an_aggregator_reaches_names_and_the_log_and_nothing_else(kind: str, tmp
     assert {server.host.split(".")[1] for server in servers} == {namespace}
 
 
-def test_without_egress_rules_pods_go_everywhere() -> None:
+def test_a_network_policy_without_egress_rules_does_not_restrict_egress() -> None:
     policy = render({"networkPolicy": {"enabled": True}}).one("NetworkPolicy")["spec"]
     assert (policy["policyTypes"], "egress" in policy) == (["Ingress"], False)
 
 
 @each_kind
-def test_what_is_dialled_has_no_port_and_no_keys_of_routers(kind: str, tmp_path: Path) -> None:
+def test_a_log_output_has_no_curve_keys_of_routers(kind: str, tmp_path: Path) -> None:
     curve: Values = {"existingSecret": "bus-curve"}
     values = CASES[f"leaf-{kind}"]
     config = told(render({**values, "kvbus": {**values["kvbus"], "curve": curve}}), tmp_path)
@@ -147,7 +147,7 @@ def test_what_is_dialled_has_no_port_and_no_keys_of_routers(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize(("values", "wrong"), [({"enabled": True}, r"kvbus\.state\.enabled: what is read from a log")])
-def test_a_state_on_disk_is_refused_where_the_log_has_it(values: Values, wrong: str) -> None:
+def test_a_volume_for_the_state_of_an_aggregator_of_a_log_is_refused(values: Values, wrong: str) -> None:
     preset = CASES["aggregator-kafka"]
     with pytest.raises(helm.HelmError, match=wrong):
         render({**preset, "kvbus": {**preset["kvbus"], "state": values}})

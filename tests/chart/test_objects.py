@@ -24,7 +24,7 @@ AGGREGATOR: Values = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_everything_selects_the_pods_by_what_no_upgrade_changes(case: str) -> None:
+def test_selectors_use_only_labels_that_no_upgrade_changes(case: str) -> None:
     release = render(CASES[case])
     assert release.workload["spec"]["selector"]["matchLabels"] == SELECTOR
     assert SELECTOR.items() <= release.pod["metadata"]["labels"].items()
@@ -38,7 +38,7 @@ def test_everything_selects_the_pods_by_what_no_upgrade_changes(case: str) -> No
         assert not SELECTOR.items() <= pod["metadata"]["labels"].items(), "a test is no worker"
 
 
-def test_a_release_of_the_chart_that_changes_no_pod_restarts_none(tmp_path: Path) -> None:
+def test_a_new_chart_version_does_not_change_the_pod(tmp_path: Path) -> None:
     newer = tmp_path / "kvbus"
     shutil.copytree(CHART, newer)
     file = newer / "Chart.yaml"
@@ -48,7 +48,7 @@ def test_a_release_of_the_chart_that_changes_no_pod_restarts_none(tmp_path: Path
     assert after.pod == before.pod
 
 
-def test_a_changed_configuration_is_a_changed_pod() -> None:
+def test_a_changed_configuration_changes_the_pod() -> None:
     for how in ("configMap", "environment"):
         before = render({"kvbus": {"configFrom": how}})
         after = render({"kvbus": {"configFrom": how, "config": {"on_lost": "keep"}}})
@@ -56,7 +56,7 @@ def test_a_changed_configuration_is_a_changed_pod() -> None:
         assert before.pod != after.pod
 
 
-def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
+def test_kvbus_is_a_native_sidecar_that_starts_first() -> None:
     spec = render().pod["spec"]
     assert [each["name"] for each in spec["initContainers"]] == ["kvbus"]
     assert spec["initContainers"][0]["restartPolicy"] == "Always"
@@ -64,7 +64,7 @@ def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("deployment", "Deployment"), ("daemonset", "DaemonSet")])
-def test_an_aggregator_is_kvbus_alone(mode: str, kind: str) -> None:
+def test_an_aggregator_pod_has_only_the_kvbus_container(mode: str, kind: str) -> None:
     release = render({**AGGREGATOR, "mode": mode})
     assert release.workload["kind"] == kind
     assert [each["name"] for each in release.pod["spec"]["containers"]] == ["kvbus"]
@@ -73,13 +73,13 @@ def test_an_aggregator_is_kvbus_alone(mode: str, kind: str) -> None:
     assert headless == (mode == "daemonset")
 
 
-def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
+def test_an_update_never_runs_two_aggregators_for_the_same_stream() -> None:
     assert render(AGGREGATOR).workload["spec"]["strategy"] == {"type": "Recreate"}
     assert render({**AGGREGATOR, "mode": "daemonset"}).workload["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
 
 
 @pytest.mark.parametrize("replicas", [2, None])
-def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
+def test_an_update_replaces_one_of_several_aggregators_at_a_time(replicas: int | None) -> None:
     """An update replaces one aggregator after the other, so that one of them always serves routers.
 
     The update starts no additional aggregator, because routers would not know its address.
@@ -92,7 +92,7 @@ def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas:
     assert release.one("Service")["spec"]["clusterIP"] == "None", "a router has to meet the same pod again"
 
 
-def test_the_service_account_has_no_token_and_a_name_of_its_own_or_none() -> None:
+def test_the_service_account_has_no_token_and_can_be_left_out() -> None:
     release = render()
     assert release.one("ServiceAccount")["automountServiceAccountToken"] is False
     assert release.pod["spec"]["serviceAccountName"] == release.one("ServiceAccount")["metadata"]["name"]
@@ -101,7 +101,7 @@ def test_the_service_account_has_no_token_and_a_name_of_its_own_or_none() -> Non
     assert none.pod["spec"]["serviceAccountName"] == "default"
 
 
-def test_the_network_policy_opens_what_the_configuration_opens_and_nothing_else() -> None:
+def test_the_network_policy_opens_exactly_the_ports_of_the_configuration() -> None:
     release = render(CASES["everything"])
     events, http = release.one("NetworkPolicy")["spec"]["ingress"]
     assert [rule["port"] for rule in events["ports"]] == [5657, 5658]
@@ -109,7 +109,7 @@ def test_the_network_policy_opens_what_the_configuration_opens_and_nothing_else(
     assert [rule["port"] for rule in http["ports"]] == [9477]
 
 
-def test_engines_that_dial_in_over_the_network_have_a_rule_of_their_own() -> None:
+def test_the_network_policy_has_a_rule_for_connecting_engines() -> None:
     source = {"endpoint": "tcp://*:6000", "replay_endpoint": "tcp://engine:6001", "bind": True}
     values = {"mode": "deployment", "kvbus": {"config": {"sources": [source]}}, "networkPolicy": {"enabled": True}}
     ingress = render(values).one("NetworkPolicy")["spec"]["ingress"]
@@ -117,7 +117,7 @@ def test_engines_that_dial_in_over_the_network_have_a_rule_of_their_own() -> Non
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "everything"])
-def test_a_network_policy_without_monitoring_lets_nobody_to_http(case: str) -> None:
+def test_a_network_policy_without_monitoring_closes_the_http_port(case: str) -> None:
     values = {**CASES[case], "networkPolicy": {"enabled": True}}
     release = render(values)
     (http,) = (port["containerPort"] for port in release.kvbus["ports"] if port["name"] == "kvbus-http")
@@ -128,7 +128,7 @@ def test_a_network_policy_without_monitoring_lets_nobody_to_http(case: str) -> N
     assert f"lets nobody to port {http}: networkPolicy.monitoring is empty" in release.notes
 
 
-def test_monitoring_is_exactly_who_is_named() -> None:
+def test_the_network_policy_opens_the_http_port_only_to_named_monitoring() -> None:
     prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
     release = render({"networkPolicy": {"enabled": True, "monitoring": prometheus}})
     rules = release.one("NetworkPolicy")["spec"]["ingress"]
@@ -138,7 +138,7 @@ def test_monitoring_is_exactly_who_is_named() -> None:
     assert "lets nobody" not in render().notes
 
 
-def test_whoever_names_routers_has_a_network_policy_and_prometheus_goes_on() -> None:
+def test_values_with_routers_render_a_network_policy_with_open_http() -> None:
     router = {"podSelector": {"matchLabels": {"app": "indexer"}}}
     events, http = render({"networkPolicy": {"routers": [router]}}).one("NetworkPolicy")["spec"]["ingress"]
     assert events["from"] == [router, {"podSelector": {"matchLabels": {"kvbus/test": "demo"}}}]
@@ -146,7 +146,7 @@ def test_whoever_names_routers_has_a_network_policy_and_prometheus_goes_on() -> 
     assert render({"networkPolicy": {"enabled": False, "routers": [router]}}).all("NetworkPolicy") == []
 
 
-def test_rules_are_those_of_the_files_with_what_the_operator_wants_of_them() -> None:
+def test_prometheus_rules_are_those_of_the_files_with_the_changes_of_the_operator() -> None:
     def rules(**values: Any) -> dict[str, Any]:
         release = render({"monitoring": {"prometheusRule": {"enabled": True, **values}}})
         found = [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
@@ -170,14 +170,14 @@ def test_rules_are_those_of_the_files_with_what_the_operator_wants_of_them() -> 
             rules(alerts=alerts)
 
 
-def test_nothing_optional_is_there_unasked() -> None:
+def test_the_default_release_has_no_optional_object() -> None:
     kinds = {each["kind"] for each in render().objects}
     assert kinds == {"ConfigMap", "Service", "ServiceAccount", "Deployment", "Pod"}
     assert render(AGGREGATOR).all("Pod") == [], "a release for others has no test unless somebody wants it"
     assert len(render({**AGGREGATOR, "helmTest": {"enabled": True}}).all("Pod")) == 1
 
 
-def test_the_monitor_scrapes_the_port_kvbus_serves() -> None:
+def test_the_pod_monitor_scrapes_the_http_port_of_kvbus() -> None:
     wanted = {"enabled": True, "labels": {"release": "p"}, "endpoint": {"interval": "5s"}}
     release = render({"monitoring": {"podMonitor": wanted}})
     monitor = release.one("PodMonitor")
@@ -186,7 +186,7 @@ def test_the_monitor_scrapes_the_port_kvbus_serves() -> None:
     assert "kvbus-http" in {port["name"] for port in release.kvbus["ports"]}
 
 
-def test_the_dashboard_is_that_of_the_repository() -> None:
+def test_the_dashboards_of_the_chart_equal_those_of_the_repository() -> None:
     release = render({"monitoring": {"dashboard": {"enabled": True}}})
     (found,) = (each for each in release.all("ConfigMap") if "kvbus.json" in each["data"])
     files = {file.name: json.loads(file.read_text()) for file in (ROOT / "deploy/grafana").glob("*.json")}
@@ -195,7 +195,7 @@ def test_the_dashboard_is_that_of_the_repository() -> None:
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_keys_are_files_that_kvbus_may_read() -> None:
+def test_curve_keys_are_mounted_files_that_kvbus_may_read() -> None:
     release = render({"kvbus": {"curve": {"existingSecret": "keys"}}})
     assert release.all("Secret") == []
     assert {"name": "kvbus-curve", "secret": {"secretName": "keys", "defaultMode": 0o440}} in release.pod["spec"][
@@ -208,7 +208,7 @@ def test_keys_are_files_that_kvbus_may_read() -> None:
     assert output["curve_client_keys"] == f"{mount}/routers.keys"
 
 
-def test_a_platform_that_picks_users_is_not_told_any() -> None:
+def test_platform_user_leaves_all_user_ids_out() -> None:
     release = render({"kvbus": {"platformUser": True}})
     contexts = [each["securityContext"] for spec in release.pods() for each in (spec, *containers(spec))]
     assert len(contexts) >= 5
@@ -216,14 +216,14 @@ def test_a_platform_that_picks_users_is_not_told_any() -> None:
     assert all("seccompProfile" in spec["securityContext"] for spec in release.pods())
 
 
-def test_a_claim_keeps_the_state_of_an_aggregator() -> None:
+def test_a_volume_claim_keeps_the_state_of_an_aggregator() -> None:
     volumes = render(CASES["deployment"]).pod["spec"]["volumes"]
     assert {"name": "kvbus-state", "persistentVolumeClaim": {"claimName": "kvbus-state"}} in volumes
     default: list[Any] = render().pod["spec"]["volumes"]
     assert {"name": "kvbus-state", "emptyDir": {"sizeLimit": "4Gi"}} in default
 
 
-def test_the_test_reaches_the_release_where_routers_do() -> None:
+def test_the_helm_test_connects_to_the_service_of_routers() -> None:
     release = render({**CASES["deployment"], "helmTest": {"enabled": True}})
     (test,) = release.all("Pod")
     service = release.one("Service")
@@ -235,7 +235,7 @@ def test_the_test_reaches_the_release_where_routers_do() -> None:
     assert annotations == {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation"}
 
 
-def test_who_discovers_in_kubernetes_may_watch_that_and_nothing_else() -> None:
+def test_discovery_in_kubernetes_gets_only_the_right_to_list_and_watch_pods() -> None:
     release = render(CASES["discovery"])
     roles = {each["metadata"].get("namespace"): each["rules"] for each in release.all("Role")}
     verbs = ["list", "watch"]
@@ -251,7 +251,7 @@ def test_who_discovers_in_kubernetes_may_watch_that_and_nothing_else() -> None:
         assert [subject["name"] for subject in each["subjects"]] == [account]
 
 
-def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
+def test_discovery_by_dns_gets_no_kubernetes_rights() -> None:
     sources = [{"name": "workers", "discover": {"dns": {"name": "engines", "port": 5557}}}]
     release = render({"mode": "deployment", "kvbus": {"config": {"sources": sources}}})
     assert not release.all("Role")
@@ -261,7 +261,7 @@ def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
 
 
 @pytest.mark.parametrize("where", ["the guide", "the notes of a simulation"])
-def test_the_command_for_real_engines_is_a_good_one(where: str, tmp_path: Path) -> None:
+def test_the_documented_helm_command_for_real_engines_works(where: str, tmp_path: Path) -> None:
     """The documented `helm install` command has quotes around values with brackets, because zsh reads brackets as a
     pattern.
     """

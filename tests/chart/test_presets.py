@@ -37,7 +37,9 @@ def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
         ("aibrix", "aibrix", "tcp://*:5557", "tcp://*:5558"),
     ],
 )
-def test_where_each_router_looks(router: str, profile: str, events: str, replay: str, tmp_path: Path) -> None:
+def test_each_preset_serves_the_endpoints_where_its_router_reads(
+    router: str, profile: str, events: str, replay: str, tmp_path: Path
+) -> None:
     config = rendered(router, tmp_path, model="m")
     (output,) = config.outputs
     assert (output.profile, output.endpoint, output.replay_endpoint) == (profile, events, replay)
@@ -46,7 +48,7 @@ def test_where_each_router_looks(router: str, profile: str, events: str, replay:
     assert source.bind
 
 
-def test_llm_d_reads_pod_and_model_off_the_topic(tmp_path: Path) -> None:
+def test_the_llm_d_preset_has_pod_and_model_in_its_topic(tmp_path: Path) -> None:
     config = rendered("llm-d", tmp_path, model="Qwen/Qwen3-32B", servingPort=8001)
     topic = render_topic(str(config.outputs[0].topic), config.streams()[0], config)
     assert topic.decode() == f"kv@{OF_THE_POD['POD_IP']}:8001@Qwen/Qwen3-32B"
@@ -57,13 +59,13 @@ def test_llm_d_reads_pod_and_model_off_the_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("router", ["llm-d", "aibrix", "kthena"])
-def test_ranks_of_a_pod_share_a_stream_where_a_clear_is_the_pods(router: str, tmp_path: Path) -> None:
+def test_ranks_share_a_stream_for_routers_that_apply_a_clear_to_the_pod(router: str, tmp_path: Path) -> None:
     config = rendered(router, tmp_path, model="m", dataParallelSize=4)
     assert config.outputs[0].layout == "merged"
     assert notes(config) == []
 
 
-def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: Path) -> None:
+def test_the_aibrix_preset_has_its_labels_and_one_port_for_all_ranks(tmp_path: Path) -> None:
     values: Values = {"kvbus": {"router": "aibrix", "model": "qwen3-32b", "dataParallelSize": 4}}
     release = render(values)
     labels = release.pod["metadata"]["labels"]
@@ -76,7 +78,7 @@ def test_aibrix_finds_the_pod_by_labels_and_all_ranks_on_its_one_port(tmp_path: 
     assert {port["containerPort"] for port in release.kvbus["ports"]} == {5557, 5558, 9477}
 
 
-def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
+def test_interpose_serves_routers_at_the_port_of_the_engine(tmp_path: Path) -> None:
     """The engine and its routers connect to the same port of kvbus on loopback. The engine still binds its replay port.
 
     From outside the pod, only kvbus's HTTP port is reachable.
@@ -98,7 +100,7 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])
-def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -> None:
+def test_a_release_without_a_state_volume_has_no_state_dir(configured: str, tmp_path: Path) -> None:
     """Without a volume the chart turns kvbus's state off: `state_dir: auto` would choose a directory in the container,
     which is lost with it.
     """
@@ -107,13 +109,13 @@ def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -
     assert str(rendered("generic", tmp_path, configFrom=configured).state_dir) == "/var/lib/kvbus"
 
 
-def test_only_what_is_used_of_the_pod_is_asked_of_the_cluster() -> None:
+def test_the_container_has_only_the_pod_variables_that_it_uses() -> None:
     assert "env" not in render().kvbus
     names = [variable["name"] for variable in render({"kvbus": {"router": "llm-d", "model": "m"}}).kvbus["env"]]
     assert names == ["POD_IP", "KVBUS_WORKER"], "the variable stands before the one that uses it"
 
 
-def test_a_value_of_the_pod_anywhere_in_the_configuration(tmp_path: Path) -> None:
+def test_the_configuration_may_contain_variables_of_the_pod(tmp_path: Path) -> None:
     config = {"worker": "$(NODE_NAME)-$(POD_NAME)", "log_level": "debug"}
     release = render({"kvbus": {"config": config}})
     assert told(release, tmp_path).worker == "node-a-demo-0"
@@ -122,7 +124,7 @@ def test_a_value_of_the_pod_anywhere_in_the_configuration(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 128])
 @pytest.mark.parametrize("router", ["generic", "llm-d"])
-def test_rank_r_is_at_port_plus_r_on_both_sides(router: str, ranks: int, tmp_path: Path) -> None:
+def test_each_rank_uses_the_same_port_offset_at_engine_and_kvbus(router: str, ranks: int, tmp_path: Path) -> None:
     release = render({"kvbus": {"router": router, "model": "m", "dataParallelSize": ranks}})
     config = told(release, tmp_path)
     events = dict(argument.removeprefix("--").split("=", 1) for argument in release.engine["args"][1:])
@@ -138,7 +140,7 @@ def port(endpoint: str | None) -> int:
     return int(endpoint.rpartition(":")[2])
 
 
-def test_the_simulated_engine_is_kvbus_itself_and_needs_no_gpu() -> None:
+def test_the_simulated_engine_runs_the_kvbus_image_without_a_gpu() -> None:
     release = render({"kvbus": {"dataParallelSize": 3, "image": {"repository": "r/kvbus"}}})
     assert release.engine["image"] == release.kvbus["image"]
     assert release.engine["args"] == [

@@ -41,20 +41,20 @@ each_case = pytest.mark.parametrize("case", CASES)
 
 
 @each_case
-def test_lints_strictly(case: str) -> None:
+def test_the_chart_passes_strict_lint(case: str) -> None:
     report = helm.lint(str(CHART), CASES[case], strict=True)
     assert report["errors"] == []
     assert [message for message in report["messages"] if message["severity"] >= WARNING] == []
 
 
-def test_the_library_lints_strictly() -> None:
+def test_the_library_chart_passes_strict_lint() -> None:
     report = helm.lint(str(LIBRARY), strict=True)
     assert report["errors"] == []
     assert [message for message in report["messages"] if message["severity"] >= WARNING] == []
 
 
 @each_case
-def test_kubernetes_takes_it(case: str) -> None:
+def test_rendered_objects_are_valid_for_kubernetes(case: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     objects = [each for each in render(CASES[case]).objects if each["kind"] not in CUSTOM]
     assert len(objects) >= 4
@@ -69,7 +69,7 @@ def test_kubernetes_takes_it(case: str) -> None:
 valid: Final[set[str]] = set()
 
 
-def test_what_kubernetes_does_not_take_is_found() -> None:
+def test_the_check_refuses_an_object_with_a_misspelled_field() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     workload = copy.deepcopy(render().workload)
     workload["spec"]["template"]["spec"]["initContainers"][0]["restartPolcy"] = "Always"
@@ -78,7 +78,7 @@ def test_what_kubernetes_does_not_take_is_found() -> None:
 
 
 @each_case
-def test_it_meets_the_restricted_pod_security_standard(case: str) -> None:
+def test_every_pod_meets_the_restricted_pod_security_standard(case: str) -> None:
     for spec in render(CASES[case]).pods():
         assert restricted(spec) == []
 
@@ -106,7 +106,7 @@ def restricted(spec: Any) -> list[str]:
     return wrong
 
 
-def test_the_standard_is_really_checked() -> None:
+def test_the_check_finds_violations_of_the_pod_security_standard() -> None:
     bad = {"hostNetwork": True, "volumes": [{"name": "v", "hostPath": {}}], "containers": [{"name": "c"}]}
     assert {"hostNetwork", "volume v", "c: runAsNonRoot", "c: drop"} <= set(restricted(bad))
 
@@ -124,7 +124,7 @@ def told(release: Release, tmp_path: Path) -> Config:
 
 
 @each_case
-def test_kvbus_takes_what_it_is_told(case: str, tmp_path: Path) -> None:
+def test_kvbus_loads_the_rendered_configuration(case: str, tmp_path: Path) -> None:
     values = CASES[case]
     release = render(values)
     config = told(release, tmp_path)
@@ -137,7 +137,7 @@ def test_kvbus_takes_what_it_is_told(case: str, tmp_path: Path) -> None:
 
 
 @each_case
-def test_container_and_service_have_exactly_the_ports_of_the_configuration(case: str, tmp_path: Path) -> None:
+def test_container_and_service_have_exactly_the_configured_ports(case: str, tmp_path: Path) -> None:
     release = render(CASES[case])
     config = told(release, tmp_path)
     bound = {config.http_address[1]} if config.http_address else set()
@@ -163,7 +163,7 @@ def test_container_and_service_have_exactly_the_ports_of_the_configuration(case:
 
 
 @each_case
-def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
+def test_the_probes_request_livez_and_readyz_of_kvbus(case: str) -> None:
     """The probes of the sidecar send their requests to kvbus's own HTTP port.
 
     The pod is ready only if kvbus is ready, and the engine starts after kvbus's startup probe succeeds.
@@ -179,7 +179,7 @@ def test_the_probes_ask_kvbus_about_kvbus(case: str) -> None:
 
 
 @each_case
-def test_what_is_mounted_is_there_and_the_state_outlives_the_container(case: str, tmp_path: Path) -> None:
+def test_every_mount_has_its_volume_and_state_dir_is_on_a_volume(case: str, tmp_path: Path) -> None:
     release = render(CASES[case])
     for spec in release.pods():
         volumes = [volume["name"] for volume in spec.get("volumes", [])]
@@ -194,7 +194,7 @@ def test_what_is_mounted_is_there_and_the_state_outlives_the_container(case: str
 
 
 @each_case
-def test_no_pod_has_a_token_that_asks_nothing_or_the_addresses_of_services(case: str) -> None:
+def test_only_a_discovering_pod_has_a_token_and_no_pod_has_service_variables(case: str) -> None:
     release = render(CASES[case])
     for spec in release.pods():
         asks = spec is release.pod["spec"] and bool(release.all("Role"))
@@ -203,7 +203,7 @@ def test_no_pod_has_a_token_that_asks_nothing_or_the_addresses_of_services(case:
 
 
 @each_case
-def test_notes_show_how_to_look_at_it(case: str) -> None:
+def test_the_notes_show_how_to_reach_kvbus(case: str) -> None:
     notes = render(CASES[case]).notes
     assert "/sources" in notes
     assert "port-forward" in notes
@@ -212,7 +212,9 @@ def test_notes_show_how_to_look_at_it(case: str) -> None:
 
 
 @each_case
-def test_kvbus_check_says_it_is_good(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kvbus_check_accepts_the_rendered_configuration(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     release = render(CASES[case])
     args = ["check"]
     if (text := release.file()) is not None:

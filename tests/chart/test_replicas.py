@@ -18,13 +18,13 @@ AGGREGATOR: Values = {"mode": "deployment", "kvbus": {"config": {"sources": [SOU
 
 @pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
 @pytest.mark.parametrize("replicas", [0, 1, 7])
-def test_a_number_is_the_charts(values: Values, replicas: int) -> None:
+def test_the_chart_sets_the_number_of_replicas(values: Values, replicas: int) -> None:
     assert render({**values, "replicas": replicas}).workload["spec"]["replicas"] == replicas
     assert render(values).workload["spec"]["replicas"] == 1
 
 
 @pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
-def test_null_leaves_the_number_out(values: Values) -> None:
+def test_replicas_null_renders_no_number_of_replicas(values: Values) -> None:
     """With `replicas: null`, the rendered workload does not have the key `replicas`.
 
     Kubernetes keeps the current number only if the key is absent; it reads the value null as 1 replica.
@@ -34,13 +34,13 @@ def test_null_leaves_the_number_out(values: Values) -> None:
     assert {**left_out, "replicas": 2} == given, "nothing else differs"
 
 
-def test_a_daemonset_has_no_number_either_way() -> None:
+def test_a_daemonset_never_has_a_number_of_replicas() -> None:
     for replicas in (None, 1):
         values = {**AGGREGATOR, "mode": "daemonset", "replicas": replicas}
         assert "replicas" not in render(values).workload["spec"]
 
 
-def test_kubernetes_takes_a_workload_without_a_number() -> None:
+def test_a_workload_without_replicas_is_valid_for_kubernetes() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     kubernetes.validate(render({**SIMULATION, "replicas": None}).workload, "1.31", strict=True)
 
@@ -54,7 +54,7 @@ def installed(**values: Any) -> tuple[Any, str]:
     return workload, release["notes"]
 
 
-def test_an_install_with_null_has_no_number_and_its_notes_say_whose_it_is() -> None:
+def test_an_install_with_replicas_null_names_the_autoscaler_in_its_notes() -> None:
     workload, notes = installed(replicas=None)
     assert "replicas" not in workload["spec"]
     assert "as many pods as the autoscaler wants" in notes
@@ -62,7 +62,7 @@ def test_an_install_with_null_has_no_number_and_its_notes_say_whose_it_is() -> N
     assert "scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: demo}" in notes
 
 
-def test_the_notes_of_an_install_with_a_number_say_the_number() -> None:
+def test_the_notes_of_an_install_name_its_number_of_replicas() -> None:
     workload, notes = installed(replicas=2)
     assert workload["spec"]["replicas"] == 2
     assert "a simulated engine with kvbus as its sidecar: 2 pod(s)" in notes

@@ -49,7 +49,7 @@ from tests.chart.charts import CHART, LIBRARY, Values, helm, load, render
         ({"tolerations": [{"keys": "x"}]}, "keys"),
     ],
 )
-def test_the_schema_names_the_key(values: Values, named: str) -> None:
+def test_the_values_schema_names_the_wrong_key(values: Values, named: str) -> None:
     with pytest.raises(helm.HelmError, match=named):
         render(values)
 
@@ -102,13 +102,13 @@ FRONT = {"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"}
         ({"kvbus-lib": {"router": "dynamo"}}, "found under kvbus"),
     ],
 )
-def test_contradictions_are_refused_with_what_to_change(values: Values, said: str) -> None:
+def test_the_error_for_contradictory_values_names_the_change_to_make(values: Values, said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         render(values)
 
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
-def test_no_object_of_the_schema_takes_unknown_keys(chart: Path) -> None:
+def test_every_object_of_the_values_schema_refuses_unknown_keys(chart: Path) -> None:
     """The values schema refuses unknown keys in every object, except in maps whose keys the operator chooses.
 
     Such maps, for example labels and quantities, define the type of their values. `global` may have any keys, because
@@ -140,7 +140,7 @@ def objects(node: Any, where: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from objects(node.get(key), f"{where}/*")
 
 
-def test_the_schema_knows_every_key_of_kvbus() -> None:
+def test_the_values_schema_has_every_key_of_the_kvbus_configuration() -> None:
     definitions = json.loads((LIBRARY / "values.schema.json").read_text())["definitions"]
     models: dict[str, type[BaseModel]] = {
         "config": Config,
@@ -153,7 +153,7 @@ def test_the_schema_knows_every_key_of_kvbus() -> None:
         assert definitions[name]["additionalProperties"] is False
 
 
-def test_the_values_are_read_in_one_go() -> None:
+def test_values_yaml_is_short_enough_to_read_completely() -> None:
     text = (CHART / "values.yaml").read_text()
     assert len(text.splitlines()) <= 200
     assert leaves(load(text)) <= 70

@@ -106,7 +106,7 @@ async def settled(here: Pod) -> int:
             await asyncio.sleep(0.05)
 
 
-async def test_a_neighbour_sees_that_it_is_well_and_no_token_id(tmp_path: Path) -> None:
+async def test_another_pod_can_read_health_and_metrics_but_no_token_id(tmp_path: Path) -> None:
     async with pod(tmp_path) as here:
         blocks = await settled(here)
         assert blocks > 0

@@ -39,7 +39,7 @@ def subscribed(publisher: EnginePublisher) -> BlockingSubscriber:
     return BlockingSubscriber(Subscriber(publisher.endpoint, publisher.replay_endpoint, timing=QUIET))
 
 
-def test_a_loop_over_updates_closes_when_it_is_left(publisher):
+def test_leaving_a_loop_over_updates_closes_the_subscriber(publisher):
     for number in range(3):
         publisher.publish(batch(stored(number)))
     view = BlockView()
@@ -58,7 +58,7 @@ def test_a_loop_over_updates_closes_when_it_is_left(publisher):
     subscriber.close()
 
 
-def test_a_wait_that_ends_loses_nothing(publisher):
+def test_a_receive_that_times_out_loses_no_update(publisher):
     publisher.publish(batch(stored(1)))
     with subscribed(publisher) as subscriber:
         assert [type(subscriber.receive()) for _ in range(2)] == [Received, Synced]
@@ -73,7 +73,7 @@ def test_a_wait_that_ends_loses_nothing(publisher):
         assert subscriber.receive().kind == "batch"
 
 
-def test_ctrl_c_ends_a_wait():
+def test_ctrl_c_ends_a_waiting_receive():
     (port,) = free_ports(1)
     program = f"""
 from kvbus.client import BlockingSubscriber, Subscriber, Timing
@@ -93,7 +93,7 @@ except KeyboardInterrupt:
     assert process.returncode == 0
 
 
-def test_a_ctrl_c_that_python_forgets_is_raised() -> None:
+def test_a_ctrl_c_that_asyncio_forgets_raises_keyboard_interrupt() -> None:
     """A Ctrl-C always raises KeyboardInterrupt, even if asyncio's Runner forgets it.
 
     Runner.run resets its count of interrupts after it has installed its handler, so an interrupt in between is

@@ -62,7 +62,7 @@ async def fill(bus: Bus, engine):
 
 
 @pytest.mark.parametrize("how", ["replay", "snapshot", "both"])
-def test_a_router_that_joins_late(how):
+def test_a_router_that_joins_late_gets_the_blocks_of_the_bus(how):
     async def main():
         served = output()
         async with (

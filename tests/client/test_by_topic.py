@@ -33,7 +33,7 @@ class Views:
         return {name: blocks for name, blocks in found.items() if blocks}
 
 
-async def test_each_topic_is_in_order_by_itself() -> None:
+async def test_a_subscriber_by_topic_has_the_blocks_of_each_worker() -> None:
     fleet = Fleet("abc", output=OUTPUT)
     async with running(fleet), Workers(fleet) as workers, contextlib.AsyncExitStack() as stack:
         for n, name in enumerate("abc"):
@@ -55,7 +55,7 @@ async def test_each_topic_is_in_order_by_itself() -> None:
         await task
 
 
-async def test_a_router_of_prefixes_names_the_worker_by_its_topic() -> None:
+async def test_a_prefix_router_names_each_worker_by_its_topic() -> None:
     fleet = Fleet("ab", output=OUTPUT)
     async with running(fleet), Workers(fleet) as workers:
         for n, name in enumerate("ab"):

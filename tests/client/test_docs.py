@@ -33,12 +33,12 @@ def example():
     return names_of(PAGE)["wait_for_block"]
 
 
-def test_the_first_router_has_fifteen_lines_at_most():
+def test_the_first_example_has_at_most_fifteen_lines():
     source = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
     assert len(source.splitlines()) <= 15
 
 
-async def test_the_router(capsys):
+async def test_the_router_example_chooses_the_worker_with_the_blocks(capsys):
     route = names_of(PAGE)["route"]
     async with (
         running_bus() as bus,
@@ -54,7 +54,7 @@ async def test_the_router(capsys):
     assert capsys.readouterr().out == "a live \nb live \n"
 
 
-async def test_the_other_examples():
+async def test_the_examples_of_blocks_and_tokens_run():
     names = names_of(PAGE)
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         engine.publish(batch(stored(1, 2)))
@@ -71,7 +71,7 @@ async def test_the_other_examples():
         assert names["tokens_of"] == {1: tokens(1)}
 
 
-async def test_the_example(capsys):
+async def test_the_example_waits_for_a_block_and_returns_its_tokens(capsys):
     wait_for_block = example()
     tokens = msgspec.Raw(msgspec.msgpack.encode([1, 2]))
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher:
@@ -83,7 +83,7 @@ async def test_the_example(capsys):
     assert capsys.readouterr().out == "in step: 2 blocks at seq 0\nin step: 3 blocks at seq 1\n"
 
 
-async def test_the_example_with_snapshots(capsys):
+async def test_the_example_waits_for_a_block_with_snapshots(capsys):
     wait_for_block = example()
     ports = free_ports(3)
     live, replay, snapshot = (f"tcp://127.0.0.1:{port}" for port in ports)

@@ -55,7 +55,7 @@ class Fed:
         return {worker.rank: count for worker, count in self.index.longest_prefix(tokens(*blocks)).items()}
 
 
-def test_each_rank_is_a_worker_and_is_cleared_alone():
+def test_each_rank_is_a_worker_and_a_clear_applies_to_one_rank():
     fed = Fed().take(stored(1, 2)).take(stored(1), rank=1).take(stored(1, 2, 3), rank=None)
     assert fed.held(1, 2, 3) == {None: 3, 0: 2, 1: 1}
     assert fed.index.workers == [Worker("a", 0), Worker("a", 1), Worker("a", None)]
@@ -64,7 +64,7 @@ def test_each_rank_is_a_worker_and_is_cleared_alone():
     assert fed.held(1, 2, 3) == {}
 
 
-def test_one_removal_removes_unless_copies_are_counted():
+def test_a_removal_of_a_copied_block_removes_it_unless_copies_are_counted():
     events = (stored(1, 2), stored(1, 2), stored(2, parent=1), removed(2))
     assert Fed().take(*events).held(1, 2) == {0: 1}
     counting = Fed(copies=True).take(*events)
@@ -74,7 +74,7 @@ def test_one_removal_removes_unless_copies_are_counted():
     assert counting.take(stored(1), AllBlocksCleared(), stored(1), removed(1)).held(1) == {}
 
 
-def test_copies_on_two_media_are_counted_apart():
+def test_copies_on_different_media_are_counted_separately():
     fed = Fed(copies=True).take(stored(1), stored(1, medium="CPU"), stored(1, medium="CPU"), removed(1, medium="CPU"))
     assert fed.take(removed(1)).held(1) == {0: 1}
     assert fed.take(removed(1, medium="CPU")).held(1) == {}
@@ -88,7 +88,7 @@ EVENTS = st.one_of(
 
 
 @given(copies=st.booleans(), said=st.lists(st.tuples(st.integers(0, 1), EVENTS), max_size=30))
-def test_any_course_of_stores_removals_and_clears(copies, said):
+def test_random_stores_removals_and_clears_match_a_simple_count(copies, said):
     fed = Fed(copies=copies)
     live: Counter[tuple[int, str, int]] = Counter()
     for rank, event in said:
@@ -114,7 +114,7 @@ def test_any_course_of_stores_removals_and_clears(copies, said):
         assert fed.held(block) == dict.fromkeys(ranks, 1)
 
 
-def test_of_several_groups_the_first_with_prefixes_counts():
+def test_a_feed_indexes_the_first_group_with_full_attention():
     window: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
     full: dict[str, Any] = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
     other: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
@@ -126,13 +126,13 @@ def test_of_several_groups_the_first_with_prefixes_counts():
     assert fed.take(stored(1, 2, 3, **other)).held(1, 2, 3) == {0: 3}
 
 
-def test_each_rank_has_its_own_group():
+def test_a_feed_chooses_the_indexed_group_for_each_rank():
     fed = Fed().take(stored(1)).take(stored(1, 2, group_idx=0), rank=1)
     assert fed.held(1, 2) == {1: 2, 0: 1}
     assert fed.take(removed(2, group_idx=0), rank=1).held(1, 2) == {0: 1, 1: 1}
 
 
-def test_a_worker_that_was_cleared_may_begin_with_another_group():
+def test_a_cleared_worker_may_begin_with_another_group():
     fed = Fed().take(stored(1)).take(AllBlocksCleared(), stored(1, 2, group_idx=0))
     assert fed.held(1, 2) == {0: 2}
 
@@ -152,13 +152,13 @@ def test_a_store_without_tokens_does_not_choose_the_group():
         (removed(1, medium="MARS"), Reason.UNKNOWN_MEDIUM),
     ],
 )
-def test_a_bad_event_is_left_out_and_counted(event, reason):
+def test_a_bad_event_is_skipped_and_counted(event, reason):
     fed = Fed().take(event, stored(5))
     assert fed.feed.status.refused == {reason: 1}
     assert fed.held(5) == {0: 1}
 
 
-def test_events_that_could_not_be_read_are_counted():
+def test_unreadable_events_are_counted_as_refused():
     fed = Fed()
     batch = Batch(1.0, [], 0)
     batch.rejects.append(Reason.NOT_MSGPACK)
@@ -167,7 +167,7 @@ def test_events_that_could_not_be_read_are_counted():
     assert fed.feed.status.refused == {Reason.NOT_MSGPACK: 2}
 
 
-def test_a_store_without_blocks_or_tokens():
+def test_a_store_without_blocks_or_tokens_changes_nothing():
     fed = Fed().take(stored(), stored(1))
     none = stored(9)
     none.token_ids = msgspec.Raw(b"\x90")
@@ -178,7 +178,7 @@ def test_a_store_without_blocks_or_tokens():
 EMPTY = Batch(1.0, [], 0)
 
 
-def test_how_a_stream_stands():
+def test_the_status_of_a_stream_follows_its_updates():
     status = Status()
     assert not status.settled
     course: list[tuple[Any, str, bool, int]] = [
@@ -208,7 +208,7 @@ def test_how_a_stream_stands():
 
 
 @pytest.mark.parametrize("name", sorted(path.name.removesuffix(".truth.json") for path in DATA.glob("*.truth.json")))
-def test_a_capture_ends_with_the_blocks_of_a_view_that_counts_copies(name):
+def test_a_feed_ends_a_capture_with_the_same_blocks_as_a_view(name):
     index = PrefixIndex[Worker]()
     feed, view = Feed("a", index, copies=True), BlockView(copies=True)
     last = -1
@@ -233,7 +233,7 @@ def test_a_capture_ends_with_the_blocks_of_a_view_that_counts_copies(name):
         assert len(index) == len(view) > 0
 
 
-def test_each_topic_has_workers_of_its_own() -> None:
+def test_a_feed_has_separate_workers_for_each_topic() -> None:
     fed = Fed()
     one, two = fed.feed.of(b"kv@1"), fed.feed.of(b"kv@2")
     assert fed.feed.of(b"kv@1") is one

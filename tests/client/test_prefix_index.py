@@ -38,7 +38,7 @@ def index_of(*said):
     return index
 
 
-def test_each_worker_with_the_blocks_it_holds_the_longest_first():
+def test_an_answer_lists_workers_by_the_length_of_their_prefix():
     index = index_of(
         ("b", store([9], None, 1)),
         ("a", store([1, 2, 3], None, 1, 2, 3)),
@@ -57,7 +57,7 @@ def test_each_worker_with_the_blocks_it_holds_the_longest_first():
     assert (len(index), index.workers) == (7, ["b", "a", "c", "d"])
 
 
-def test_a_block_offloaded_without_tokens_is_where_it_is_on_the_device():
+def test_an_offloaded_block_without_tokens_gets_the_position_of_the_device_block():
     offloaded = BlockStored((1, 2, 9), None, encode_value([]), 0, medium="CPU")
     index = index_of(("a", store([1, 2], None, 1, 2)), ("a", offloaded), ("a", offloaded), ("b", offloaded))
     assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"GPU": 2, "CPU": 2})}
@@ -67,7 +67,7 @@ def test_a_block_offloaded_without_tokens_is_where_it_is_on_the_device():
     assert (index.longest_prefix(tokens_of(1, 2)), len(index)) == ({}, 3)
 
 
-def test_a_block_without_tokens_gets_its_place_when_they_come():
+def test_a_block_without_tokens_gets_its_position_when_its_tokens_arrive():
     index = index_of(("a", BlockStored((1, 3), None, encode_value([]), 0, medium="CPU")))
     index.apply("a", store([2], 1, 2, medium="CPU"))
     assert (index.longest_prefix(tokens_of(1, 2)), len(index)) == ({}, 3)
@@ -78,7 +78,7 @@ def test_a_block_without_tokens_gets_its_place_when_they_come():
     assert (index.longest_prefix(tokens_of(1)), len(index)) == ({}, 0)
 
 
-def test_salts_and_adapters_keep_equal_tokens_apart():
+def test_prompts_with_different_salts_or_adapters_do_not_match():
     index = index_of(
         ("plain", store([1, 2], None, 1, 2, keys=[None, None])),
         ("salt", store([1, 2], None, 1, 2, keys=[["s"], None])),  # vLLM has the salt in the first block's extra keys
@@ -99,7 +99,7 @@ def test_salts_and_adapters_keep_equal_tokens_apart():
     assert index.longest_prefix([], salt="s") == {}
 
 
-def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
+def test_block_sizes_may_differ_between_workers_and_within_a_worker():
     index = index_of(
         ("small", store([1, 2, 3], None, 1, 2, 3)),
         ("large", store([1], None, 1, size=8)),
@@ -111,7 +111,7 @@ def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
     assert index.matches(tokens_of(1, 2)) == {"small": Match(2, 4, {"GPU": 2}), "both": Match(2, 4, {"GPU": 2})}
 
 
-def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
+def test_blocks_with_eagle_token_pairs_are_found_by_plain_tokens():
     tokens = list(range(5))
     pairs = encode_value(list(itertools.pairwise(tokens)))
     index = index_of(("a", BlockStored((1,), None, pairs, 4)))
@@ -119,14 +119,14 @@ def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
     assert index.longest_prefix(tokens[:4]) == {}
 
 
-def test_tokens_may_be_packed_already():
+def test_a_prompt_may_be_packed_tokens():
     index = index_of(("a", store([1, 2], None, 1, 2)))
     packed = array("I", tokens_of(1, 2)).tobytes()
     assert index.longest_prefix(packed) == {"a": 2}
     assert index.longest_prefix(packed[:-1]) == {"a": 1}
 
 
-def test_blocks_without_their_tokens_are_found_by_name_alone():
+def test_blocks_without_tokens_are_found_only_by_hash():
     index = index_of(("a", BlockStored((1, 2), None, encode_value([]), 0)), ("a", store([3], 2, 3)))
     assert index.longest_prefix(tokens_of(3)) == {}
     assert index.matches_by_hash([1, 2, 3]) == {"a": Match(3, 0, {"GPU": 3})}
@@ -139,7 +139,7 @@ def test_an_event_that_stores_no_block_changes_nothing():
     assert (index.longest_prefix(tokens_of(1)), len(index)) == ({"a": 1}, 1)
 
 
-def test_an_event_with_unknown_fields_is_one_like_the_others():
+def test_an_event_with_unknown_fields_is_applied():
     known = store([1], None, 1)
     index = index_of(
         (
@@ -152,7 +152,7 @@ def test_an_event_with_unknown_fields_is_one_like_the_others():
 
 
 @pytest.mark.parametrize("tokens", [[-1], [2**32], ["1"], [1.5], [None]])
-def test_a_token_that_is_none_is_refused(tokens):
+def test_a_value_that_is_not_a_token_is_refused(tokens):
     with pytest.raises(ValueError, match="integer from 0 to 4294967295"):
         index_of(("a", store([1], None, 1, size=1))).longest_prefix(tokens)
 
@@ -290,7 +290,7 @@ STEPS = st.one_of(
     st.lists(CHAINS, min_size=1, max_size=4),
     st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
 )
-def test_it_answers_as_a_plain_model_does(steps, prompts, questions):
+def test_the_index_answers_as_a_simple_model_does(steps, prompts, questions):
     index: PrefixIndex[str] = PrefixIndex()
     model = Naive()
     by_hash = [

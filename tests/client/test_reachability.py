@@ -41,7 +41,7 @@ async def next_of(subscriber, kind) -> Any:
     return update
 
 
-async def test_a_publisher_that_comes_and_goes():
+async def test_a_publisher_that_starts_and_stops_is_reported():
     endpoint, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     async with Subscriber(endpoint, replay, timing=SOON) as subscriber:
         nothing = f"nothing listens at {endpoint} (connection refused)"
@@ -51,19 +51,19 @@ async def test_a_publisher_that_comes_and_goes():
         assert await next_of(subscriber, Unreachable) == Unreachable(endpoint, nothing)
 
 
-async def test_what_nobody_answers_for_is_lost_meanwhile():
+async def test_batches_are_reported_lost_while_the_publisher_is_unreachable():
     async with Subscriber("tcp://127.0.0.1:9", "tcp://127.0.0.1:9", timing=SOON) as subscriber:
         seen = [(await subscriber.receive()) for _ in range(2)]
         assert {type(update) for update in seen} == {Unreachable, Lost}
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.6\r\n"], ids=["silent", "another protocol"])
-async def test_a_port_of_somebody_else(greeting):
+async def test_the_port_of_another_program_is_reported(greeting):
     async with listening(greeting) as endpoint, Subscriber(endpoint, timing=SOON) as subscriber:
         assert re.search("no publisher answers|does not speak ZeroMQ", (await next_of(subscriber, Unreachable)).why)
 
 
-async def test_the_replay_in_place_of_the_live_endpoint():
+async def test_a_replay_endpoint_used_as_live_endpoint_is_reported():
     async with (
         EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher,
         Subscriber(publisher.replay_endpoint, timing=SOON) as subscriber,
@@ -71,7 +71,7 @@ async def test_the_replay_in_place_of_the_live_endpoint():
         assert "another port or program" in (await next_of(subscriber, Unreachable)).why
 
 
-async def test_a_publisher_with_curve():
+async def test_a_publisher_that_requires_curve_is_reported():
     public, secret = zmq.curve_keypair()
     with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
         publisher.curve_server, publisher.curve_secretkey, publisher.curve_publickey = True, secret, public
@@ -81,13 +81,13 @@ async def test_a_publisher_with_curve():
             assert re.search(r"only one side of the connection|does not speak ZeroMQ|no publisher answers", why)
 
 
-async def test_nobody_dials_in():
+async def test_a_binding_subscriber_reports_that_no_publisher_has_connected():
     async with Subscriber("tcp://127.0.0.1:*", bind=True, timing=SOON) as subscriber:
         expected = f"no publisher has dialled in at {subscriber.endpoint}"
         assert (await next_of(subscriber, Unreachable)).why == expected
 
 
-async def test_it_is_said_once_and_again_when_it_changes():
+async def test_a_reason_is_reported_once_and_again_when_it_changes():
     reports: list[Any] = []
     watch = Reachability(bind=False, after=1.0, report=reports.append)
     endpoint = "tcp://no-such-host.invalid:1"
@@ -118,7 +118,7 @@ async def test_it_is_said_once_and_again_when_it_changes():
     await watch.aclose()
 
 
-async def test_closing_ends_a_look():
+async def test_closing_a_subscriber_ends_its_connection_check():
     async with Subscriber("tcp://198.51.100.1:9", timing=SOON) as subscriber:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):

@@ -51,7 +51,7 @@ async def two_engines():
         yield a, b
 
 
-async def test_who_holds_the_longest_prefix():
+async def test_a_prefix_router_names_the_workers_with_the_longest_prefix():
     async with two_engines() as (a, b), PrefixRouter({"a": subscribed(a), "b": subscribed(b)}) as router:
         await router.settled()
         assert list(router.longest_prefix(tokens(1, 2, 3)).items()) == [
@@ -72,7 +72,7 @@ async def test_who_holds_the_longest_prefix():
         }
 
 
-async def test_matches_say_the_tiers_and_hashes_are_asked_for_too():
+async def test_matches_contain_tiers_for_tokens_and_for_hashes():
     async with two_engines() as (a, b), PrefixRouter({"a": subscribed(a), "b": subscribed(b)}) as router:
         a.publish(batch(stored(1, medium="CPU")))
         await a.wait_for_subscriber()
@@ -95,7 +95,7 @@ async def test_stores_without_tokens_are_counted():
         assert (router.status()["a"].tokenless, len(router)) == (1, 0)
 
 
-async def test_a_worker_that_joins_leaves_and_restarts():
+async def test_a_prefix_router_follows_workers_that_join_leave_and_restart():
     seen: Counter[tuple[str, str]] = Counter()
     async with (
         two_engines() as (a, b),
@@ -121,7 +121,7 @@ async def test_a_worker_that_joins_leaves_and_restarts():
         assert seen["b", Synced.kind] == 1
 
 
-async def test_an_update_that_was_on_its_way_when_a_worker_left_is_not_taken_in():
+async def test_an_update_of_a_discarded_worker_is_not_applied():
     subscribers: list[Subscriber] = []
     router = PrefixRouter()
 
@@ -143,7 +143,7 @@ async def test_an_update_that_was_on_its_way_when_a_worker_left_is_not_taken_in(
             assert len(router) == 2
 
 
-async def test_a_worker_that_is_away_is_left_out_until_it_is_back():
+async def test_an_unreachable_worker_is_left_out_until_it_is_back():
     live, replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     publisher = EnginePublisher(live, replay, bind=True)
     async with PrefixRouter({"a": subscribed(publisher)}) as router:
@@ -156,7 +156,7 @@ async def test_a_worker_that_is_away_is_left_out_until_it_is_back():
         assert router.longest_prefix(tokens(1)) == {}
 
 
-async def test_a_worker_that_is_away_is_kept_on_request():
+async def test_keep_unreachable_keeps_an_unreachable_worker():
     async with PrefixRouter(keep_unreachable=True) as router:
         async with engine() as publisher:
             publisher.publish(batch(stored(1)))
@@ -166,7 +166,7 @@ async def test_a_worker_that_is_away_is_kept_on_request():
         assert router.longest_prefix(tokens(1)) == {Worker("a", 0): 1}
 
 
-async def test_a_merged_output_is_one_stream_with_a_rank_for_each_source():
+async def test_a_merged_output_has_a_rank_for_each_source():
     a, a_replay, b, b_replay = (f"tcp://127.0.0.1:{port}" for port in free_ports(4))
     sources = [
         {"name": "one", "endpoint": a, "replay_endpoint": a_replay},
@@ -184,7 +184,7 @@ async def test_a_merged_output_is_one_stream_with_a_rank_for_each_source():
         await eventually(lambda: router.longest_prefix(tokens(1, 2)) == expected, "both sources are told apart")
 
 
-async def test_a_snapshot():
+async def test_a_prefix_router_gets_blocks_from_a_snapshot():
     (port,) = free_ports(1)
     snapshot = f"tcp://127.0.0.1:{port}"
     async with (
@@ -199,7 +199,7 @@ async def test_a_snapshot():
             assert len(router) == 0
 
 
-def test_a_program_without_a_loop():
+def test_a_program_without_an_event_loop_can_use_a_prefix_router():
     with engine_in_this_thread() as publisher:
         publisher.publish(batch(stored(1)))
         with PrefixRouter({"a": subscribed(publisher)}) as router:
@@ -231,7 +231,7 @@ def engine_in_this_thread():
         publisher.close()
 
 
-def test_what_cannot_be_opened_is_said_at_once():
+def test_opening_a_prefix_router_fails_if_a_subscriber_cannot_open():
     with engine_in_this_thread() as publisher:
         taken = Subscriber(publisher.endpoint, bind=True)
         fine = subscribed(publisher)
@@ -242,18 +242,18 @@ def test_what_cannot_be_opened_is_said_at_once():
     assert "kvbus-router" not in {thread.name for thread in threading.enumerate()}
 
 
-async def test_it_has_to_be_open():
+async def test_a_closed_prefix_router_refuses_a_subscriber():
     with pytest.raises(RouterError, match="not open"):
         PrefixRouter().add("a", Subscriber("tcp://127.0.0.1:9"))
 
 
-async def test_waiting_in_its_own_loop_is_refused():
+async def test_waiting_in_the_event_loop_of_the_router_is_refused():
     async with PrefixRouter() as router:
         with pytest.raises(RouterError, match="own event loop"):
             router.wait()
 
 
-async def test_a_hook_that_fails_ends_it_loudly():
+async def test_an_exception_of_on_update_ends_the_prefix_router_with_an_error():
     def fails(name, update):
         raise KeyError(name)
 

@@ -103,13 +103,13 @@ def synced(upto=3, **options):
     return stream
 
 
-def test_it_asks_anyway_when_the_connection_is_not_reported():
+def test_a_client_requests_a_replay_even_if_no_connection_is_reported():
     stream = Stream()
     assert stream.follow(stream.sequence.tick(stream.now)) == []
     assert stream.due() == [ask(0)]
 
 
-def test_a_gap_is_asked_for_from_the_last_batch():
+def test_a_client_requests_a_gap_from_the_last_batch():
     stream = synced()
     assert stream.live(5) == [Gap(3, 4), ask(2)]
     assert stream.live(6) == []
@@ -117,7 +117,7 @@ def test_a_gap_is_asked_for_from_the_last_batch():
     assert stream.end() == [*stream.delivered(6), Synced(6)]
 
 
-def test_a_hole_that_no_replay_fills_is_lost_after_bounded_attempts():
+def test_a_gap_that_no_replay_fills_is_lost_after_two_requests():
     stream = synced()
     stream.live(5)
     stream.replayed(2, 5)
@@ -127,7 +127,7 @@ def test_a_hole_that_no_replay_fills_is_lost_after_bounded_attempts():
     assert stream.live(6) == stream.delivered(6)
 
 
-def test_a_trimmed_replay_is_a_loss_at_once():
+def test_a_trimmed_replay_is_reported_as_a_loss_immediately():
     stream = Stream()
     stream.connected()
     assert stream.replayed(7, 8) == [
@@ -147,7 +147,7 @@ def test_a_trimmed_replay_is_a_loss_at_once():
     ],
 )
 @pytest.mark.parametrize("unanswered", [0, 1])
-def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswered):
+def test_a_replay_that_begins_late_with_a_clear_is_not_a_loss(events, lost, unanswered):
     """If a replay answer begins later than the requested seq, and with a clear, it is a state: the client reports
     no loss.
 
@@ -163,7 +163,7 @@ def test_a_replay_that_begins_late_with_a_clear_is_no_loss(events, lost, unanswe
     assert stream.end() == [Synced(8)]
 
 
-def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late():
+def test_a_late_state_is_applied_after_requests_without_an_answer():
     """Batches were lost, because requests got no answer. A later answer holds a state, which the client must apply.
 
     The state begins at a higher seq than requested. If the client treated it as a replay without its oldest batches,
@@ -183,7 +183,7 @@ def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late
     assert stream.end() == [Synced(9)]
 
 
-def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
+def test_a_clear_after_a_gap_of_the_live_stream_is_not_a_replay_answer():
     stream = Stream(replay=False)
     stream.connected()
     stream.live(0)
@@ -191,7 +191,7 @@ def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
     assert Lost(1, 1, LostReason.NO_REPLAY) in found
 
 
-def test_nobody_there_at_the_start():
+def test_a_client_without_a_publisher_requests_a_replay_repeatedly():
     stream = Stream()
     assert stream.due() == [ask(0)]
     assert stream.due() == [ask(0)]
@@ -199,20 +199,20 @@ def test_nobody_there_at_the_start():
     assert stream.connected() == [ask(0)]
 
 
-def test_without_replay_a_gap_is_lost_at_once():
+def test_a_gap_without_a_replay_endpoint_is_lost_immediately():
     stream = Stream(replay=False)
     assert stream.live(4) == stream.delivered(4)
     assert stream.live(7) == [Gap(5, 6), Lost(5, 6, LostReason.NO_REPLAY), *stream.delivered(7)]
 
 
-def test_beginning_live_asks_for_nothing_before_the_first_gap():
+def test_a_client_that_begins_live_requests_no_replay_before_a_gap():
     stream = Stream(from_start=False)
     assert stream.connected() == []
     assert stream.live(40) == stream.delivered(40)
     assert stream.live(42) == [Gap(41, 41), ask(40)]
 
 
-def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
+def test_a_changed_publisher_id_is_a_restart_for_any_seq():
     stream = Stream()
     stream.ids = True
     stream.connected()
@@ -224,7 +224,7 @@ def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
     assert stream.replayed(0) == stream.delivered(0, replayed=True)
 
 
-def test_publishers_that_take_turns_on_one_endpoint_are_a_conflict_and_are_waited_for():
+def test_publishers_that_alternate_on_an_endpoint_are_a_conflict():
     stream = synced()
     stream.ids = True
     seen: list[object] = []
@@ -240,7 +240,7 @@ def test_publishers_that_take_turns_on_one_endpoint_are_a_conflict_and_are_waite
     assert stream.end() == [Synced(0)]
 
 
-def test_an_unchanged_publisher_id_makes_any_old_batch_a_duplicate():
+def test_an_old_batch_with_an_unchanged_publisher_id_is_a_duplicate():
     stream = Stream()
     stream.ids = True
     stream.connected()
@@ -256,7 +256,7 @@ def test_an_unchanged_publisher_id_makes_any_old_batch_a_duplicate():
     ("frame", "reason"),
     [(b"", Reason.SEQ_WIDTH), (b"\0" * 9, Reason.SEQ_WIDTH), (b"\xff" * 8, Reason.SEQ_RANGE)],
 )
-def test_a_sequence_frame_that_is_none(frame, reason):
+def test_a_malformed_sequence_frame_is_rejected(frame, reason):
     stream = synced()
     assert stream.follow(stream.sequence.live([b"t", frame, b""], stream.now)) == [Rejected(None, b"t", reason)]
     assert stream.live(3) == stream.delivered(3)
@@ -278,7 +278,7 @@ def snapshot(stream, seq, *chunks, epoch=None):
     )
 
 
-def test_a_snapshot_takes_the_place_of_the_replay_from_zero():
+def test_a_snapshot_replaces_the_replay_from_seq_0():
     stream = with_snapshots()
     assert stream.connected() == [ASK_SNAPSHOT]
     assert stream.live(6, 7, 9) == []
@@ -288,7 +288,7 @@ def test_a_snapshot_takes_the_place_of_the_replay_from_zero():
     assert stream.live(10) == stream.delivered(10)
 
 
-def test_a_snapshot_without_a_replay():
+def test_a_client_fills_gaps_by_snapshots_if_it_has_no_replay():
     stream = with_snapshots(replay=False)
     stream.connected()
     stream.live(6, 7)
@@ -299,7 +299,7 @@ def test_a_snapshot_without_a_replay():
 
 
 @pytest.mark.parametrize("frames", [[(-2).to_bytes(8, "big", signed=True), bytes(16)], [b"?"], []])
-def test_where_there_is_no_snapshot_the_replay_stands_in(frames):
+def test_a_client_requests_a_replay_if_no_snapshot_is_available(frames):
     stream = with_snapshots()
     stream.connected()
     stream.live(1)
@@ -309,7 +309,7 @@ def test_where_there_is_no_snapshot_the_replay_stands_in(frames):
     assert stream.live(3) == [Gap(2, 2), ask(1)]
 
 
-def test_where_there_is_neither_snapshot_nor_replay():
+def test_batches_are_lost_if_neither_snapshot_nor_replay_is_available():
     stream = with_snapshots(replay=False)
     stream.connected()
     stream.live(4)

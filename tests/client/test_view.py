@@ -43,7 +43,7 @@ def follow(followed, changes):
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-def test_a_capture_ends_in_the_engines_own_state(name):
+def test_a_view_ends_a_capture_with_the_state_of_the_engine(name):
     truth = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
     view = BlockView(copies=True, cleared="device" if name.startswith("vllm") else "all")
     followed: dict[Key, Block] = {}
@@ -72,7 +72,7 @@ def test_a_capture_ends_in_the_engines_own_state(name):
             )
 
 
-def test_a_missing_medium_gpu_and_device_are_one():
+def test_a_missing_medium_and_gpu_and_device_are_the_same_medium():
     view = BlockView()
     view.apply(stored([1]))
     view.apply(stored([1], medium="GPU"))
@@ -82,7 +82,7 @@ def test_a_missing_medium_gpu_and_device_are_one():
     assert len(view) == 0
 
 
-def test_a_removal_speaks_of_its_own_medium_group_and_rank():
+def test_a_removal_applies_only_to_its_medium_group_and_rank():
     view = BlockView()
     view.apply(stored([1], medium="GPU"), rank=0)
     view.apply(stored([1], medium="CPU_PINNED"), rank=0)
@@ -96,14 +96,14 @@ def test_a_removal_speaks_of_its_own_medium_group_and_rank():
     assert (0, None, "GPU", 1) not in view
 
 
-def test_a_medium_nobody_has_heard_of_is_kept_apart():
+def test_an_unknown_medium_is_separate_from_other_media():
     view = BlockView()
     view.apply(stored([1], medium="holographic"))
     assert view.get(1) is None
     assert there(view.get(1, medium="HOLOGRAPHIC")).hash == 1
 
 
-def test_blocks_of_one_event_share_its_tokens():
+def test_the_tokens_of_a_store_are_divided_among_its_blocks():
     view = BlockView()
     view.apply(stored([1, b"\x02\xff"], [5, 6, 7, 8], parent=9, lora_name="poet", group_idx=0), rank=3)
     assert [block.to_json() for block in view] == [
@@ -131,13 +131,13 @@ def test_blocks_of_one_event_share_its_tokens():
     assert {block.lora for block in view} == {"poet"}
 
 
-def test_tokens_of_masked_blocks_are_unknown_not_wrong():
+def test_a_store_with_masked_blocks_has_no_token_ids():
     view = BlockView()
     view.apply(stored([1], [5, 6, 7, 8]))
     assert there(view.get(1)).token_ids is None
 
 
-def test_the_tokens_of_a_long_store_are_read_in_time_that_grows_with_it(monkeypatch):
+def test_the_tokens_of_a_long_store_are_read_in_linear_time(monkeypatch):
     """Reading the tokens of all blocks of a store takes linear time. The test counts the decoded bytes.
 
     An earlier version decoded the complete store once for each of its blocks.
@@ -165,13 +165,13 @@ def test_the_tokens_of_a_long_store_are_read_in_time_that_grows_with_it(monkeypa
 @pytest.mark.parametrize(
     ("tokens", "reason"), [([5], "token_count"), ([-1, 5], "token_range"), (["5", 6], "wrong_type")]
 )
-def test_a_store_whose_tokens_are_none_or_too_few_is_left_out_and_counted(tokens, reason):
+def test_a_store_with_bad_or_too_few_tokens_is_skipped_and_counted(tokens, reason):
     view = BlockView()
     assert view.apply(stored([1], tokens)) == []
     assert (len(view), view.refused) == (0, {reason: 1})
 
 
-def test_a_placeholder_is_filled_in_later():
+def test_a_block_without_tokens_gets_them_from_a_later_store():
     view = BlockView(copies=True)
     view.apply(stored([1], [], size=0))
     assert there(view.get(1)).token_ids == []
@@ -180,7 +180,7 @@ def test_a_placeholder_is_filled_in_later():
 
 
 @pytest.mark.parametrize(("cleared", "left"), [("all", set()), ("device", {"CPU"})])
-def test_a_clear_speaks_of_its_rank(cleared, left):
+def test_a_clear_applies_only_to_its_rank(cleared, left):
     view = BlockView(cleared=cleared)
     view.apply(stored([1]), rank=0)
     view.apply(stored([1], medium="CPU"), rank=0)
@@ -198,7 +198,7 @@ def test_a_clear_speaks_of_its_rank(cleared, left):
         (Lost(4, 5, LostReason.HOLE), "keep", 1),
     ],
 )
-def test_updates_other_than_batches(update, on_lost, left):
+def test_a_view_keeps_or_drops_blocks_at_updates_other_than_batches(update, on_lost, left):
     view = BlockView(on_lost=on_lost)
     view.update(Received(0, b"", Batch(0.0, [stored([1])], 0)))
     assert len(view) == 1
@@ -216,7 +216,7 @@ def test_a_snapshot_replaces_every_rank():
 
 
 @pytest.mark.parametrize("rule", ["all", "device"])
-def test_a_clear_that_names_a_medium_drops_the_blocks_on_it(rule):
+def test_a_clear_with_a_medium_drops_only_the_blocks_on_it(rule):
     view = BlockView(cleared=rule)
     view.apply(stored([1]), rank=1)
     for medium, hashes in (("GPU", [1, 2]), ("CPU", [1]), ("DISK", [3])):

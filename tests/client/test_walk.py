@@ -23,11 +23,11 @@ def failing(worlds: range) -> int:
     return failed
 
 
-def test_every_world_ends_in_the_publishers_state():
+def test_every_random_world_ends_in_the_state_of_the_publisher():
     for seed in range(2000):
         World(seed).run()
 
 
-def test_live_batches_in_the_middle_of_a_compacted_answer_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_worlds_find_a_client_that_ignores_compacted_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence, "SourceSpec", lambda **keys: SourceSpec(**keys | {"compacted": False}))
     assert failing(range(1000))

@@ -50,7 +50,7 @@ def requirements(tmp_path):
     return folder
 
 
-def test_no_module_of_the_daemon_is_in_it():
+def test_the_client_wheel_has_no_module_of_the_daemon():
     assert {re.split(r"[/.]", path)[1] for path in files(ROOT)} == {
         *("__init__", "client", "common", "core", "py", "transport")
     }
@@ -58,7 +58,7 @@ def test_no_module_of_the_daemon_is_in_it():
     assert "kvbus/common/logs.py" not in files(ROOT)
 
 
-def test_it_is_a_library_of_the_same_version():
+def test_the_client_wheel_is_a_library_with_the_version_of_kvbus():
     whole = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     project = configuration(ROOT)["project"]
     assert project["name"] == "kvbus-client"
@@ -70,7 +70,7 @@ def test_it_is_a_library_of_the_same_version():
     assert not {"scripts", "entry-points", "optional-dependencies"} & project.keys()
 
 
-def test_its_files_and_what_it_requires_are_enough(tmp_path, requirements):
+def test_the_client_can_be_imported_with_only_its_files_and_requirements(tmp_path, requirements):
     for name in files(ROOT):
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "tree" / name)
@@ -108,7 +108,7 @@ IMPORT = "import kvbus.client; print(kvbus.client.__file__)"
 
 
 @built
-async def test_the_client_alone_follows_a_bus(tmp_path, requirements):
+async def test_the_installed_client_wheel_alone_follows_a_bus(tmp_path, requirements):
     environment = Environment(tmp_path / "alone", requirements)
     environment.install("kvbus_client")
     example = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "CLIENT.md").read_text(), re.DOTALL)[0]
@@ -128,7 +128,7 @@ async def test_the_client_alone_follows_a_bus(tmp_path, requirements):
 
 @built
 @pytest.mark.parametrize("names", [("kvbus", "kvbus_client"), ("kvbus_client", "kvbus")], ids=" then ".join)
-def test_both_together_and_one_without_the_other(tmp_path, names):
+def test_client_and_kvbus_can_be_installed_together_and_uninstalled(tmp_path, names):
     environment = Environment(tmp_path / "both", HERE)
     environment.install(*names)
     assert str(environment.site) in environment.says("-c", IMPORT)
@@ -141,7 +141,7 @@ def test_both_together_and_one_without_the_other(tmp_path, names):
 
 
 @built
-def test_two_versions_are_refused(tmp_path, requirements):
+def test_importing_two_different_versions_is_refused(tmp_path, requirements):
     environment = Environment(tmp_path / "mixed", requirements)
     environment.install("kvbus_client", "kvbus")
     mine = next(environment.site.glob("kvbus_client-*.dist-info"))

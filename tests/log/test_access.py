@@ -46,7 +46,7 @@ async def refused(door, place):
     return reason
 
 
-async def test_a_right_password_and_certificate_write_and_read(door):
+async def test_kvbus_writes_and_reads_with_a_valid_password_or_certificate(door):
     places = [
         (door.place(), lambda: asyncio.sleep(0)),
         (door.with_certificate(door.authority.issue(door.user)), door.wants_certificates),
@@ -66,7 +66,7 @@ async def test_a_right_password_and_certificate_write_and_read(door):
         assert "1 " in said
 
 
-async def test_each_wrong_one_is_refused_by_its_name(door, tmp_path, caplog):
+async def test_each_wrong_password_or_certificate_is_refused_with_its_reason(door, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other", "other")
@@ -90,7 +90,7 @@ async def test_each_wrong_one_is_refused_by_its_name(door, tmp_path, caplog):
         assert secret not in caplog.text
 
 
-async def test_who_is_locked_out_while_writing_counts_it_and_comes_back_with_the_new_password(door, caplog):
+async def test_a_writer_whose_password_changed_writes_again_with_the_new_password(door, caplog):
     async with fleet(door.kind) as log:
         leaf = log.leaf(door.log(door.place()), queue_batches=5)
         leaf.store(10)
@@ -119,7 +119,7 @@ async def test_who_is_locked_out_while_writing_counts_it_and_comes_back_with_the
         assert secret not in repr(door.place())
 
 
-async def test_who_may_not_write_any_more_is_told_so(door):
+async def test_a_writer_that_loses_its_right_counts_the_refusal_until_it_has_it_again(door):
     async with fleet(door.kind) as log:
         leaf = log.leaf(door.log(door.place()))
         leaf.store(10)
@@ -190,7 +190,7 @@ async def comes_to(wanted, attempt):
 
 
 @pytest.mark.parametrize("role", ["worker-a", "leaves", "reader"])
-async def test_documented_rights_are_enough_and_none_of_them_is_too_much(door, role):
+async def test_the_documented_rights_are_sufficient_and_each_is_necessary(door, role):
     for key in (MINE, THEIRS):
         await insist(functools.partial(written, door.kind.open(), key))
     given = door.documented(role)

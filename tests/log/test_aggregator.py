@@ -181,7 +181,7 @@ class Two(contextlib.AsyncExitStack):
         assert self.router.violations == []
 
 
-async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_before(kind, tmp_path, monkeypatch):
+async def test_an_aggregator_is_ready_exactly_when_it_has_relayed_the_log(kind, tmp_path, monkeypatch):
     topics = [f"m␟pod.{name}/engine␟0".encode() for name in "abc"]
     async with fleet(kind) as log:
         leaves = [log.leaf(topic=topic) for topic in topics]
@@ -205,7 +205,7 @@ async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_
         assert not aggregator.daemon.awaited, "it does not come back"
 
 
-async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, monkeypatch):
+async def test_an_aggregator_is_not_ready_while_discovered_streams_are_refused(tmp_path, monkeypatch):
     """An aggregator is not ready while it cannot use the discovered streams, for example because of an unreadable
     key file.
     """
@@ -239,7 +239,7 @@ async def cannot_be_reached(_):
     yield
 
 
-async def test_a_router_goes_from_one_to_the_other_and_never_sees_a_number_twice(kind, tmp_path, monkeypatch):
+async def test_a_router_that_changes_between_aggregators_sees_no_seq_twice(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(700)
@@ -255,7 +255,7 @@ async def test_a_router_goes_from_one_to_the_other_and_never_sees_a_number_twice
         assert two.one.state == {"pod.a.engine.3": "live"}
 
 
-async def test_an_aggregator_that_begins_again_knows_everything_from_the_log(kind, tmp_path, monkeypatch):
+async def test_a_restarted_aggregator_gets_all_blocks_from_the_log(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(300)
@@ -294,7 +294,7 @@ async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(k
             await aggregator.daemon.close(0)
 
 
-async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tmp_path, monkeypatch):
+async def test_a_second_writer_of_a_stream_begins_a_new_epoch_at_both_aggregators(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         first = log.leaf()
         first.store(30)
@@ -308,9 +308,7 @@ async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tm
         assert two.one.next[0] >> EPOCH_BITS > before >> EPOCH_BITS
 
 
-async def test_a_leaf_that_begins_again_while_the_broker_is_away_is_read_as_soon_as_that_is_back(
-    kafka, tmp_path, monkeypatch
-):
+async def test_a_leaf_restarted_without_a_broker_is_read_when_the_broker_is_back(kafka, tmp_path, monkeypatch):
     kind = Kafka(kafka)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         first = log.leaf()
@@ -326,7 +324,7 @@ async def test_a_leaf_that_begins_again_while_the_broker_is_away_is_read_as_soon
         await two.level(second)
 
 
-async def test_a_stream_that_ends_is_cleared_and_leaves_under_the_records_number(kind, tmp_path, monkeypatch):
+async def test_a_stream_that_ends_is_cleared_with_the_seq_of_its_last_record(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)
@@ -338,7 +336,7 @@ async def test_a_stream_that_ends_is_cleared_and_leaves_under_the_records_number
         assert two.router.violations == []
 
 
-async def test_a_writer_that_dies_is_given_up_under_one_number_and_another_one_goes_on(kind, tmp_path, monkeypatch):
+async def test_aggregators_give_up_a_dead_writer_with_equal_seqs_and_read_the_next_writer(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)
@@ -398,7 +396,7 @@ class Late:
             await self.aggregator.daemon.close(0)
 
 
-async def test_who_begins_does_not_take_up_what_was_silent_for_long_but_tells_its_end(kind, tmp_path, monkeypatch):
+async def test_a_new_aggregator_clears_a_stream_whose_writer_was_silent_for_long(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=True) as late:
         assert late.moved.blocks(DEAD) == late.gone.blocks, "nothing was told"
         end = (late.moved.next[DEAD] | LAST) + 1
@@ -411,7 +409,7 @@ async def test_who_begins_does_not_take_up_what_was_silent_for_long_but_tells_it
         await eventually(lambda: "pod.c.engine.0" not in late.aggregator.state, "no source")
 
 
-async def test_what_was_silent_for_long_is_taken_up_when_its_writer_goes_on(kind, tmp_path, monkeypatch):
+async def test_a_new_aggregator_reads_a_silent_stream_when_its_writer_continues(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=False) as late:
         epoch = late.moved.next[DEAD] >> EPOCH_BITS
         late.gone.store(5, gone=3)
@@ -421,7 +419,7 @@ async def test_what_was_silent_for_long_is_taken_up_when_its_writer_goes_on(kind
             assert router.next[DEAD] >> EPOCH_BITS == epoch
 
 
-async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(kind, tmp_path, monkeypatch):
+async def test_the_lag_of_an_aggregator_grows_while_reading_stops_and_returns_to_zero(kind, tmp_path, monkeypatch):
     held = hold_back(kind, monkeypatch)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
@@ -436,7 +434,7 @@ async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(k
         await two.level(leaf)
 
 
-async def test_doctor_names_the_streams_and_dials_nobody(tmp_path, monkeypatch):
+async def test_doctor_names_the_streams_of_a_log_and_connects_to_no_engine(tmp_path, monkeypatch):
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
@@ -450,7 +448,7 @@ async def test_doctor_names_the_streams_and_dials_nobody(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pattern", [{"worker": "pod.b*"}, {"model": "other"}, {"cluster": "us"}])
-async def test_streams_that_the_patterns_leave_out_are_none(tmp_path, monkeypatch, pattern):
+async def test_streams_that_do_not_match_the_patterns_are_ignored(tmp_path, monkeypatch, pattern):
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()
@@ -465,7 +463,7 @@ async def test_streams_that_the_patterns_leave_out_are_none(tmp_path, monkeypatc
             await aggregator.daemon.close(0)
 
 
-async def test_of_two_streams_of_one_name_the_newest_is_read_and_no_seq_goes_back(tmp_path, monkeypatch):
+async def test_the_newest_of_two_streams_with_the_same_name_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(LogStreams, "give_up", 1.5)
     kind, topic = Memory(), b"kv@pod.a.b.0@m"
     old_name, new_name = (f"{model}␟pod/a.b␟0".encode() for model in "nm")

@@ -102,7 +102,7 @@ def kind(request, cluster):
     return {"kafka": Brokers, "nats": NatsServers}[request.node.callspec.params["cluster"]](cluster)
 
 
-async def test_one_goes_and_comes_back(kind, tmp_path, monkeypatch):
+async def test_a_log_stays_exact_while_one_server_after_another_is_killed(kind, tmp_path, monkeypatch):
     await kind.make()
     await asked(kind.whole, "all replicas")
     kind.cluster.members[0].kill()  # the first server of the configuration
@@ -127,7 +127,7 @@ async def test_one_goes_and_comes_back(kind, tmp_path, monkeypatch):
         await seen.exact()
 
 
-async def test_two_go_and_nothing_is_taken_until_they_are_back(kind, tmp_path, monkeypatch):
+async def test_a_cluster_without_two_servers_accepts_no_record_until_they_return(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log:
         await asked(kind.whole, "all replicas")
         async with BusState(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
@@ -152,7 +152,7 @@ async def test_two_go_and_nothing_is_taken_until_they_are_back(kind, tmp_path, m
             )
 
 
-async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluster, tmp_path, monkeypatch):
+async def test_a_new_epoch_replaces_records_that_an_unclean_election_lost(kafka_cluster, tmp_path, monkeypatch):
     kind = Brokers(kafka_cluster)
     loose = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
     assigned = {part: [1, 2] for part in range(PARTITIONS)}
@@ -181,7 +181,7 @@ async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluste
             await asyncio.to_thread(kafka_cluster.restore)
 
 
-async def test_a_reader_goes_on_where_the_server_of_its_consumer_has_gone(nats_cluster):
+async def test_a_nats_reader_continues_after_the_server_of_its_consumer_dies(nats_cluster):
     kind = NatsServers(nats_cluster)
     await kind.make()
     await asked(kind.whole, "all replicas")

@@ -58,7 +58,7 @@ async def taken(reader, count):
 
 
 @both_loops
-async def test_records_come_in_their_order_and_from_any_position_on(kind):
+async def test_a_reader_gets_records_in_order_from_any_position(kind):
     async with session(kind) as log:
         one, two = await log.claim(ONE), await log.claim(TWO)
         await one.append([b"a", b"b"])
@@ -78,7 +78,7 @@ async def test_records_come_in_their_order_and_from_any_position_on(kind):
         assert await behind.take(0.05) == []
 
 
-async def test_a_record_says_when_the_log_got_it(kind):
+async def test_a_record_has_the_time_at_which_the_log_received_it(kind):
     async with session(kind) as log:
         one, two = await log.claim(ONE), await log.claim(TWO)
         await one.append([b"before"])
@@ -92,7 +92,7 @@ async def test_a_record_says_when_the_log_got_it(kind):
         assert -0.01 < found[b"behind, too"] - found[b"behind"] < took + 0.01
 
 
-async def test_a_reader_knows_when_it_has_all_that_the_log_had(kind):
+async def test_a_reader_detects_that_it_has_reached_the_end_of_the_log(kind):
     async with session(kind) as log:
         writer = await log.claim()
         await writer.append([b"a", b"b"])
@@ -109,7 +109,7 @@ async def test_a_reader_knows_when_it_has_all_that_the_log_had(kind):
             assert [entry.data for entry in found] == (more or [b"a", b"b"])
 
 
-async def test_epochs_ascend_and_a_pointer_stays_for_the_next_writer(kind):
+async def test_epochs_increase_and_the_next_writer_finds_the_pointer(kind):
     async with session(kind) as log:
         assert await log.pointers() == {}
         one, other = await log.claim(ONE), await log.claim(TWO)
@@ -123,7 +123,7 @@ async def test_epochs_ascend_and_a_pointer_stays_for_the_next_writer(kind):
         assert (await log.pointers())[ONE] == Pointer(again.epoch, -1, at)
 
 
-async def test_a_writer_whose_stream_was_taken_is_fenced_and_what_it_has_written_stays(kind):
+async def test_a_fenced_writer_cannot_append_and_its_earlier_records_stay(kind):
     async with session(kind) as log:
         first = await log.claim()
         at = await first.append([b"first"])
@@ -139,7 +139,7 @@ async def test_a_writer_whose_stream_was_taken_is_fenced_and_what_it_has_written
         assert (await log.pointers())[ONE] == Pointer(second.epoch, -1, START)
 
 
-async def test_of_two_that_claim_at_the_same_time_one_is_fenced(kind):
+async def test_one_of_two_writers_that_claim_a_stream_concurrently_is_fenced(kind):
     async with session(kind) as log:
         claims = await asyncio.gather(*(log.claim() for _ in range(2)), return_exceptions=True)
         writers = [each for each in claims if not isinstance(each, BaseException)]
@@ -155,7 +155,7 @@ async def test_of_two_that_claim_at_the_same_time_one_is_fenced(kind):
         assert [entry.data for entry in await taken(await log.reader(one=START), 1)] == [b"newest"]
 
 
-async def test_retention_that_overtakes_a_reader_leaves_it_the_oldest_that_is_kept(kind):
+async def test_a_reader_overtaken_by_retention_continues_at_the_oldest_kept_record(kind):
     async with session(kind) as log:
         writer = await log.claim()
         positions = [await writer.append([b"%d" % n]) for n in range(6)]
@@ -164,7 +164,7 @@ async def test_retention_that_overtakes_a_reader_leaves_it_the_oldest_that_is_ke
         assert [(entry.position, entry.data) for entry in entries] == [(positions[n], b"%d" % n) for n in (3, 4, 5)]
 
 
-async def test_a_writer_knows_whether_retention_has_left_what_it_has_appended(kind):
+async def test_a_writer_detects_which_of_its_records_retention_deleted(kind):
     async with session(kind) as log:
         writer = await log.claim()
         positions = [await writer.append([b"%d" % n]) for n in range(4)]
@@ -175,7 +175,7 @@ async def test_a_writer_knows_whether_retention_has_left_what_it_has_appended(ki
         assert await writer.keeps(positions[3])
 
 
-async def test_what_was_appended_survives_a_crash_of_what_keeps_it(kind):
+async def test_appended_records_survive_a_crash_of_the_server(kind):
     async with session(kind) as log:
         writer = await log.claim()
         at = await writer.append([b"a", b"b"])

@@ -23,7 +23,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(streams, "LIST_SECONDS", 0.05)
 
 
-async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
+async def test_a_closing_aggregator_closes_its_log_and_ends_its_search(tmp_path, monkeypatch):
     kind = Memory()
     looking, ended = asyncio.Event(), []
     opened: list[object] = []

@@ -47,7 +47,7 @@ def kind(request):
     return {"nats": FillingNats, "redis": FillingRedis}[request.param](server)
 
 
-async def test_a_full_one_is_named_counted_and_has_everything_once_there_is_room(kind):
+async def test_a_full_server_is_counted_and_gets_the_state_when_it_has_room(kind):
     async with fleet(kind) as log:
         leaf, reading = await log.followed_leaf(queue_batches=5)
         await kind.room(left=False)
@@ -66,7 +66,7 @@ async def test_a_full_one_is_named_counted_and_has_everything_once_there_is_room
         assert reading.follower.counts["lost"] == 0
 
 
-async def test_one_that_stands_still_holds_nobody_up(kind):
+async def test_a_stopped_server_does_not_block_the_writer(kind):
     async with fleet(kind) as log:
         leaf = log.leaf(queue_batches=5)
         leaf.store(10)
@@ -83,7 +83,7 @@ async def test_one_that_stands_still_holds_nobody_up(kind):
 
 
 @pytest.mark.parametrize("more", [0, 40], ids=["less than was read", "more than was read"])
-async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(kind, more):
+async def test_a_server_that_lost_its_data_gets_the_state_in_a_later_epoch(kind, more):
     async with fleet(kind) as log:
         leaf = log.leaf(queue_batches=20)
         for _ in range(30):
@@ -108,7 +108,7 @@ async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_
         await (await log.reading()).holds(leaf)
 
 
-async def test_an_append_of_which_nothing_was_heard_is_in_the_log_once(kind):
+async def test_an_append_without_an_answer_is_in_the_log_once(kind):
     await kind.make()
     async with Link("log", free_port(), kind.server.port) as between:
         writer = await insist(lambda: kind.opened(kind.place(between.address)).claim(KEY))

@@ -24,7 +24,7 @@ SPARE = LEASE_TTL - 2 * SILENCE
 
 
 @given(st.lists(st.tuples(below(SILENCE), st.sampled_from([0, 0.25, 1]), below(SPARE)), min_size=2, max_size=12))
-def test_a_live_writer_is_never_void_however_slow_it_and_its_reader_are(appends):
+def test_a_follower_never_expires_a_live_writer_even_if_both_are_slow(appends):
     reading, answered, heard = Reading(), 0.0, 0.0
     for seq, (took, part, late) in enumerate(appends):
         heard = max(heard, answered + part * took + late)  # after the previous answer, before its own
@@ -34,11 +34,11 @@ def test_a_live_writer_is_never_void_however_slow_it_and_its_reader_are(appends)
     assert reading.follower.holds is Holds.ALL
 
 
-def test_a_writer_that_is_answered_at_once_is_not_silent():
+def test_a_writer_with_fast_answers_sends_a_lease_before_the_silence_limit():
     assert LEASE + ASK_AGAIN < SILENCE
 
 
-def test_an_epoch_that_was_given_up_never_goes_on_and_the_next_one_does():
+def test_a_follower_ignores_a_given_up_epoch_and_follows_the_next_epoch():
     reading = Reading()
     reading.take(clear(1, 0, 1))
     reading.follower.give_up()
@@ -47,7 +47,7 @@ def test_an_epoch_that_was_given_up_never_goes_on_and_the_next_one_does():
     assert dict(reading.follower.counts) == {"expired": 1, "late": 3}
 
 
-def test_each_seq_that_a_reader_can_stand_at_is_named():
+def test_a_follower_reports_each_seq_that_it_reaches():
     follower = Follower()
     log = (batch(1, 3, 1), lease(1, 4), clear(1, 5, 1), lease(1, 6), clear(1, 7, more=True), state(1, 8, 1), gone(1, 9))
     steps = [follower.follow(each, 0.0) for each in log]
@@ -124,13 +124,13 @@ def _state(draw, turn, epoch, blocks, *, known):
 
 
 @given(histories(), st.data())
-def test_whoever_begins_at_any_state_holds_what_is_true(log, data):
+def test_a_reader_that_begins_at_any_state_has_the_blocks_of_the_engine(log, data):
     start = data.draw(st.sampled_from([at for at, each in enumerate(log) if read(each.data).kind is Kind.CLEAR]))
     _check(log, range(start, len(log)))
 
 
 @given(histories(), st.data())
-def test_whoever_misses_records_never_takes_a_wrong_set_for_a_whole_one(log, data):
+def test_a_reader_that_misses_records_never_reports_a_wrong_state_as_complete(log, data):
     _check(log, data.draw(st.lists(st.sampled_from(range(len(log))), unique=True).map(sorted)))
 
 

@@ -25,7 +25,7 @@ HONEST = "m␟pod.honest/engine␟0".encode()
 SERVED = b"kv@pod.honest.engine.0@m"
 
 
-async def test_who_writes_garbage_harms_nobody_else(kind, tmp_path, monkeypatch, caplog):
+async def test_unreadable_data_in_a_log_harms_no_other_stream(kind, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(streams, "LIST_SECONDS", 0.01)
     looks, log_type = [], type(kind.open())
     look = log_type.pointers
@@ -88,7 +88,7 @@ ODD = (
 ALIKE = ("m␟pod.a/b␟0", "m␟pod/a.b␟0", "n␟pod/a.b␟0")
 
 
-async def test_odd_names_harm_nobody_and_of_two_alike_one_is_read_and_the_other_is_named(tmp_path, monkeypatch, caplog):
+async def test_odd_stream_names_are_harmless_and_an_ambiguous_name_is_refused(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(streams, "LIST_SECONDS", 0.1)
     kind = Memory()
     async with fleet(kind) as log:
@@ -119,7 +119,7 @@ FIELDS = st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % numbe
 
 
 @given(st.binary(max_size=50) | st.lists(FIELDS, min_size=1, max_size=5), st.binary(max_size=30))
-def test_whatever_stands_for_a_pointer_is_one_that_can_be_read_from_or_is_refused(value, name):
+def test_any_pointer_data_is_a_valid_pointer_or_is_refused(value, name):
     found: dict[str, Pointer] = {}
     refused: Refused = Refused()
     take_pointer(found, refused, name, value)
@@ -131,10 +131,10 @@ def test_whatever_stands_for_a_pointer_is_one_that_can_be_read_from_or_is_refuse
 
 
 @given(st.binary(max_size=50))
-def test_a_message_of_nats_is_records_whatever_is_in_it(data):
+def test_any_nats_message_is_read_as_records(data):
     assert all(isinstance(record, bytes) for record in records_of(data))
 
 
-def test_a_message_with_more_records_than_have_positions_is_one_that_is_none():
+def test_a_nats_message_with_too_many_records_counts_as_one_record():
     data = b"\xdc" + (2**SHIFT + 1).to_bytes(2, "big") + b"\xc4\0" * (2**SHIFT + 1)
     assert records_of(data) == [data]

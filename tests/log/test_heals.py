@@ -26,7 +26,7 @@ def soon(monkeypatch):
 OFTEN = {"cluster": "eu", "state_every": 1}
 
 
-async def test_a_stream_whose_other_writer_has_gone_is_written_again(kind, caplog):
+async def test_a_fenced_leaf_writes_again_after_the_other_writer_is_gone(kind, caplog):
     async with fleet(kind) as log:
         leaf, reading = await log.followed_leaf(kafka=OFTEN)
         other = await insist(lambda: kind.open().claim(KEY))
@@ -40,7 +40,7 @@ async def test_a_stream_whose_other_writer_has_gone_is_written_again(kind, caplo
         assert reading.follower.epoch > other.epoch
 
 
-async def test_a_stream_whose_other_writer_lives_is_left_to_it(kind):
+async def test_a_fenced_leaf_does_not_write_while_the_other_writer_runs(kind):
     async with fleet(kind) as log:
         first = log.leaf(kafka=OFTEN)
         first.store(3)
@@ -70,7 +70,7 @@ POISONS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("poison", POISONS)
-async def test_a_writer_whose_redis_keys_held_something_else_goes_on_when_they_are_deleted(redis, poison, caplog):
+async def test_a_writer_continues_when_redis_keys_with_wrong_contents_are_deleted(redis, poison, caplog):
     kind = Redis(redis)
     async with fleet(kind) as log:
         leaf = log.leaf(kafka=OFTEN)
@@ -117,7 +117,7 @@ class Odd:
         return await self._log.claim(key)
 
 
-async def test_a_defect_stops_nothing_for_good(tmp_path, caplog):
+async def test_a_writer_continues_after_an_unexpected_exception(tmp_path, caplog):
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf(Odd(kind.open()))

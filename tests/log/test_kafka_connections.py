@@ -52,7 +52,7 @@ async def kind(kafka):
 
 
 @pytest.mark.parametrize("what", ["claim", "pointers", "read"])
-async def test_who_is_cancelled_while_a_client_begins_leaves_none(kind, what, monkeypatch):
+async def test_cancelling_the_start_of_a_kafka_client_leaves_no_connection(kind, what, monkeypatch):
     held, log = Held(monkeypatch), kind.open()
     attempt = {"claim": lambda: log.claim(KEY), "pointers": log.pointers, "read": lambda: log.read({KEY: START})}[what]
     task = asyncio.ensure_future(attempt())
@@ -64,7 +64,7 @@ async def test_who_is_cancelled_while_a_client_begins_leaves_none(kind, what, mo
     assert held.open == []
 
 
-async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch):
+async def test_a_kafka_client_that_does_not_stop_in_time_leaves_no_connection(kind, monkeypatch):
     held = Held(monkeypatch)
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
@@ -74,7 +74,7 @@ async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch)
     assert held.open == []
 
 
-async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch):
+async def test_cancelling_the_close_of_a_kafka_client_leaves_no_connection(kind, monkeypatch):
     held = Held(monkeypatch)
     ending: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
 
@@ -95,7 +95,7 @@ async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch
     await asyncio.wait([ended])
 
 
-async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(kind, monkeypatch):
+async def test_a_given_up_kafka_producer_leaves_no_task_that_reconnects(kind, monkeypatch):
     before = asyncio.all_tasks()
     writer = await kind.open().claim(KEY)
     held = Held(monkeypatch, AddPartitionsToTxnRequest, seconds=1.0)

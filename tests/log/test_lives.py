@@ -32,7 +32,7 @@ def lost(request):
     return KINDS[request.param](request.getfixturevalue(request.param))
 
 
-async def test_nobody_takes_the_next_life_of_a_log_for_the_one_before(lost, tmp_path, monkeypatch):
+async def test_a_log_that_lost_its_data_begins_a_new_epoch_at_both_aggregators(lost, tmp_path, monkeypatch):
     async with fleet(lost) as log, Two(lost, tmp_path, monkeypatch) as two:
         first = log.leaf()
         for _ in range(50):
@@ -62,7 +62,7 @@ EPOCHS = st.integers(1, 2 ** (TURN_BITS + RANDOM_BITS) - 1)
 
 
 @given(EPOCHS, st.integers(0, 2**TURN_BITS - 1))
-def test_the_next_epoch_is_above_the_last_one_and_is_one_that_readers_take(last, clock):
+def test_the_next_epoch_is_above_the_last_epoch_and_readable(last, clock):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contract, "now_as_turn", lambda: clock)
         epoch = next_turn(Pointer(last)).epoch
@@ -73,14 +73,14 @@ def test_the_next_epoch_is_above_the_last_one_and_is_one_that_readers_take(last,
     assert read(write(record)) == record
 
 
-def test_two_lives_that_begin_at_one_time_have_two_epochs(monkeypatch):
+def test_streams_that_begin_at_the_same_time_have_different_epochs(monkeypatch):
     """Two streams that begin at the same time, because the clock was set back, have different epoch numbers."""
     now = now_as_turn()
     monkeypatch.setattr(contract, "now_as_turn", lambda: now)
     assert len({next_turn(None).epoch for _ in range(20)}) > 15
 
 
-async def test_an_epoch_whose_numbers_are_used_up_is_followed_by_another_one(tmp_path, monkeypatch):
+async def test_a_writer_begins_a_new_epoch_when_the_seqs_are_used_up(tmp_path, monkeypatch):
     monkeypatch.setattr(appending, "LAST", 30)
     async with fleet(Memory()) as log:
         leaf, reading = await log.followed_leaf()

@@ -29,11 +29,11 @@ def files(tmp_path):
     }
 
 
-def test_nothing_is_read_where_nothing_is_named():
+def test_a_location_without_files_has_no_options():
     assert KafkaLocation("kafka-0:9092").options() == {}
 
 
-def test_files_are_read_each_time(files):
+def test_credential_files_are_read_again_at_each_connection(files):
     place = KafkaLocation("kafka-0:9092", KafkaTopic(**files))
     assert place.options()["sasl_plain_password"] == "hunter2 "
     files["password_file"].write_text("hunter3")
@@ -48,7 +48,7 @@ def test_files_are_read_each_time(files):
     assert nobody["security_protocol"] == "SSL"
 
 
-def test_addresses_are_those_of_all_servers():
+def test_a_location_lists_the_addresses_of_all_servers():
     place = KafkaLocation("kafka-0:9092,[::1]:9093")
     assert list(place.addresses) == [("kafka-0", 9092), ("::1", 9093)]
 
@@ -85,7 +85,7 @@ def discovered(kind, keys):
         ("password_file", None, "cannot be read"),
     ],
 )
-def test_check_names_the_file_and_quotes_nothing(files, tmp_path, kind, side, name, content, wrong):
+def test_check_names_a_wrong_credential_file_and_shows_no_secret(files, tmp_path, kind, side, name, content, wrong):
     data, at = side(kind, {key: str(value) for key, value in files.items()})
     config = tmp_path / "kvbus.yaml"
     config.write_text(json.dumps(data))
@@ -104,7 +104,7 @@ def test_check_names_the_file_and_quotes_nothing(files, tmp_path, kind, side, na
         assert "hunter2" not in text
 
 
-def test_all_files_that_cannot_be_used_are_named_at_once(files):
+def test_check_names_all_unusable_files_in_one_error(files):
     files["tls_ca_file"].unlink()
     files["password_file"].chmod(0o644)
     data, at = discovered("kafka", {key: str(value) for key, value in files.items()})
@@ -114,27 +114,27 @@ def test_all_files_that_cannot_be_used_are_named_at_once(files):
 
 
 @pytest.mark.parametrize("name", ["tls_key_file", "password_file"])
-def test_what_others_may_read_is_no_secret(files, name):
+def test_a_secret_file_that_other_users_can_read_is_refused(files, name):
     files[name].chmod(0o644)
     with pytest.raises(Exception, match="other users can read it"):
         KafkaLocation("kafka-0:9092", KafkaTopic(**files)).options()
 
 
-def test_the_place_of_an_output():
+def test_the_location_of_a_kafka_output_has_its_servers_and_topic():
     output = {"type": "kafka", "endpoint": "tcp://a:1", "kafka": {"topic": "t", "more_servers": ["tcp://b:2"]}}
     config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
     place = location_of(config.outputs[0])
     assert (place.servers, place.topic, place.pointers) == ("a:1,b:2", "t", "t-pointers")
 
 
-def test_the_place_of_a_redis_is_its_sentinels():
+def test_the_location_of_a_redis_output_has_its_sentinels():
     keys = {"sentinel": "mymaster", "more_servers": ["tcp://[::1]:2"]}
     place = location_of(load(None, env={}, overrides=written("redis", keys)[0]).outputs[0])
     assert (list(place.addresses), place.keys.sentinel) == ([("k", 1), ("::1", 2)], "mymaster")
 
 
 @pytest.mark.parametrize("side", [written, discovered])
-def test_a_redis_has_one_primary_unless_sentinels_say_which(side):
+def test_several_redis_servers_without_sentinel_are_refused(side):
     overrides, _ = side("redis", {"more_servers": ["tcp://b:2"]})
     with pytest.raises(ConfigError, match="sentinel: needed if more_servers is set"):
         load(None, env={}, overrides=overrides)

@@ -60,7 +60,7 @@ async def following(kind, router):
             yield log, leaf, found
 
 
-async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
+async def test_a_log_router_has_the_blocks_of_the_engines_without_an_aggregator(kind, router):
     async with following(kind, router) as (log, leaf, found):
         leaf.store(5, gone=4)
         await holds(found, leaf)
@@ -72,7 +72,7 @@ async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
         await late.close()
 
 
-async def test_a_writer_that_begins_again_and_a_log_that_does_cost_no_block(kind, router):
+async def test_a_log_router_loses_no_block_when_the_writer_and_the_log_restart(kind, router):
     async with following(kind, router) as (log, leaf, found):
         await leaf.close()
         again = log.leaf()
@@ -83,7 +83,7 @@ async def test_a_writer_that_begins_again_and_a_log_that_does_cost_no_block(kind
         await holds(found, again)
 
 
-async def test_a_writer_that_is_silent_is_forgotten(kind, router, monkeypatch):
+async def test_a_log_router_drops_the_blocks_of_a_silent_writer(kind, router, monkeypatch):
     async with following(kind, router) as (_, leaf, found):
         monkeypatch.setattr(LogStreams, "give_up", 0.5)
         await leaf.close()
@@ -91,7 +91,7 @@ async def test_a_writer_that_is_silent_is_forgotten(kind, router, monkeypatch):
         assert found.longest_prefix([1] * 16) == {}
 
 
-async def test_it_reads_anew_when_it_is_opened_again(kind, router):
+async def test_a_reopened_log_router_reads_the_log_again(kind, router):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)
@@ -106,7 +106,7 @@ async def test_it_reads_anew_when_it_is_opened_again(kind, router):
                 await holds(found, leaf)
 
 
-async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
+async def test_the_example_of_the_documentation_finds_the_workers(kind, capsys, monkeypatch):
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
@@ -118,7 +118,7 @@ async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
     assert capsys.readouterr().out == "pod.a.engine.3 has 1 blocks\nnobody has any\n"
 
 
-async def test_an_index_answers_from_the_log(kind, router):
+async def test_an_index_answers_queries_from_a_log(kind, router):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)
@@ -147,7 +147,7 @@ async def test_stores_without_tokens_are_counted(kind, router):
             assert (len(found), found.tokenless) == (0, 2)
 
 
-async def test_a_log_without_a_stream_is_settled_and_patterns_leave_out(kind, router):
+async def test_a_log_router_without_a_matching_stream_is_settled(kind, router):
     async with fleet(kind) as log:
         async with router() as found:
             await found.settled()
@@ -161,7 +161,7 @@ async def test_a_log_without_a_stream_is_settled_and_patterns_leave_out(kind, ro
             assert found.lag < 60
 
 
-async def test_while_the_log_cannot_be_read_what_was_known_stands_and_the_reason_is_told():
+async def test_a_log_router_names_the_reason_if_the_log_is_unreachable():
     router = LogRouter("nats", {"endpoint": "tcp://127.0.0.1:9"})
     async with router as found:
         await eventually(lambda: found.unreachable, "a reason")
@@ -178,12 +178,12 @@ async def test_while_the_log_cannot_be_read_what_was_known_stands_and_the_reason
         ("kafka", {"endpoint": "tcp://127.0.0.1:9", "topik": "x"}, "topik"),
     ],
 )
-def test_what_is_no_log_is_refused(kind, keys, said):
+def test_a_log_router_refuses_invalid_settings(kind, keys, said):
     with pytest.raises(ValueError, match=said):
         LogRouter(kind, keys)
 
 
-def test_it_is_used_open():
+def test_a_closed_log_router_refuses_questions():
     router = LogRouter("nats", {"endpoint": "tcp://127.0.0.1:9"})
     with pytest.raises(RouterError, match="async with"):
         router.longest_prefix([1] * 16)

@@ -27,7 +27,7 @@ def kind(nats):
     return Nats(nats)
 
 
-async def test_positions_in_a_stream_that_begins_again_are_as_good_as_those_before(kind):
+async def test_a_reader_continues_in_a_nats_stream_that_was_made_again(kind):
     await kind.make()
     writer = await kind.open().claim(KEY)
     for n in range(9):
@@ -52,7 +52,7 @@ async def test_positions_in_a_stream_that_begins_again_are_as_good_as_those_befo
     await reader.close()
 
 
-async def test_streams_that_are_missing_are_named(kind):
+async def test_missing_nats_streams_are_counted_as_stream_missing(kind):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)
@@ -70,7 +70,7 @@ async def test_streams_that_are_missing_are_named(kind):
         await (await log.reading()).holds(leaf)
 
 
-async def test_an_append_that_is_larger_than_a_message_is_several(kind):
+async def test_an_append_larger_than_a_nats_message_is_split(kind):
     await kind.make()
     writer = await kind.open().claim(KEY)
     records = [bytes([n]) * 300_000 for n in range(9)]
@@ -154,7 +154,7 @@ def diverge(monkeypatch, at, by, consumers):
 
 @pytest.mark.parametrize("by", [-1, 1], ids=["one is not there", "one is there twice"])
 @pytest.mark.parametrize("consumers", [1, 2])
-async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, monkeypatch, by, consumers):
+async def test_a_reader_ignores_a_nats_server_whose_messages_differ_from_its_peers(kind, monkeypatch, by, consumers):
     """A NATS server that was cut off may have other messages than its peers, without a gap in its sequence numbers.
 
     The server does not report this, so the reader must notice it.
@@ -173,7 +173,7 @@ async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, mon
     await reader.close()
 
 
-async def test_a_reader_goes_on_where_every_server_says_the_same(kind, monkeypatch):
+async def test_a_reader_skips_a_message_that_every_nats_server_lacks(kind, monkeypatch):
     monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
     monkeypatch.setattr(nats_reader, "MOST_TIMES", 3)
     await kind.make()
@@ -188,7 +188,7 @@ async def test_a_reader_goes_on_where_every_server_says_the_same(kind, monkeypat
     await reader.close()
 
 
-async def test_what_was_deleted_in_a_stream_is_missed_by_nobody(kind, monkeypatch):
+async def test_deleted_nats_messages_are_not_counted_as_missing(kind, monkeypatch):
     await kind.make()
     written = await interleaved(kind)
     gone = written[3:15:2]
@@ -208,7 +208,7 @@ async def test_what_was_deleted_in_a_stream_is_missed_by_nobody(kind, monkeypatc
     await reader.close()
 
 
-async def test_what_is_no_pointer_is_none(kind):
+async def test_an_unreadable_pointer_in_nats_is_ignored(kind):
     await kind.make()
     link = Link(kind.place(kind.server.address))
     await link.ask(f"{kind.stream}-pointers.{KEY}", b"\xff", 5.0)
@@ -220,9 +220,7 @@ async def test_what_is_no_pointer_is_none(kind):
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_server_goes_on(
-    kind, cancelled, monkeypatch
-):
+async def test_a_nats_connection_to_a_stopped_server_closes_when_the_server_continues(kind, cancelled, monkeypatch):
     monkeypatch.setattr(module, "STOP", 0.2)
     before = sockets()
     link = Link(kind.place(kind.server.address))
@@ -242,7 +240,7 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
     await eventually(lambda: sockets() <= before, "its socket to be closed")
 
 
-async def test_nothing_of_a_connection_is_open_when_it_is_closed(nats, tmp_path):
+async def test_closing_a_tls_connection_to_nats_closes_its_socket(nats, tmp_path):
     """After a connection with TLS is closed, the socket below TLS is closed too.
 
     TLS first sends its own close, and waits for the server's.
@@ -256,7 +254,7 @@ async def test_nothing_of_a_connection_is_open_when_it_is_closed(nats, tmp_path)
         await eventually(lambda: sockets() <= before, "its socket to be closed")
 
 
-async def test_a_connection_that_is_closed_before_it_has_a_socket_is_not_open_afterwards(nats, monkeypatch):
+async def test_a_nats_link_closed_while_it_connects_leaves_no_socket(nats, monkeypatch):
     loop, asked, go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     look_up = loop.getaddrinfo
 

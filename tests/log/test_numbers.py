@@ -286,7 +286,7 @@ class World:
 
 @settings(max_examples=200)
 @given(profile=st.sampled_from(["vllm", "dynamo"]), steps=st.lists(STEPS, min_size=12, max_size=40))
-def test_whoever_reads_at_either_holds_what_the_engine_holds(
+def test_a_router_at_either_aggregator_has_the_blocks_of_the_engine(
     profile: str, steps: list[tuple[str, *tuple[int, ...]]]
 ) -> None:
     world = World(profile)
@@ -297,7 +297,7 @@ def test_whoever_reads_at_either_holds_what_the_engine_holds(
         assert router.blocks == world.writer.blocks, router.kind
 
 
-def test_the_numbers_are_the_records_own_and_the_end_of_an_epoch_is_above_them() -> None:
+def test_an_aggregator_sends_the_seqs_of_the_records_and_ends_an_epoch_above_them() -> None:
     world = World("vllm")
     world.writer.change(2, 0)
     world.settle()
@@ -323,13 +323,13 @@ def relay_of(**keys: Any) -> Relay:
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [b"kv@a"], by_topic=True, numbered=True, **keys)])
 
 
-def test_what_is_no_batch_is_counted_and_its_number_says_nothing() -> None:
+def test_an_unreadable_record_is_counted_and_its_seq_gets_an_empty_batch() -> None:
     relay = relay_of()
     assert published(relay, RecordReceived(0, 7, b"\xc1", begins=True, ends=True)) == [(7, 0, [])]
     assert relay.sources[0].stats.rejected == {"not_msgpack": 1}
 
 
-def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_back_with_its_state() -> None:
+def test_a_source_whose_stream_ended_comes_back_with_its_state() -> None:
     relay = relay_of()
     state = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
     said = (7, 2, ["AllBlocksCleared", "BlockStored"])
@@ -342,7 +342,7 @@ def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_ba
     assert (relay.sources[0].state.value, len(relay.sources[0].normalizer.index)) == ("live", 1)
 
 
-def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
+def test_an_aggregator_uses_a_seq_only_for_a_record() -> None:
     """An aggregator publishes batches only for records of the log.
 
     Otherwise two aggregators would publish different batches with the same seq.
@@ -373,7 +373,7 @@ def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
     assert relay.outputs[0].streams[0].next_seq == 9
 
 
-def test_a_source_that_was_disconnected_is_not_given_up_once_its_log_is_read() -> None:
+def test_a_source_does_not_expire_after_its_log_is_read_again() -> None:
     relay = relay_of()
     record = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
     events: list[RelayEvent] = [record, SourceDown(0), LogReached(0, reached=True), record]
@@ -383,7 +383,7 @@ def test_a_source_that_was_disconnected_is_not_given_up_once_its_log_is_read() -
     assert (relay.sources[0].state.value, relay.sources[0].expired) == ("live", False)
 
 
-def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> None:
+def test_an_expired_source_has_its_blocks_again_after_its_log_is_read() -> None:
     relay = relay_of()
     record = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
     relay.handle(record, 0.0)
@@ -395,7 +395,7 @@ def test_a_source_that_timed_out_has_its_blocks_again_once_its_log_is_read() -> 
     assert (relay.sources[0].state.value, relay.sources[0].expired) == ("live", False)
 
 
-def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
+def test_outgoing_batches_have_the_rank_of_the_newest_records() -> None:
     """All batches of an aggregator have the rank that the newest records name.
 
     The key of a stream may name another rank: kvbus makes the key before the engine's batches name their rank.
@@ -425,7 +425,7 @@ def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
     assert ranks(renamed, RecordReceived(0, LAST, begins=True, ends=True)) == {0}, "nobody has said anything"
 
 
-def test_blocks_stand_while_the_log_is_away_and_nothing_else_takes_a_number() -> None:
+def test_blocks_stay_while_the_log_is_unreachable_and_no_seq_is_used() -> None:
     relay = relay_of(heartbeat=1.0)
     relay.handle(RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True), 0.0)
     assert relay.handle(LogReached(0, reached=False), 1.0) == []
@@ -437,7 +437,7 @@ def test_blocks_stand_while_the_log_is_away_and_nothing_else_takes_a_number() ->
     assert relay.sources[0].state.value == "live"
 
 
-def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_one() -> None:
+def test_a_state_that_outgrows_the_journal_is_not_sent_until_the_next_state() -> None:
     relay = relay_of(journal_bytes=1000)
     stream = relay.outputs[0].streams[0]
     state = payload({"type": "AllBlocksCleared"}, store([1]))
@@ -462,11 +462,11 @@ def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_
     assert next(sent.transfer.batches()) == (105, state)
 
 
-def test_an_output_on_which_the_source_is_hidden_has_nothing_of_it() -> None:
+def test_an_output_that_hides_a_source_sends_no_batch_of_it() -> None:
     assert published(relay_of(hidden=frozenset({0})), RecordReceived(0, 7, begins=True, ends=True)) == []
 
 
-def test_a_state_that_was_passed_over_is_looked_for_once() -> None:
+def test_a_log_reader_searches_once_for_a_skipped_state() -> None:
     log = [
         clear(TURN, 0, 1),
         clear(2 * TURN, 0, 5),

@@ -16,7 +16,7 @@ def lost(aggregator):
     return aggregator.daemon.discoveries[0].records["lost"]
 
 
-async def test_it_is_counted_and_the_state_that_comes_again_makes_it_good(kind, tmp_path, monkeypatch):
+async def test_an_aggregator_overtaken_by_retention_recovers_with_the_next_state(kind, tmp_path, monkeypatch):
     held = hold_back(kind, monkeypatch)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()

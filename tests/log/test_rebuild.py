@@ -5,7 +5,7 @@ from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 
 
-async def test_readers_of_the_log_hold_the_engines_blocks_from_whatever_state_they_begin_at(kind):
+async def test_readers_that_begin_at_any_state_have_the_blocks_of_the_engine(kind):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(700)
@@ -22,7 +22,7 @@ async def test_readers_of_the_log_hold_the_engines_blocks_from_whatever_state_th
         assert not sum(leaf.stats.dropped_batches.values())
 
 
-async def test_what_was_let_go_is_counted_and_made_good_by_a_state(kind):
+async def test_dropped_batches_are_counted_and_replaced_by_a_state(kind):
     async with fleet(kind) as log:
         leaf, reading = await log.followed_leaf(queue_batches=5)
         for _ in range(50):  # the event loop does not run between these batches

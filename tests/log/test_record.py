@@ -32,7 +32,7 @@ STREAMS = st.builds(Stream, NAMES, NAMES, NAMES, st.integers(0, 2**31 - 1))
 
 
 @given(STREAMS)
-def test_a_key_names_one_stream_and_is_a_subject_of_six_tokens(stream):
+def test_a_key_has_six_tokens_and_parses_to_its_stream(stream):
     assert Stream.parse(stream.key) == stream
     tokens = stream.key.split(".")
     assert len(tokens) == 6
@@ -42,7 +42,7 @@ def test_a_key_names_one_stream_and_is_a_subject_of_six_tokens(stream):
 
 
 @given(STREAMS, STREAMS)
-def test_two_streams_have_two_keys(one, other):
+def test_different_streams_have_different_keys(one, other):
     assert (one == other) == (one.key == other.key)
 
 
@@ -63,26 +63,26 @@ RECORDS = st.builds(
 
 
 @given(RECORDS)
-def test_what_is_written_is_read_again(record):
+def test_a_record_is_unchanged_after_writing_and_reading(record):
     assert read(write(record)) == record
     assert msgspec.msgpack.decode(write(record))[-1] == zlib.crc32(write(record)[:-5])
 
 
 @given(st.binary(max_size=60) | st.builds(lambda r, n: write(r)[:n], RECORDS, st.integers(0, 20)))
-def test_no_bytes_raise_anything_but_a_value_error(data):
+def test_reading_arbitrary_bytes_raises_value_error(data):
     with pytest.raises(ValueError):
         read(data)
 
 
 @given(RECORDS, st.data())
-def test_a_record_of_which_any_bit_is_another_one_is_refused(record, data):
+def test_a_record_with_a_flipped_bit_is_refused(record, data):
     whole = bytearray(write(record))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError):
         read(bytes(whole))
 
 
-def test_a_state_is_packed_where_that_makes_it_smaller_and_a_batch_never():
+def test_a_state_is_compressed_if_that_is_smaller_and_a_batch_never():
     blocks = payload(*(store([n]) for n in range(MAX_EVENTS)))
     batch, state = (record(kind, 1, 0, payload=blocks) for kind in (Kind.BATCH, Kind.STATE))
     assert len(state) < len(batch) / 2
@@ -95,13 +95,13 @@ def test_a_state_is_packed_where_that_makes_it_smaller_and_a_batch_never():
 # -- size --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_within_the_limits_stays_as_it_is():
+def test_a_batch_within_the_limits_is_not_divided():
     whole = payload(*(store([n]) for n in range(MAX_EVENTS)))
     assert divided(whole, MAX_EVENTS) == [whole]
     assert divided(whole, MAX_EVENTS + 1) == [whole]
 
 
-def test_more_events_than_a_record_holds_are_divided_in_their_order():
+def test_a_batch_with_too_many_events_is_divided_in_order():
     events = [{**store([n]), "no struct": [n]} if n % 3 else removed([n + 1]) for n in range(5 * MAX_EVENTS + 7)]
     whole = payload(*events)
     parts = [unpack(part) for part in divided(whole, len(events))]
@@ -132,11 +132,11 @@ def test_an_event_that_is_too_large_is_divided_between_blocks():
     ]
 
 
-def test_one_block_alone_is_never_divided():
+def test_a_single_block_is_never_divided():
     large = payload(store([1], tokens=[2**31] * 150_000, block_size=150_000))
     assert divided(large, 1) == [large]
 
 
-def test_the_block_size_is_that_of_the_first_store():
+def test_the_block_size_of_a_batch_is_the_size_of_its_first_store():
     assert block_size_of(payload(removed([1]), store([2], tokens=[1] * 32, block_size=32))) == 32
     assert block_size_of(payload(cleared())) == 0

@@ -45,7 +45,7 @@ async def redises(tmp_path):
         made.kill()
 
 
-async def test_an_epoch_that_no_replica_has_is_nobodys(redises):
+async def test_a_claim_without_a_replica_fails_and_its_epoch_is_not_used_again(redises):
     one, other = redises.servers
     kind = Redis(one)
     first = await insist(lambda: kind.open().claim(KEY))
@@ -77,7 +77,7 @@ class Moved(Redis):
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["with everything", "without the newest"])
-async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeypatch):
+async def test_kvbus_continues_when_the_redis_address_moves_to_a_replica(redises, behind, tmp_path, monkeypatch):
     one, other = redises.servers
     for sentinel in redises.members:
         sentinel.kill()  # this test decides which server is the primary
@@ -106,7 +106,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
             assert dict(seen.leaf.stats.refused) == ({"data_lost": 1} if behind else {})
 
 
-async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
+async def test_kvbus_finds_the_redis_primary_through_sentinels(redises, tmp_path, monkeypatch):
     one, other = redises.servers
     redises.members[0].kill()  # the first Sentinel of the configuration
     kind = Redis(one, redises)

@@ -24,7 +24,7 @@ async def told(kind, *command):
         return await client.execute_command(*command)
 
 
-async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append(redis):
+async def test_the_next_append_detects_that_redis_lost_data(redis):
     kind = Redis(redis)
     async with fleet(kind) as log:
         leaf = log.leaf()
@@ -46,7 +46,7 @@ async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append
         assert reading.follower.counts["lost"] == 0
 
 
-async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_it(redis):
+async def test_redis_deletes_old_records_before_the_newest_state_and_no_later_record(redis):
     kind = Redis(redis)
     records, _ = names(kind.place(""), KEY)
     writer = await kind.open().claim(KEY)
@@ -74,7 +74,7 @@ async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_i
     await writer.close()
 
 
-async def test_a_stream_that_nobody_writes_goes(redis):
+async def test_the_redis_keys_of_a_stream_without_a_writer_expire(redis):
     kind = Redis(redis)
     writer = await kind.open().claim(KEY)
     await writer.append([b"a"])
@@ -92,7 +92,7 @@ async def test_a_stream_that_nobody_writes_goes(redis):
     await again.close()
 
 
-async def test_many_streams_that_are_far_behind_are_read_by_and_by_each_in_its_order(redis):
+async def test_forty_long_streams_are_read_in_bounded_slices_and_in_order(redis):
     kind = Redis(redis)
     keys = [Stream("eu", "m", "w", rank).key for rank in range(40)]
     for key in keys:
@@ -114,13 +114,13 @@ async def test_many_streams_that_are_far_behind_are_read_by_and_by_each_in_its_o
         assert [entry.data for entry in mine] == [b"%d" % n for n in range(150)]
 
 
-async def test_what_is_no_pointer_is_none(redis):
+async def test_an_unreadable_pointer_in_redis_is_ignored(redis):
     kind = Redis(redis)
     await told(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
     assert await kind.open().pointers() == await kind.open().pointers(KEY) == {}
 
 
-async def test_who_is_cancelled_while_it_closes_leaves_no_connection(redis, monkeypatch):
+async def test_cancelling_the_close_of_a_redis_client_leaves_no_connection(redis, monkeypatch):
     closing, disconnect = asyncio.Event(), Connection.disconnect
     closed: set[Connection] = set()
 

@@ -10,13 +10,13 @@ from kvbus.parts.log.location import causes, insisted, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 
-def test_an_error_that_is_in_its_own_context_is_walked_once():
+def test_causes_lists_each_error_of_a_cyclic_context_once():
     first, second = OSError("first"), OSError("second")
     first.__context__, second.__context__ = second, first
     assert list(causes(first)) == [first, second]
 
 
-def test_a_context_that_is_suppressed_is_no_cause():
+def test_causes_leaves_out_a_suppressed_context():
     first, second = OSError("first"), OSError("second")
     first.__context__ = second
     assert list(causes(first)) == [first, second]
@@ -26,14 +26,14 @@ def test_a_context_that_is_suppressed_is_no_cause():
     assert list(causes(first)) == [first, second]
 
 
-def test_a_file_is_named_with_its_section():
+def test_a_refusal_names_the_file_with_its_section():
     found = refusal(TlsFileError("password_file", "is empty"), "nats")
     assert found is not None
     assert (str(found), found.reason) == ("nats.password_file is empty", "key_file")
     assert refusal(OSError("other"), "nats") is None
 
 
-async def test_who_is_refused_does_not_insist_and_who_hears_nothing_does():
+async def test_an_attempt_is_repeated_without_an_answer_but_not_after_a_refusal():
     asked = []
 
     async def attempt(left):

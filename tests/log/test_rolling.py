@@ -49,7 +49,7 @@ async def fields_of_records(kind):
     return found
 
 
-async def test_every_part_is_replaced_in_any_order_and_versions_that_add_fields_are_side_by_side(kafka, tmp_path):
+async def test_processes_can_be_upgraded_in_any_order_if_a_version_only_adds_fields(kafka, tmp_path):
     kind = Kafka(kafka)
     async with region(kind, kafka, tmp_path) as here:
         (leaf, other_leaf), (one, other) = here.leaves, here.aggregators
@@ -72,7 +72,7 @@ async def test_every_part_is_replaced_in_any_order_and_versions_that_add_fields_
             assert each.counts(RECORDS).keys() <= {"known", "double", "old_epoch"}
 
 
-async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_readers_are_upgraded(redis, tmp_path):
+async def test_records_of_a_later_schema_are_refused_until_readers_are_upgraded(redis, tmp_path):
     assert NEXT > SCHEMA
     async with region(Redis(redis), redis, tmp_path) as here:
         (leaf, other_leaf), (one, other) = here.leaves, here.aggregators
@@ -99,9 +99,7 @@ async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_read
         assert all("other_schema" not in each.counts(RECORDS) for each in (one, other))
 
 
-async def test_a_writer_of_the_former_schema_is_refused_and_named_and_its_stream_is_back_after_the_upgrade(
-    nats, tmp_path
-):
+async def test_a_writer_of_the_former_schema_is_refused_until_it_is_upgraded(nats, tmp_path):
     async with region(Nats(nats), nats, tmp_path) as here:
         leaf, (one, other) = here.leaves[0], here.aggregators
         topic = here.topics[0]

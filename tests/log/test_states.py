@@ -65,9 +65,7 @@ def states_of(records):
     return sizes
 
 
-async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_who_begins_reads_little(
-    kind, monkeypatch
-):
+async def test_under_churn_repeated_states_have_bounded_size_and_a_new_reader_reads_little(kind, monkeypatch):
     monkeypatch.setattr(appending, "LEAST_TAIL", LEAST)
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
@@ -98,7 +96,7 @@ async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_w
         assert not late.follower.counts
 
 
-async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypatch):
+async def test_a_state_is_written_even_if_batches_always_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(appending, "LEAST_TAIL", LEAST)
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     feeding = True
@@ -162,7 +160,7 @@ def once(kind):
 
 
 @pytest.mark.parametrize("part", [Kind.CLEAR, Kind.STATE, Kind.BATCH])
-async def test_a_damaged_record_is_refused_and_counted_and_the_next_state_makes_it_good(kind, part, monkeypatch):
+async def test_a_reader_recovers_from_a_damaged_record_with_the_next_state(kind, part, monkeypatch):
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
         leaf = log.leaf(Changing(log.kind.open(), once(part)))
@@ -185,7 +183,7 @@ async def test_a_damaged_record_is_refused_and_counted_and_the_next_state_makes_
         assert not late.follower.counts
 
 
-async def test_a_state_that_retention_took_is_written_again_by_whoever_writes_the_stream(kind, monkeypatch):
+async def test_a_writer_writes_its_state_again_after_retention_deleted_it(kind, monkeypatch):
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
         leaf = log.leaf()

@@ -148,7 +148,7 @@ async def tried(log, at):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["kafka", "nats", "redis"])
-async def test_a_connection_that_ends_anywhere_costs_nobody_a_block(name, request, monkeypatch):
+async def test_a_connection_cut_at_any_point_loses_no_block(name, request, monkeypatch):
     KafkaCutting.install(monkeypatch)
     kind = {"kafka": Kafka, "nats": Nats, "redis": Redis}[name](request.getfixturevalue(name))
     async with fleet(kind) as log:

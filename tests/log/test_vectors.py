@@ -18,13 +18,13 @@ def steps(name: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_files_are_as_they_are_made():
+def test_the_files_of_the_vectors_are_up_to_date():
     found = {path.stem: path.read_text() for path in DIRECTORY.glob("*.json")}
     assert found == {name: text_of(content) for name, content in files().items()}, "python -m tests.log.vectors"
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_follower_holds_what_the_vector_says(name):
+def test_a_follower_has_the_blocks_and_counts_of_the_vector(name):
     reading = Reading()
     for number, step in enumerate(steps(name)):
         before = reading.follower.counts.copy()
@@ -46,7 +46,7 @@ def test_a_follower_holds_what_the_vector_says(name):
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_record_has_the_fields_that_the_vector_says_and_is_written_so(name):
+def test_a_record_is_read_and_written_as_the_vector_says(name):
     for number, step in enumerate(steps(name)):
         data = bytes.fromhex(step["record"] or "")
         if step["fields"] is None:
@@ -61,7 +61,7 @@ def test_a_record_has_the_fields_that_the_vector_says_and_is_written_so(name):
             assert write(found) == data, number
 
 
-def test_every_kind_and_every_count_of_a_follower_is_in_a_vector():
+def test_the_vectors_contain_every_kind_of_record_and_every_count():
     found = [step for name in LOGS for step in steps(name)]
     assert {step["fields"]["kind"] for step in found if step["fields"]} == set(Kind)
     known = {"double", "old_epoch", "known", "unusable", "lost", "expired", "clock_set_back"}
@@ -69,7 +69,7 @@ def test_every_kind_and_every_count_of_a_follower_is_in_a_vector():
     assert {step["holds"] for step in found} == {"nothing", "part", "all", "former"}
 
 
-def test_a_key_names_the_stream_that_the_vector_says_and_no_other_one():
+def test_a_key_names_the_stream_of_the_vector():
     for each in json.loads((DIRECTORY / "keys.json").read_text())["keys"]:
         if each["stream"] is None:
             with pytest.raises(ValueError):

@@ -30,15 +30,13 @@ async def write_later(log):
 
 
 @pytest.mark.parametrize("more", [[], ["later"], [{"a": 1}, None]])
-def test_a_pointer_may_have_further_fields_and_the_next_turn_has_none(more):
+def test_a_pointer_with_additional_fields_is_read_without_them(more):
     pointer = read_pointer(msgspec.msgpack.encode([3, 7, 900, *more]))
     turn = next_turn(pointer)
     assert (pointer, turn) == (Pointer(3, 7, 900), Pointer(turn.epoch, -1, 900))
 
 
-async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is_written_then_is_read(
-    kind, tmp_path, monkeypatch
-):
+async def test_a_stream_is_given_up_under_a_later_schema_and_read_again_after_a_downgrade(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("kvbus.parts.discovery.streams.LIST_SECONDS", 0.2)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
@@ -65,7 +63,7 @@ async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is
         assert two.one.next[0] >> EPOCH_BITS > epoch
 
 
-async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
+async def test_an_aggregator_removes_a_source_without_a_readable_record(tmp_path, monkeypatch):
     """An aggregator removes a source if it cannot read any of the stream's records.
 
     To cause this, the test changes the stream's pointer after the aggregator has found the source, but before the
@@ -96,7 +94,7 @@ async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, m
             await aggregator.daemon.close(0)
 
 
-async def test_doctor_says_that_a_later_version_has_written(tmp_path, monkeypatch):
+async def test_doctor_reports_records_of_a_later_version(tmp_path, monkeypatch):
     kind = Memory()
     async with fleet(kind) as log:
         leaf = log.leaf()

@@ -25,7 +25,7 @@ class Away:
         return await self._log.claim(key)
 
 
-async def test_a_stream_that_another_writer_has_is_counted_as_long_as_it_is_open(kind):
+async def test_a_fenced_stream_is_counted_until_it_is_closed(kind):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(5)
@@ -39,7 +39,7 @@ async def test_a_stream_that_another_writer_has_is_counted_as_long_as_it_is_open
         assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (0, 0)
 
 
-async def test_a_state_that_does_not_come_is_counted_until_it_does(kind, monkeypatch):
+async def test_an_overdue_state_is_counted_until_it_is_written(kind, monkeypatch):
     monkeypatch.setattr(appending, "OVERDUE", 0.5)
     async with fleet(kind) as log:
         place = Away(kind.open())

@@ -53,7 +53,7 @@ async def written(log, blocks):
     return leaf
 
 
-async def test_a_reader_follows_without_waiting_for_the_silence(kind):
+async def test_a_reader_follows_an_erased_and_rewritten_stream_immediately(kind):
     """A reader follows the new stream at once.
 
     Its clock does not advance, so it cannot notice that the old stream expired.
@@ -77,7 +77,7 @@ async def test_a_reader_follows_without_waiting_for_the_silence(kind):
             await reading.holds(again)
 
 
-async def test_routers_of_an_aggregator_hold_the_new_one(kind, tmp_path, monkeypatch):
+async def test_routers_of_an_aggregator_get_the_blocks_of_the_rewritten_stream(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(follower, "LEASE_TTL", 3600.0)
     async with fleet(kind) as log:
         leaf = await written(log, 10)
