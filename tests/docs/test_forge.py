@@ -139,7 +139,7 @@ def test_only_publishing_jobs_of_a_workflow_have_write_permission(path: Path) ->
 
 
 @each_workflow
-def test_every_job_has_a_time_limit_and_no_two_runs_overlap(path: Path) -> None:
+def test_workflows_have_time_limits_and_do_not_run_twice_on_a_branch(path: Path) -> None:
     for name, job in jobs(path).items():
         assert "uses" in job or 0 < job["timeout-minutes"] <= 60, name
     # In a workflow that another repository calls, github.workflow is the caller's name. If the concurrency group had that

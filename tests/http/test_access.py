@@ -127,7 +127,7 @@ async def asking(**settings: Any) -> AsyncIterator[Asking]:
         "GET /blocks HTTP/1.1|Host: [FD00::7]:80|",
     ],
 )
-async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: str) -> None:
+async def test_a_loopback_client_may_read_blocks_under_local_and_allowed_host_names(request_: str) -> None:
     async with asking(http_allowed_hosts=["Kvbus.Example.Internal", "[fd00:0::7]"]) as here:
         answer = await here.ask(request_)
         assert answer.status == 200, answer.body
@@ -190,7 +190,7 @@ async def test_loopback_under_a_local_or_a_configured_name_may_read(request_: st
         ("GET /blocks?source=nobody HTTP/1.1|Host: evil.example|", "host"),
     ],
 )
-async def test_everything_else_is_refused_counted_and_told_how_to_get_in(request_: str, reason: str) -> None:
+async def test_a_forbidden_request_is_refused_with_advice_and_counted(request_: str, reason: str) -> None:
     async with asking() as here:
         answer = await here.ask(request_)
         assert answer.status == 403
@@ -209,7 +209,7 @@ async def test_everything_else_is_refused_counted_and_told_how_to_get_in(request
         "GET /blocks HTTP/1.1|Host: localhost|Host: evil.example|",
     ],
 )
-async def test_no_host_or_several_are_no_request(request_: str) -> None:
+async def test_a_request_without_exactly_one_host_header_is_invalid(request_: str) -> None:
     async with asking() as here:
         assert (await here.ask(request_)).status == 400
 
@@ -237,7 +237,7 @@ LOCAL, OWN, OTHER = ("127.0.0.1", 1), ("10.1.2.3", 9477), ("10.1.2.9", 1)
         (None, None, HttpRefusal.PEER),  # the connection has ended meanwhile
     ],
 )
-def test_both_ends_of_the_connection_have_to_be_loopback(
+def test_content_requires_loopback_addresses_at_each_end_of_the_connection(
     peer: tuple[str, int] | None, own: tuple[str, int] | None, refusal: HttpRefusal | None
 ) -> None:
     transport = mock.Mock()
@@ -251,7 +251,7 @@ def test_both_ends_of_the_connection_have_to_be_loopback(
     assert Access([]).refusal(request) is (refusal or HttpRefusal.FORWARDED)
 
 
-async def test_several_hosts_would_be_refused_by_the_rule_too() -> None:
+async def test_the_access_rule_refuses_a_request_with_two_host_headers() -> None:
     transport = mock.Mock()
     transport.get_extra_info = lambda *_: LOCAL
     headers = [("Host", "localhost"), ("Host", "localhost")]
@@ -259,7 +259,7 @@ async def test_several_hosts_would_be_refused_by_the_rule_too() -> None:
     assert Access([]).refusal(request) is HttpRefusal.HOST
 
 
-async def test_any_address_of_loopback_may_ask() -> None:
+async def test_a_client_at_any_loopback_address_may_read_blocks() -> None:
     async with asking() as here:
         assert (await here.ask("GET /blocks HTTP/1.1|Host: localhost|", local_address="127.0.0.9")).status == 200
 
@@ -275,14 +275,14 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 @pytest.mark.parametrize("address", ["[::1]", "[::]"])
-async def test_loopback_of_ipv6(address: str) -> None:
+async def test_a_client_at_ipv6_loopback_may_read_blocks(address: str) -> None:
     async with asking(http=f"{address}:{free_port()}") as here:
         here.address = ("::1", here.address[1])
         assert (await here.get("/blocks", "[::1]:PORT")).status == 200
         assert (await here.get("/blocks", "evil.example")).status == 403
 
 
-async def test_every_path_is_open_or_closed_on_purpose() -> None:
+async def test_every_http_path_is_declared_open_or_protected() -> None:
     """Every HTTP path is in ``OPEN`` or is protected, so the test fails for a new path that is neither."""
     async with asking() as here:
         paths = {name: path.methods[0] for name, path in here.bus.daemon.admin.paths.items()}
@@ -294,7 +294,7 @@ async def test_every_path_is_open_or_closed_on_purpose() -> None:
             assert answer.status == (200 if path in OPEN else 403), path
 
 
-async def test_what_is_open_shows_nothing_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
+async def test_open_http_paths_and_logs_show_no_tokens_or_hashes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with asking() as here:
         metrics = (await here.get("/metrics")).body
@@ -307,7 +307,7 @@ async def test_what_is_open_shows_nothing_of_a_prompt(caplog: pytest.LogCaptureF
             assert f"{secret:x}" not in told
 
 
-async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_line_of_a_refusal_contains_no_part_of_the_request(caplog: pytest.LogCaptureFixture) -> None:
     async with asking() as here:
         with caplog.at_level(logging.INFO):
             await here.get("/blocks?source=what-users-wrote", "evil.example")
@@ -319,7 +319,7 @@ async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog
         assert "evil.example" not in caplog.text
 
 
-async def test_dumps_that_are_too_many_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dump_beyond_max_dumps_counts_as_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_DUMPS", 0)
     async with asking() as here:
         assert (await here.get("/blocks")).status == 503

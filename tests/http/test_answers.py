@@ -25,7 +25,7 @@ def names(text):
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/sources"])
-async def test_a_long_answer_in_parts_is_whole(monkeypatch, path):
+async def test_a_long_answer_is_complete_for_each_size_of_part(monkeypatch, path):
     async with web() as client:
         whole = await client.text(path)
     for size in (2**20, 100):
@@ -39,7 +39,7 @@ async def test_a_long_answer_in_parts_is_whole(monkeypatch, path):
             assert await client.status(path, "HEAD") == (200, "")
 
 
-async def test_the_event_loop_does_other_work_after_each_slice():
+async def test_the_event_loop_does_other_work_after_each_slice_of_an_answer():
     done: list[object] = []
 
     def work():
@@ -54,7 +54,7 @@ async def test_the_event_loop_does_other_work_after_each_slice():
 
 
 @pytest.mark.parametrize("body", [b"", b"abc", b"abcd", b"abcdefghijklm"])
-async def test_a_long_body_is_sent_whole_and_in_order(monkeypatch, body):
+async def test_a_long_body_is_sent_completely_and_in_order(monkeypatch, body):
     monkeypatch.setattr(answers, "PART", 4)
 
     async def answer(request):
@@ -67,7 +67,7 @@ async def test_a_long_body_is_sent_whole_and_in_order(monkeypatch, body):
         assert got.headers["Content-Length"] == str(len(body))
 
 
-def test_a_refusal_is_counted_and_says_why():
+def test_a_refusal_is_counted_and_has_its_reason_in_the_body():
     process = ProcessStats()
     answer = answers.refused(process, 503, HttpRefusal.BUSY, "try again")
     assert (answer.status, answer.body) == (503, b'{"error":"try again"}')

@@ -29,7 +29,7 @@ def amounts(lines: list[logging.LogRecord]) -> Counter[str]:
     return total
 
 
-def test_answers_are_added_up_and_written_after_a_while(lines: list[logging.LogRecord]) -> None:
+def test_the_content_log_sums_answers_and_writes_them_periodically(lines: list[logging.LogRecord]) -> None:
     log = ContentLog()
     log.look(100.0)
     for n in range(3):
@@ -46,7 +46,7 @@ def test_answers_are_added_up_and_written_after_a_while(lines: list[logging.LogR
     assert (vars(line)["caller"], vars(line)["path"], vars(line)["status"]) == ("router-a", "/blocks", 200)
 
 
-def test_an_answer_that_goes_on_is_in_it_so_far(lines: list[logging.LogRecord]) -> None:
+def test_the_content_log_counts_the_sent_part_of_an_open_answer(lines: list[logging.LogRecord]) -> None:
     log = ContentLog()
     reading = log.begin("router-a", "/events")
     log.write()
@@ -61,7 +61,7 @@ def test_an_answer_that_goes_on_is_in_it_so_far(lines: list[logging.LogRecord]) 
     assert amounts(lines) == {"answers": 1, "blocks": 6, "bytes": 60}
 
 
-def test_callers_and_statuses_are_apart_and_too_many_of_them_are_written_at_once(
+def test_the_content_log_separates_callers_and_writes_at_once_at_its_limit(
     lines: list[logging.LogRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content_log, "MAX_LINES", 4)

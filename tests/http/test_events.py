@@ -59,7 +59,7 @@ async def following(client, query="", last_id=None):
         yield Following(answer)
 
 
-async def test_it_begins_with_where_it_begins_and_then_says_rates_every_second():
+async def test_events_begin_with_a_start_event_and_then_send_rates():
     async with web_and_engine() as (client, engine), following(client) as here:
         name, data, last_id = await here.next()
         assert (name, data) == ("start", {"resumed": None, "because": ""})
@@ -79,7 +79,7 @@ async def test_it_begins_with_where_it_begins_and_then_says_rates_every_second()
         assert after["at"] - rates["at"] > 0.5
 
 
-async def test_transitions_come_with_their_causes_and_are_resumed():
+async def test_events_send_transitions_with_causes_and_resume_after_an_id():
     async with web() as client:
         async with following(client) as here:
             _, _, begun = await here.next("start")
@@ -115,7 +115,7 @@ async def test_transitions_come_with_their_causes_and_are_resumed():
         ("PROCESS--2", "is not valid"),
     ],
 )
-async def test_an_id_that_cannot_be_resumed_is_answered_with_why_and_from_now_on(last_id, because):
+async def test_events_with_an_unusable_id_start_now_and_give_the_reason(last_id, because):
     async with web() as client:
         now = (await client.json("/overview"))["id"]
         async with following(client, last_id=last_id.replace("PROCESS", now.partition("-")[0])) as here:
@@ -125,7 +125,7 @@ async def test_an_id_that_cannot_be_resumed_is_answered_with_why_and_from_now_on
             assert given.partition("-")[0] == now.partition("-")[0]
 
 
-async def test_batches_of_an_output_with_hashes_as_strings():
+async def test_events_send_the_batches_of_an_output_with_hashes_as_strings():
     big = 6280583736533942967
     async with web_and_engine() as (client, engine), following(client, "?output=routers") as here:
         assert (await here.next())[0] == "start"
@@ -153,7 +153,7 @@ async def test_batches_of_an_output_with_hashes_as_strings():
             assert (await other.next())[1]["resumed"] is False
 
 
-async def test_a_large_batch_comes_in_parts_and_its_id_with_the_last_one():
+async def test_events_split_a_large_batch_and_send_its_id_with_the_last_part():
     async with web_and_engine() as (client, engine), following(client, "?output=routers") as here:
         await here.next("start")
         await engine.wait_for_subscriber(60)
@@ -172,7 +172,7 @@ async def test_a_large_batch_comes_in_parts_and_its_id_with_the_last_one():
         assert seen == [str(n) for n in range(count + 1)]
 
 
-async def test_batches_that_are_not_kept_any_more_are_named():
+async def test_events_name_batches_that_the_journal_no_longer_has():
     async with web_and_engine(output={"journal_batches": 3}) as (client, engine):
         await engine.wait_for_subscriber(60)
         async with following(client, "?output=routers") as here:
@@ -187,7 +187,7 @@ async def test_batches_that_are_not_kept_any_more_are_named():
             assert [(await here.next("batch"))[1]["seq"] for _ in range(3)] == [7, 8, 9]
 
 
-def test_an_id_of_many_streams_leaves_their_positions_out():
+def test_an_event_id_of_too_many_streams_has_no_positions():
     listener = events.Listener(None)
     listener.number, listener.seqs = 3, dict.fromkeys(range(events.MAX_POSITIONS), 10**12)
     assert len(listener.id_in("process")) < 8000  # servers accept about this many bytes in a header
@@ -195,7 +195,7 @@ def test_an_id_of_many_streams_leaves_their_positions_out():
     assert listener.id_in("process") == "process-3"
 
 
-async def test_transitions_that_are_not_kept_any_more_are_named():
+async def test_events_name_transitions_that_the_timeline_no_longer_has():
     async with web() as client, following(client) as here:
         await here.next("start")
         timeline = client.bus.daemon.admin.timeline
@@ -207,7 +207,7 @@ async def test_transitions_that_are_not_kept_any_more_are_named():
         assert (await here.next("transition"))[1]["text"] == "number 500"
 
 
-async def test_what_it_does_not_know_is_refused_with_a_sentence():
+async def test_events_refuse_unknown_parameters_and_outputs_with_a_message():
     async with web() as client:
         status, text = await client.status("/events?blocks=1")
         assert (status, json.loads(text)["error"]) == (
@@ -218,7 +218,7 @@ async def test_what_it_does_not_know_is_refused_with_a_sentence():
         assert (status, json.loads(text)["error"]) == (404, "no output 'x'; the outputs are: routers")
 
 
-async def test_batches_are_for_whoever_may_read_content_and_the_rest_is_for_everybody():
+async def test_events_send_batches_only_to_clients_that_may_read_content():
     async with web() as client:
         elsewhere = {"Host": "evil.example"}
         status, text = await client.status("/events?output=routers", headers=elsewhere)
@@ -227,7 +227,7 @@ async def test_batches_are_for_whoever_may_read_content_and_the_rest_is_for_ever
             assert answer.status == 200
 
 
-async def test_clients_are_bounded_counted_and_cost_nothing_once_they_are_gone(monkeypatch):
+async def test_events_limit_and_count_their_clients_and_release_closed_clients(monkeypatch):
     monkeypatch.setattr(events, "MAX_LISTENERS", 3)
     monkeypatch.setattr(events, "MAX_FOLLOWERS", 1)
     async with web() as client, contextlib.AsyncExitStack() as stack:
@@ -245,7 +245,7 @@ async def test_clients_are_bounded_counted_and_cost_nothing_once_they_are_gone(m
         await eventually(lambda: process.http_listeners == 0, "the clients forgotten")
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_counted(monkeypatch):
+async def test_events_disconnect_and_count_a_client_that_does_not_read(monkeypatch):
     monkeypatch.setattr(connections, "TIMEOUT", 0.3)
     async with web_and_engine() as (client, engine):
         await engine.wait_for_subscriber(60)
@@ -263,7 +263,7 @@ async def test_a_client_that_does_not_read_is_cut_off_and_counted(monkeypatch):
         writer.close()
 
 
-async def test_the_end_of_the_bus_ends_the_answers_at_once():
+async def test_the_end_of_kvbus_ends_event_streams_at_once():
     async with web() as client, following(client) as here:
         await here.next("start")
         closing = asyncio.create_task(client.bus.daemon.close(drain=0))
@@ -271,7 +271,7 @@ async def test_the_end_of_the_bus_ends_the_answers_at_once():
         await closing
 
 
-def test_every_field_of_an_event_is_plain_json():
+def test_events_send_every_field_as_plain_json():
     raw = msgspec.Raw(msgspec.msgpack.encode(list(range(16))))
     stored: BlockStored = BlockStored((b"\x00\xff",), None, raw, 16, medium="CPU", group_idx=2)
     gone: BlockRemoved = BlockRemoved((1, 2**63), medium=None)

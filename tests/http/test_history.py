@@ -18,7 +18,7 @@ from tests.http.test_http import relayed, web_and_engine
 from tests.ports import free_ports
 
 
-def test_a_rate_is_known_from_the_second_sample_on_and_never_negative() -> None:
+def test_the_history_has_rates_from_the_second_sample_and_no_negative_rate() -> None:
     course = Course(("batches",), ("blocks",))
     course.add(0, 7.0, (100,), {"blocks": 7})
     assert math.isnan(course.latest["batches"])
@@ -43,7 +43,7 @@ def pieces(history, daemon, now, wall):
     return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
 
-async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
+async def test_the_history_keeps_the_newest_five_minutes() -> None:
     async with web_and_engine() as (client, engine):
         await engine.wait_for_subscriber(60)
         engine.publish(payload(store([1, 2, 3])))
@@ -70,7 +70,7 @@ async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
         daemon.relay.sources[0].gone = False
 
 
-async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_whole(monkeypatch) -> None:
+async def test_the_history_takes_a_sample_in_slices_and_shows_it_when_complete(monkeypatch) -> None:
     monkeypatch.setattr(module, "AT_ONCE", 2)
     more = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(5))]
     async with running_bus(more_sources=more, output={"layout": "merged"}) as bus:
@@ -106,7 +106,7 @@ async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_w
         assert history.newest["at"] == 1001.0
 
 
-async def test_a_sample_waits_for_its_turns_and_none_is_begun_beside_it(monkeypatch) -> None:
+async def test_the_history_begins_no_sample_before_the_previous_one_is_complete(monkeypatch) -> None:
     async with web_and_engine() as (client, _):
         admin = client.bus.daemon.admin
         await eventually(admin.history.times, "a sample")
@@ -131,7 +131,7 @@ async def test_a_sample_waits_for_its_turns_and_none_is_begun_beside_it(monkeypa
         await eventually(lambda: len(begun) == 2, "the next one")
 
 
-async def test_the_daemon_samples_once_a_second_and_shows_it() -> None:
+async def test_kvbus_samples_its_history_every_second_and_shows_it() -> None:
     async with web_and_engine() as (client, engine):
         await engine.wait_for_subscriber(60)
         engine.publish(payload(store([1])))

@@ -90,7 +90,7 @@ async def relayed(client, count):
     await eventually(lambda: client.bus.source.sequencer.next == count, f"{count} batches relayed")
 
 
-async def test_no_answer_is_made_for_a_client_that_has_gone(monkeypatch):
+async def test_kvbus_stops_making_an_answer_for_a_disconnected_client(monkeypatch):
     ended = []
 
     def endless(_exposition):
@@ -113,7 +113,7 @@ async def test_no_answer_is_made_for_a_client_that_has_gone(monkeypatch):
 # -- /sources
 
 
-async def test_sources_before_and_after_the_engine_is_there():
+async def test_sources_shows_an_engine_before_and_after_it_connects():
     async with web() as client:
         (entry,) = await client.json("/sources")
         assert entry == {
@@ -171,7 +171,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             assert counts["filtered"] == {"unknown_block": 1}
 
 
-async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_history_was_trimmed(caplog):
+async def test_sources_shows_a_gap_during_a_replay_and_partial_after_trimmed_history(caplog):
     before = time.time()
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", buffer_steps=3) as engine:
         for n in range(10):  # the engine has run for a while, so its buffer has only the newest batches
@@ -222,7 +222,7 @@ async def test_sources_lists_every_rank_in_order():
         assert {e["replay_endpoint"] for e in entries} == {None}
 
 
-async def test_a_source_that_is_lost_shows_what_routers_see_nothing():
+async def test_sources_and_blocks_show_no_block_of_a_lost_source():
     async with web(source_timeout=0.2) as client:
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
             await eventually(lambda: client.bus.source.state == "live", "the engine found")
@@ -243,7 +243,7 @@ async def test_a_source_that_is_lost_shows_what_routers_see_nothing():
 # -- /blocks
 
 
-async def test_blocks_have_every_field():
+async def test_blocks_shows_every_field_of_a_block():
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([1, 2], tokens=list(range(32))), store([3], 2, medium="CPU_PINNED"), store([1])))
         await relayed(client, 1)
@@ -256,7 +256,7 @@ async def test_blocks_have_every_field():
         assert await client.blocks("?source=engine") == await client.blocks()
 
 
-async def test_bytes_hashes_are_hex_and_groups_are_told():
+async def test_blocks_shows_bytes_hashes_as_hex_and_the_group():
     one, two = b"\x00" * 31 + b"\x01", b"\xff" * 32
     async with web_and_engine() as (client, engine):
         spec = {"kv_cache_spec_kind": "full_attention"}
@@ -270,7 +270,7 @@ async def test_bytes_hashes_are_hex_and_groups_are_told():
         ]
 
 
-async def test_reblocked_blocks_are_those_that_routers_know():
+async def test_blocks_shows_reblocked_blocks_as_routers_know_them():
     """`/blocks` shows the blocks that kvbus sends to routers, which may be smaller than the engine's.
 
     kvbus sends each block of 32 tokens as two blocks of 16. Two blocks of the engine with the same tokens and parent
@@ -295,7 +295,7 @@ async def test_reblocked_blocks_are_those_that_routers_know():
         assert [b["hash"] for b in blocks] == told
 
 
-async def test_blocks_of_one_source_and_of_one_that_is_none():
+async def test_blocks_shows_one_source_and_refuses_an_unknown_source():
     ports = free_ports(2)
     engines = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(ports)]
     out = [{"endpoint": f"tcp://127.0.0.1:{free_port()}", "layout": "merged"}]
@@ -321,7 +321,7 @@ async def test_blocks_of_one_source_and_of_one_that_is_none():
 
 
 @pytest.mark.parametrize(("query", "name"), [("", LARGE), ("?hashes=number", LARGE), ("?hashes=string", str(LARGE))])
-async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
+async def test_blocks_shows_hashes_as_numbers_or_on_request_as_strings(query, name):
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([LARGE, 2], tokens=tokens_of(1) * 2)))
         await relayed(client, 1)
@@ -329,7 +329,7 @@ async def test_hashes_are_numbers_or_texts_that_every_reader_keeps(query, name):
         assert (first["hash"], first["parent"], second["parent"]) == (name, None, name)
 
 
-async def test_a_dump_is_one_moment_however_slowly_it_is_read():
+async def test_a_slowly_read_dump_shows_the_blocks_of_one_moment():
     """A dump of blocks does not change while it is read, although the engine publishes more batches."""
     async with web_and_engine() as (client, engine):
         count = 40_000
@@ -363,7 +363,7 @@ async def more_than_sockets_hold(client, engine):
     await relayed(client, 60)
 
 
-async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
+async def test_kvbus_breaks_off_a_dump_that_its_client_does_not_read(monkeypatch):
     """kvbus breaks off a dump of blocks that its client does not read, so that another dump can begin.
 
     The client can see that the answer is incomplete.
@@ -383,7 +383,7 @@ async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
         assert len(await client.blocks()) == 60_000
 
 
-async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch):
+async def test_kvbus_relays_batches_and_answers_requests_during_a_dump(monkeypatch):
     """During a dump of blocks, kvbus still relays batches and answers other requests.
 
     It does so between two parts of the dump, because kvbus sends only one part in an iteration of the event loop.
@@ -414,7 +414,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         assert turns["all"] >= count // dumps_module.LINES
 
 
-async def test_too_many_dumps_at_once_are_told_to_come_back():
+async def test_kvbus_refuses_a_dump_beyond_the_maximum_of_open_dumps():
     async with web_and_engine() as (client, engine):
         await more_than_sockets_hold(client, engine)
         writers = []
@@ -435,7 +435,7 @@ async def test_too_many_dumps_at_once_are_told_to_come_back():
 # -- /metrics
 
 
-async def test_many_sources_are_read_a_few_at_a_time_and_each_metric_is_described_once():
+async def test_metrics_of_many_sources_are_read_in_slices_and_described_once():
     more = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(9))]
     async with running_bus(more_sources=more, output={"layout": "merged"}) as bus:
         exposition = Exposition(bus.daemon)
@@ -460,7 +460,7 @@ async def test_many_sources_are_read_a_few_at_a_time_and_each_metric_is_describe
     assert sum(line.startswith("kvbus_events_rejected_total{") for line in samples) == 10 * len(Reason)
 
 
-async def test_label_children_exist_at_zero_before_anything_happened():
+async def test_metrics_show_every_label_value_as_zero_after_the_start():
     async with web() as client:
         samples = await client.metrics()
 
@@ -504,7 +504,7 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_output_sequence", "stream") == {"0": -1}
 
 
-async def test_histograms_are_cumulative_and_add_up():
+async def test_metrics_have_cumulative_histograms_with_consistent_sums():
     async with web_and_engine() as (client, engine):
         for n in range(50):
             engine.publish(batch(store([n])))
@@ -524,7 +524,7 @@ async def test_histograms_are_cumulative_and_add_up():
 # -- the rest
 
 
-async def test_probes():
+async def test_livez_and_readyz_answer_ok():
     async with web() as client:
         assert await client.text("/livez") == "ok\n"
         assert await client.text("/readyz") == "ok\n"
@@ -534,7 +534,7 @@ async def test_probes():
     "path",
     ["/", "/page.js", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/findings", "/overview", "/blocks"],
 )
-async def test_nothing_can_be_written(path):
+async def test_http_paths_refuse_methods_that_write(path):
     async with web() as client:
         for method in ("POST", "PUT", "DELETE", "PATCH"):
             assert (await client.status(path, method, data=b"x" * 1000))[0] == 405
@@ -553,7 +553,7 @@ async def test_nothing_can_be_written(path):
         b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL",
     ],
 )
-async def test_garbage_is_refused_and_forgotten(garbage):
+async def test_kvbus_refuses_invalid_http_bytes_and_continues(garbage):
     async with web() as client:
         reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
         with contextlib.suppress(ConnectionError):
@@ -568,7 +568,7 @@ async def test_garbage_is_refused_and_forgotten(garbage):
         assert await client.text("/livez") == "ok\n"
 
 
-async def test_an_address_that_is_taken_is_named():
+async def test_kvbus_names_a_used_http_address():
     async with web() as client:
         host, port = client.bus.daemon.http_address
         with pytest.raises(BindError, match=rf"http {host}:{port}"):
@@ -576,13 +576,13 @@ async def test_an_address_that_is_taken_is_named():
                 raise AssertionError("two servers on one address")
 
 
-async def test_without_http_there_is_none():
+async def test_kvbus_has_no_http_server_if_http_is_null():
     async with running_bus(http=None) as bus:
         assert bus.daemon.http_address is None
 
 
 @pytest.mark.parametrize("query", ["nonsense=1", "nonsense", "source=engine&nonsense="])
-async def test_no_path_takes_a_parameter_that_it_does_not_know(query: str) -> None:
+async def test_every_http_path_refuses_an_unknown_parameter(query: str) -> None:
     async with web() as client:
         for path, known in client.bus.daemon.admin.paths.items():
             for method in known.methods:
@@ -591,7 +591,7 @@ async def test_no_path_takes_a_parameter_that_it_does_not_know(query: str) -> No
                 assert method == "HEAD" or "has no parameter" in json.loads(text)["error"]
 
 
-async def test_what_the_page_asks_for_is_json_and_what_is_unknown_is_named():
+async def test_the_status_pages_requests_get_json_and_unknown_names_an_error():
     async with web() as client:
         overview = await client.json("/overview")
         assert {"version", "config", "state_writing", "started", "now", "content", "id"} < set(overview)

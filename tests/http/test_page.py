@@ -18,7 +18,7 @@ from tests.http.test_http import web
 
 
 @pytest.mark.parametrize("path", FILES)
-async def test_each_file_comes_from_kvbus_alone_and_may_fetch_from_nowhere_else(path: str) -> None:
+async def test_each_file_of_the_status_page_loads_nothing_external(path: str) -> None:
     async with web() as client, client.get(path) as answer:
         text = await answer.text()
         assert answer.status == 200
@@ -31,7 +31,7 @@ async def test_each_file_comes_from_kvbus_alone_and_may_fetch_from_nowhere_else(
         assert addresses <= {"http://www.w3.org/2000/svg"}  # an XML namespace, which browsers do not load
 
 
-async def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
+async def test_the_status_page_has_no_inline_script_or_style() -> None:
     async with web() as client:
         page = await client.text("/")
         assert page.startswith("<!doctype html>")
@@ -44,7 +44,7 @@ async def test_the_document_has_no_script_and_no_style_of_its_own() -> None:
             assert f'href="{path}"' in page
 
 
-async def test_the_overview_says_what_this_client_may_not_read() -> None:
+async def test_the_overview_tells_a_client_why_it_may_not_read_content() -> None:
     async with asking() as here:
         own = json.loads((await here.get("/overview")).body)
         foreign = json.loads((await here.get("/overview", "evil.example")).body)
@@ -56,7 +56,7 @@ async def test_the_overview_says_what_this_client_may_not_read() -> None:
         assert (await here.get("/", "evil.example")).status == 200
 
 
-def test_the_configuration_in_force_is_shown_and_no_key_is_in_it(tmp_path: Path) -> None:
+def test_the_overview_shows_the_configuration_without_secret_keys(tmp_path: Path) -> None:
     keys = tmp_path / "kvbus.key_secret"
     keys.write_text(secret := "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs")
     output = {"endpoint": "tcp://*:5657", "curve_secret_key_file": str(keys), "curve_client_keys": str(tmp_path)}

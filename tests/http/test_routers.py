@@ -49,7 +49,7 @@ async def waited(client, condition, what):
     raise AssertionError(f"{what}: {found}")
 
 
-async def test_a_router_is_shown_from_its_connection_to_its_end():
+async def test_routers_shows_a_router_from_its_connection_to_its_end():
     began = time.time()
     async with web_and_engine() as (client, engine):
         await engine.wait_for_subscriber(60)
@@ -87,7 +87,7 @@ async def test_a_router_is_shown_from_its_connection_to_its_end():
             assert (entry["subscriptions"], entry["state"], entry["state_sent"]["count"]) == (2, "live", 1)
 
 
-async def test_long_and_many_topics_are_shown_in_part():
+async def test_routers_truncates_long_topics_and_long_lists_of_topics():
     async with web() as client:
         with Subscribers(client.bus.out) as subscribers:
             router = subscribers.add(b"\xff" + b"x" * 1000, *(b"topic %d" % i for i in range(100)))
@@ -98,7 +98,7 @@ async def test_long_and_many_topics_are_shown_in_part():
             router.close(0)
 
 
-async def test_metrics_say_how_many_routers_there_are_and_how_far_behind():
+async def test_metrics_show_the_number_of_routers_and_their_lag():
     def gauge(samples, name):
         return samples[f"kvbus_output_{name}", ("output", "routers")]
 
@@ -166,7 +166,7 @@ async def test_metrics_say_how_many_routers_there_are_and_how_far_behind():
 
 
 @pytest.mark.parametrize("output", [{}, {"layout": "per_topic", "topic": "kv@{source}@m", "replay_endpoint": None}])
-async def test_a_router_that_stays_comes_once_however_many_come_behind_it(output):
+async def test_the_timeline_shows_a_routers_connection_once_if_other_routers_follow(output):
     async with web_and_engine(output=output) as (client, engine):
         await engine.wait_for_subscriber(60)
         with Subscribers(client.bus.out) as subscribers:

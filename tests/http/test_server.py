@@ -45,7 +45,7 @@ def request_of(path, *headers, method="GET", version="1.1"):
 LAST = "Connection: close"
 
 
-async def test_requests_sent_ahead_are_answered_in_their_order():
+async def test_kvbus_answers_pipelined_http_requests_in_order():
     async with web() as client:
         said = await say(client, request_of("/livez") + request_of("/sources") + request_of("/nothing", LAST))
         assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
@@ -53,7 +53,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order():
         assert (await say(client, b"GET /livez HTTP/1.0\r\n\r\n")).count(b"200 OK") == 1
 
 
-async def test_an_answer_says_when_it_was_made_and_not_by_what():
+async def test_an_http_answer_has_a_date_but_no_server_header():
     async with web() as client:
         for path in ("/livez", "/metrics", "/nothing", "/blocks"):
             head = (await say(client, request_of(path, LAST, method="HEAD"))).decode()
@@ -77,7 +77,7 @@ async def test_an_answer_says_when_it_was_made_and_not_by_what():
         ("X: y",) * 200,
     ],
 )
-async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(fields, caplog):
+async def test_kvbus_refuses_an_ambiguous_http_request(fields, caplog):
     async with web() as client:
         said = await say(client, request_of("/livez", *fields, method="GET") + b"hello")
         assert said.split(b" ")[1] == b"400"
@@ -85,13 +85,13 @@ async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(fiel
 
 
 @pytest.mark.parametrize("asked", ["h2c", "websocket"])
-async def test_whoever_asks_for_another_protocol_gets_this_one(asked):
+async def test_kvbus_ignores_a_request_for_a_protocol_upgrade(asked):
     async with web() as client:
         said = await say(client, request_of("/livez", "Connection: Upgrade, close", f"Upgrade: {asked}"))
         assert said.startswith(b"HTTP/1.1 200")
 
 
-async def test_an_error_of_kvbus_is_logged_and_the_next_request_answered(monkeypatch, caplog):
+async def test_kvbus_logs_an_error_of_a_request_and_answers_the_next_request(monkeypatch, caplog):
     monkeypatch.setattr(server, "router_entry", None)
     monkeypatch.setattr(server, "read_routers", lambda *_: [1 / 0])
     async with web() as client:
@@ -102,14 +102,14 @@ async def test_an_error_of_kvbus_is_logged_and_the_next_request_answered(monkeyp
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_removed_path_says_what_to_use(path):
+async def test_a_removed_http_path_names_its_replacement(path):
     async with web() as client:
         for method in ("GET", "POST"):
             status, text = await client.status(path, method)
             assert (status, json.loads(text)) == (410, {"error": f"gone: {PATHS[path]}"})
 
 
-async def test_blocks_of_no_source_are_an_empty_stream():
+async def test_blocks_without_a_source_is_an_empty_answer():
     async with web() as client:
         client.bus.daemon.relay.sources[0].gone = True
         assert await client.blocks() == []
@@ -117,7 +117,7 @@ async def test_blocks_of_no_source_are_an_empty_stream():
         client.bus.daemon.relay.sources[0].gone = False
 
 
-async def test_answers_under_way_have_a_moment_when_the_bus_ends(monkeypatch):
+async def test_kvbus_finishes_open_http_answers_at_its_end(monkeypatch):
     go_on = asyncio.Event()
 
     async def wait(work):
@@ -135,7 +135,7 @@ async def test_answers_under_way_have_a_moment_when_the_bus_ends(monkeypatch):
         await closing
 
 
-async def test_curl_takes_it_for_a_server():
+async def test_curl_gets_answers_from_kvbus_with_each_http_version():
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("curl is not installed")
@@ -153,7 +153,7 @@ async def test_curl_takes_it_for_a_server():
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_without_a_descriptor_it_accepts_again_later(new_loop, caplog):
+def test_kvbus_accepts_http_connections_again_after_a_lack_of_descriptors(new_loop, caplog):
     async def run():
         async with web() as client:
             loop, address = asyncio.get_running_loop(), there(client.bus.daemon.http_address)

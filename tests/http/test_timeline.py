@@ -17,7 +17,7 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.http.timeline import MAX_CHANGES, Timeline
 
 
-def test_the_newest_are_kept_and_their_numbers_are_dense() -> None:
+def test_the_timeline_keeps_the_newest_changes_with_consecutive_numbers() -> None:
     timeline = Timeline()
     assert (timeline.first, timeline.last, list(timeline.since(0))) == (1, 0, [])
     for n in range(MAX_CHANGES + 5):
@@ -44,7 +44,7 @@ class Routers:
         return self.known
 
 
-def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
+def test_the_timeline_reads_routers_only_after_a_counter_changes() -> None:
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("out", PROFILES["vllm"], [b""])])
     driver, stats, timeline = Routers(), OutputStats(), Timeline()
 

@@ -23,14 +23,14 @@ def issued(authority: Authority) -> Issued:
     return authority.issue("kvbus")
 
 
-def test_the_same_files_are_the_same(authority: Authority, issued: Issued) -> None:
+def test_unchanged_tls_files_give_the_same_tls_object(authority: Authority, issued: Issued) -> None:
     tls = read_tls(issued.certificate, issued.key)
     assert read_tls(issued.certificate, issued.key, tls) is tls
     other = authority.issue("kvbus")
     assert read_tls(other.certificate, other.key, tls) != tls
 
 
-def test_what_cannot_be_used_is_named_and_not_quoted(authority: Authority, issued: Issued, tmp_path: Path) -> None:
+def test_an_unusable_tls_file_is_named_but_not_quoted(authority: Authority, issued: Issued, tmp_path: Path) -> None:
     other, nothing, junk = authority.issue("other"), tmp_path / "nothing", tmp_path / "junk"
     junk.write_text("hunter2")
     junk.chmod(0o600)

@@ -19,7 +19,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "tokens"
 
 
-def test_a_token_is_found_by_its_hash_alone(file: Path) -> None:
+def test_a_token_is_found_only_by_its_hash(file: Path) -> None:
     tokens = [new_token() for _ in range(3)]
     lines = ["# readers", "", *(line_of(f"reader-{n}", token, content=n != 1) for n, token in enumerate(tokens))]
     file.write_text("\n".join(lines) + "\n")
@@ -70,7 +70,7 @@ HASH = "sha256:" + "ab" * 32
     ],
     ids=range(15),
 )
-def test_a_bad_file_is_refused_and_not_quoted(file: Path, text: str, wrong: str) -> None:
+def test_a_bad_token_file_is_refused_and_not_quoted(file: Path, text: str, wrong: str) -> None:
     file.write_text(text)
     with pytest.raises(KeyFileError, match=wrong) as caught:
         read_tokens(file)
@@ -78,7 +78,7 @@ def test_a_bad_file_is_refused_and_not_quoted(file: Path, text: str, wrong: str)
     assert "abab" not in str(caught.value)
 
 
-def test_a_file_that_others_may_write_to_is_refused(file: Path) -> None:
+def test_a_token_file_with_write_permission_for_other_users_is_refused(file: Path) -> None:
     file.write_text("# nobody\n")
     assert read_tokens(file) == ()
     file.chmod(0o646)
@@ -93,7 +93,7 @@ def run(*args: object) -> Result:
     return CliRunner().invoke(main, ["token", *map(str, args)])
 
 
-def test_the_command_prints_the_line_and_shows_the_token_once(file: Path) -> None:
+def test_kvbus_token_prints_the_line_of_the_file_and_shows_the_token_once(file: Path) -> None:
     done = run("router-a")
     (token,) = re.findall(r"kvbus_[\w-]+", done.stderr)
     file.write_text(done.stdout)
@@ -103,7 +103,7 @@ def test_the_command_prints_the_line_and_shows_the_token_once(file: Path) -> Non
     assert token not in done.stdout
 
 
-def test_the_command_writes_the_token_where_only_its_owner_reads_it(file: Path) -> None:
+def test_kvbus_token_writes_a_token_that_only_its_owner_can_read(file: Path) -> None:
     to = file.with_name("router-a.token")
     done = run("router-a", "--status", "-o", to)
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
@@ -117,6 +117,6 @@ def test_the_command_writes_the_token_where_only_its_owner_reads_it(file: Path) 
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "#a"])
-def test_a_name_that_no_line_can_have(name: str) -> None:
+def test_kvbus_token_refuses_an_invalid_name(name: str) -> None:
     done = run(name)
     assert (done.exit_code, "is not a name" in done.stderr) == (2, True)

@@ -79,7 +79,7 @@ def circuit(podman: Podman, name: str, tmp_path: Path) -> Iterator[Circuit]:
         assert code == "0", made.said(service)
 
 
-def test_the_circuit_runs_in_containers(circuit: Circuit) -> None:
+def test_the_compose_services_carry_batches_to_each_router_in_containers(circuit: Circuit) -> None:
     def whole(printed: list[str]) -> list[dict[str, Any]]:
         return [line for line in map(json.loads, printed) if line["kind"] == "batch"]
 

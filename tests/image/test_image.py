@@ -35,13 +35,13 @@ def config(podman: Podman) -> dict[str, Any]:
     return dict(json.loads(podman("image", "inspect", "--format", "{{json .Config}}", IMAGE).stdout))
 
 
-def test_the_base_is_pinned_to_its_bytes_and_used_by_both_stages() -> None:
+def test_each_stage_of_the_image_uses_the_base_image_pinned_by_digest() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert re.search(r"^ARG PYTHON_IMAGE=python:\d+\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
     assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${PYTHON_IMAGE}"] * 2
 
 
-def test_it_runs_kvbus_as_a_fixed_unprivileged_user(podman: Podman, config: dict[str, Any]) -> None:
+def test_the_image_runs_kvbus_as_a_fixed_unprivileged_user(podman: Podman, config: dict[str, Any]) -> None:
     assert config["Entrypoint"] == ["kvbus"]
     assert config["User"] == f"{USER}:{USER}"
     assert config["StopSignal"] == "SIGTERM"
@@ -51,7 +51,7 @@ def test_it_runs_kvbus_as_a_fixed_unprivileged_user(podman: Podman, config: dict
     assert told.stdout.strip() == f"kvbus {VERSION}"
 
 
-def test_its_labels(config: dict[str, Any]) -> None:
+def test_the_image_has_its_labels(config: dict[str, Any]) -> None:
     prefix = "org.opencontainers.image."
     labels = {key.removeprefix(prefix): value for key, value in config["Labels"].items() if key.startswith(prefix)}
     assert labels.keys() == {"title", "description", "licenses", "version", "revision"}
@@ -61,7 +61,7 @@ def test_its_labels(config: dict[str, Any]) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}|unknown", labels["revision"])
 
 
-def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) -> None:
+def test_the_image_has_no_compiler_no_cache_and_no_build_files(podman: Podman) -> None:
     """The image contains nothing that only kvbus's build needs. The base image's own files are not checked."""
     assert podman.shell("for tool in gcc cc g++ clang ld make; do command -v $tool; done; true") == ""
     names = r"-name .cache -o -name 'hatchling*' -o -name 'ziglang*' -o -path '/src/*' -o -path '/opt/build*'"
@@ -70,12 +70,12 @@ def test_it_has_no_compiler_no_cache_and_nothing_of_the_build(podman: Podman) ->
     assert "pip" not in podman.shell("ls /opt/kvbus/lib/python3*/site-packages").split()
 
 
-def test_nothing_of_kvbus_can_be_written_by_its_user(podman: Podman) -> None:
+def test_the_images_user_cannot_write_files_of_kvbus(podman: Podman) -> None:
     assert podman.shell("find /opt/kvbus /etc/kvbus -writable ! -type l").split() == []
     assert podman.shell("touch /var/lib/kvbus/x 2>/dev/null && echo written; true") == "", "the root is read-only"
 
 
-def test_byte_code_is_there(podman: Podman) -> None:
+def test_the_image_contains_compiled_byte_code(podman: Podman) -> None:
     """The image contains compiled byte code.
 
     With a read-only root, Python cannot store byte code later, so each start would compile every module.
@@ -85,7 +85,7 @@ def test_byte_code_is_there(podman: Podman) -> None:
     assert cached.endswith(".pyc")
 
 
-def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
+def test_the_images_byte_code_is_unchecked_and_hash_based(podman: Podman) -> None:
     """The image's byte code names its source by a hash, not by a date.
 
     Byte code with dates would be stale if the image's files get the date of a commit. It would also be different in
@@ -95,13 +95,13 @@ def test_byte_code_goes_by_hash_and_is_not_looked_up(podman: Podman) -> None:
     assert podman.shell(f'python -c "{code}"').strip() == "{1}", "PEP 552: hash-based, unchecked"
 
 
-def test_what_it_adds_to_its_base(podman: Podman) -> None:
+def test_the_image_adds_the_documented_size_to_its_base(podman: Podman) -> None:
     facts = dict(line.split("=", 1) for line in (Path(podman.wrapper).parent / "facts").read_text().splitlines())
     added = int(facts["bytes"]) - int(facts["base_bytes"])
     assert added / 1e6 == pytest.approx(documented(r"adds (\d+) MB to the base image"), rel=0.03)
 
 
-def test_what_it_adds_over_the_wire(podman: Podman, tmp_path: Path) -> None:
+def test_the_image_adds_the_documented_compressed_size_to_its_base(podman: Podman, tmp_path: Path) -> None:
     """kvbus adds about as many compressed bytes to the base image as OPERATIONS.md says.
 
     The test adds up the compressed layers, without the layers of the base image.
@@ -144,7 +144,7 @@ class Contained(Place):
 
 
 @pytest.mark.parametrize("capture", ["vllm033_map_int", "vllm033_restart", "sglang0523_hicache"])
-def test_a_capture_through_the_container_comes_out_exact(
+def test_a_router_is_exact_after_a_capture_through_the_container(
     podman: Podman, name: str, tmp_path: Path, capture: str
 ) -> None:
     async def through() -> None:
@@ -191,7 +191,7 @@ def sent(place: Place) -> int:
     return int(float(value))
 
 
-def test_it_ends_in_order_at_once(podman: Podman, name: str, tmp_path: Path) -> None:
+def test_the_container_shuts_down_at_once_with_exit_code_0(podman: Podman, name: str, tmp_path: Path) -> None:
     place = Contained(tmp_path)
     place.run(podman, name)
     with asyncio.Runner() as runner:
@@ -217,7 +217,7 @@ main(["early"])
 """A program that gets SIGTERM while kvbus starts, before a subcommand has installed its own signal handlers."""
 
 
-def test_it_ends_at_once_when_it_is_told_to_while_it_starts(podman: Podman, name: str) -> None:
+def test_sigterm_ends_the_container_at_once_during_its_start(podman: Podman, name: str) -> None:
     """SIGTERM ends the container's first process immediately, also while kvbus starts.
 
     The kernel's default actions do not apply to this process: without a handler it ignores SIGTERM.
@@ -229,7 +229,7 @@ def test_it_ends_at_once_when_it_is_told_to_while_it_starts(podman: Podman, name
     assert time.monotonic() - began < 60
 
 
-def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_path: Path) -> None:
+def test_a_wrong_configuration_ends_the_container_with_78(podman: Podman, name: str, tmp_path: Path) -> None:
     place = Contained(tmp_path, block_size="many")
     place.run(podman, name)
     assert podman("wait", name).stdout.strip() == "78"
@@ -237,7 +237,9 @@ def test_a_wrong_configuration_ends_it_with_78(podman: Podman, name: str, tmp_pa
 
 
 @pytest.mark.parametrize("state_dir", ["/var/lib/kvbus", "auto"])
-def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: Path, state_dir: str) -> None:
+def test_a_second_container_continues_with_the_state_of_the_first(
+    podman: Podman, name: str, tmp_path: Path, state_dir: str
+) -> None:
     """A second container continues with the state of the first.
 
     The state is in a directory on a volume. kvbus gets the directory's path, or finds it with `state_dir: auto`.

@@ -121,7 +121,7 @@ def with_capture(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pod", [with_capture], indirect=True)
-def test_a_capture_through_the_pod_comes_out_exact(pod: Pod) -> None:
+def test_a_router_is_exact_after_a_capture_through_the_pod(pod: Pod) -> None:
     last = load(CAPTURE)[-1].seq
     pod.until(lambda: (s := pod.source()) and s["last_seq"] == last and s["state"] == "live", "every batch relayed")
     assert pod.blocks(f"{ANY_HOST}5658") == truth(CAPTURE)
@@ -131,7 +131,7 @@ def test_a_capture_through_the_pod_comes_out_exact(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("pod", [with_simulated_engine], indirect=True)
-def test_kvbus_and_the_simulated_engine_agree(pod: Pod) -> None:
+def test_a_router_of_the_pod_has_the_blocks_of_the_simulated_engine(pod: Pod) -> None:
     engine = pod.source()
     pod.until(lambda: engine.update(pod.source()) or engine.get("counts", {}).get("batches", 0) > 20, "batches")
     previous: list[set[Key]] = []

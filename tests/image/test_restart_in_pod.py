@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.parametrize("pod", [with_capture], indirect=True)
-def test_the_state_outlives_the_container_and_the_engine_runs_on(podman: Podman, pod: Pod) -> None:
+def test_kvbus_continues_with_its_state_after_a_kill_in_a_pod(podman: Podman, pod: Pod) -> None:
     last = load(CAPTURE)[-1].seq
 
     def relayed() -> bool:

@@ -34,7 +34,7 @@ def named(**hashes: list[int]) -> Named:
     return {worker: index.names(worker, SAMPLE) for worker in index.workers}
 
 
-def test_workers_with_the_same_hashes_agree(caplog):
+def test_workers_with_the_same_hashes_are_not_reported(caplog):
     agreement = Agreement()
     agreement.compare(named(one=[1, 2], other=[1, 2, 3]), lambda _: SAME)
     assert (agreement.shared[ONE], agreement.shared[OTHER]) == (2, 2)
@@ -42,7 +42,7 @@ def test_workers_with_the_same_hashes_agree(caplog):
     assert not caplog.records
 
 
-def test_another_hash_is_reported_once_and_its_end_too(caplog):
+def test_the_start_and_end_of_a_hash_difference_are_reported_once(caplog):
     caplog.set_level(logging.INFO)
     agreement = Agreement()
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_workers_of_different_models_and_other_prompts_are_not_compared():
 
 
 @pytest.mark.slow
-def test_an_index_says_which_engines_do_not_agree(tmp_path):
+def test_an_index_names_engines_with_different_hashes(tmp_path):
     engines = [Engine(tmp_path, f"engine-{n}", *more) for n, more in enumerate(([], [], ["--hashes", "bytes"]))]
     buses = [Bus(tmp_path, f"pod-{n}", engine) for n, engine in enumerate(engines)]
     index = Index(tmp_path, *(bus.http for bus in buses))

@@ -40,7 +40,7 @@ TOKENLESS = {"endpoint": "tcp://*:7657", "token_ids": "drop"}
 DIALLING = {"endpoint": "tcp://router:5557", "bind": False}
 
 
-def test_the_first_output_that_can_be_read_is_read_unless_another_is_named():
+def test_an_index_reads_the_first_readable_output_or_the_named_output():
     found = outputs(TOKENLESS, GOOD, OTHER)
     assert readable_output(found, None, URL, curve=False).name == "out-1"
     assert readable_output(found, "out-2", URL, curve=False).name == "out-2"
@@ -54,13 +54,13 @@ def test_the_first_output_that_can_be_read_is_read_unless_another_is_named():
         ([GOOD], "routers", "has no output 'routers'; its outputs are: out-0"),
     ],
 )
-def test_an_output_that_cannot_be_read_is_refused_with_the_reason(sections, wanted, why):
+def test_an_index_refuses_an_unreadable_output_with_the_reason(sections, wanted, why):
     with pytest.raises(UnusableError, match=why) as error:
         readable_output(outputs(*sections), wanted, URL, curve=False)
     assert error.value.exit_code == 78
 
 
-def test_an_output_with_curve_needs_keys():
+def test_an_index_requires_keys_for_an_output_with_curve():
     (output,) = outputs(GOOD)
     output.curve_secret_key_file = "/keys/kvbus.key_secret"
     with pytest.raises(UnusableError, match="requires CURVE: give --curve-secret-key"):
@@ -78,12 +78,12 @@ def test_an_output_with_curve_needs_keys():
         ("ipc:///run/kv", URL, "ipc:///run/kv"),
     ],
 )
-def test_a_wildcard_is_the_host_of_the_url(endpoint, url, seen):
+def test_a_wildcard_endpoint_becomes_the_host_of_the_bus_url(endpoint, url, seen):
     assert as_seen_from(endpoint, url) == seen
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1:9477", "a=127.0.0.1:5657", "tcp://h:1,h:2", "=tcp://h:1"])
-def test_a_source_without_a_scheme_is_told_the_two_forms(source: str) -> None:
+def test_an_index_refuses_a_source_without_a_scheme_and_shows_the_two_forms(source: str) -> None:
     with pytest.raises(click.UsageError, match=r"neither the URL of a bus, such as http://.*such as tcp://"):
         named_streams([source])
 
@@ -97,7 +97,7 @@ def test_a_source_without_a_scheme_is_told_the_two_forms(source: str) -> None:
     ],
     ids=["endpoint", "port", "topic"],
 )
-async def test_a_bus_of_a_form_that_is_not_known_counts_as_a_bus_without_an_answer(section):
+async def test_an_index_treats_a_bus_with_an_unknown_overview_as_unreachable(section):
     """If an index cannot read the ``/overview`` of a bus, it treats this bus as one that does not answer, and follows
     its other buses.
     """

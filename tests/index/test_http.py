@@ -64,7 +64,7 @@ def total(scene: Scene) -> float:
     return sum(metrics(scene).get("kvbus_index_blocks", {}).values())
 
 
-def test_every_form_of_a_question_has_the_same_answer(scene):
+def test_an_index_answers_each_form_of_a_query_equally(scene):
     tokens, hashes = tokens_of(scene.chain), [block["hash"] for block in scene.chain]
     packed = array("I", tokens).tobytes()
     ((blocks, tiers),) = scene.truth.expected(scene.chain).values()
@@ -118,7 +118,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("body", BAD)
-def test_a_malformed_question_is_refused_with_a_sentence(scene, body):
+def test_an_index_refuses_a_malformed_query_with_a_message(scene, body):
     status, answer = scene.index.post(body)
     assert (status, list(answer)) == (400, ["error"])
     assert BAD[body] in answer["error"]
@@ -133,18 +133,18 @@ LARGE = {
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_a_question_that_is_too_large_is_refused(scene, kind):
+def test_an_index_refuses_a_query_that_is_too_large(scene, kind):
     before = metrics(scene)["kvbus_index_questions"]["too_large",]
     assert scene.index.post(LARGE[kind])[0] == 413
     assert metrics(scene)["kvbus_index_questions"]["too_large",] == before + 1
 
 
-def test_the_largest_question_is_answered(scene):
+def test_an_index_answers_a_query_of_the_maximum_size(scene):
     assert scene.index.ask(tokens=[1] * MAX_ITEMS) == {"results": [{"matches": []}], "incomplete": []}
     assert scene.index.ask(hashes=[1] * MAX_HASHES) == {"results": [{"matches": []}], "incomplete": []}
 
 
-def test_a_compressed_body_is_refused(scene):
+def test_an_index_refuses_a_compressed_body(scene):
     status, answer = scene.index.post(b"{}", Content_Encoding="gzip")
     assert (status, "send it without one" in answer["error"]) == (400, True)
 
@@ -161,23 +161,23 @@ FORBIDDEN = [
 
 
 @pytest.mark.parametrize(("headers", "why"), FORBIDDEN)
-def test_who_may_not_ask_is_told_how_to_get_in(scene, headers, why):
+def test_an_index_refuses_a_forbidden_client_with_advice(scene, headers, why):
     status, answer = scene.index.post(b'{"tokens": [1]}', **headers)
     assert (status, why in answer["error"]) == (403, True)
 
 
-def test_a_token_lets_in_from_everywhere(scene):
+def test_a_client_with_a_token_may_query_from_every_address(scene):
     headers = {"Host": "index.example", "X_Forwarded_For": "10.0.0.1", "Authorization": f"Bearer {TOKEN}"}
     assert scene.index.post(b'{"tokens": [1]}', **headers)[0] == 200
 
 
-def test_a_client_that_asks_nothing_is_closed(scene):
+def test_an_index_closes_a_connection_without_a_request(scene):
     address = urlsplit(scene.index.http)
     with socket.create_connection((address.hostname, address.port), 60) as client:
         assert client.recv(1) == b""
 
 
-def test_metrics_say_what_the_index_has(scene):
+def test_the_metrics_of_an_index_show_its_blocks_and_workers(scene):
     found = metrics(scene)
     counts: dict[str, int] = {}
     for _, medium in {(block["hash"], (block["medium"] or "GPU").upper()) for block in scene.truth.blocks}:
@@ -192,7 +192,7 @@ def test_metrics_say_what_the_index_has(scene):
     assert metrics(scene)["kvbus_index_questions"]["answered",] == before + 1
 
 
-def test_the_description_names_every_path_and_each_is_there(scene):
+def test_the_openapi_description_lists_every_path_of_the_index(scene):
     described = json.loads(http(f"{scene.index.http}/openapi.json")[1])
     for path, methods in described["paths"].items():
         if "get" in methods:
@@ -202,21 +202,21 @@ def test_the_description_names_every_path_and_each_is_there(scene):
     assert "/query" in described["paths"]
 
 
-def test_other_paths_and_methods_are_refused_in_json(scene):
+def test_an_index_refuses_unknown_paths_and_methods_in_json(scene):
     status, body = http(f"{scene.index.http}/blocks")
     assert (status, json.loads(body)) == (404, {"error": "GET /blocks: not found"})
     status, body = http(f"{scene.index.http}/query")
     assert (status, json.loads(body)) == (405, {"error": "GET /query: method not allowed"})
 
 
-def test_a_client_that_goes_away_in_its_body_leaves_the_index_as_it_was(scene):
+def test_a_client_that_disconnects_in_its_body_does_not_disturb_the_index(scene):
     address = urlsplit(scene.index.http)
     with socket.create_connection((address.hostname, address.port)) as client:
         client.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{")
     assert scene.index.matches(tokens=tokens_of(scene.chain))
 
 
-def test_seventeen_at_once_are_too_many(scene):
+def test_an_index_refuses_a_seventeenth_concurrent_request(scene):
     """While sixteen requests wait for the rest of their bodies, the index refuses a seventeenth request.
 
     When the bodies have come, it answers the sixteen requests.

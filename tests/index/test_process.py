@@ -36,7 +36,7 @@ def check(index: Index, truth: Truth, name: str) -> None:
     assert index.matches(tokens=[1, 2, 3] * 100) == []
 
 
-def test_exact_answers_before_and_after_a_restart_of_the_bus_and_of_the_index(tmp_path):
+def test_an_index_is_exact_after_restarts_of_the_bus_and_of_itself(tmp_path):
     engine = Engine(tmp_path, "engine")
     bus = Bus(tmp_path, "pod-a", engine)
     index = Index(tmp_path, bus.http)
@@ -65,7 +65,7 @@ def test_exact_answers_before_and_after_a_restart_of_the_bus_and_of_the_index(tm
 
 
 @pytest.mark.parametrize("layout", ["per_source", "merged", "per_topic"])
-def test_every_layout_is_read_and_its_sources_have_their_names(tmp_path, layout):
+def test_an_index_reads_each_output_layout_and_its_source_names(tmp_path, layout):
     engine = Engine(tmp_path, "engine", ranks=2)
     topic = ", topic: 'kv@{source}-{rank}@{model}'" if layout == "per_topic" else ""
     bus = Bus(tmp_path, "pod-a", engine, output=f", layout: {layout}{topic}")
@@ -77,7 +77,7 @@ def test_every_layout_is_read_and_its_sources_have_their_names(tmp_path, layout)
         check(index, truth, "engine")
 
 
-def test_two_buses_and_an_engine_are_one_index(tmp_path):
+def test_an_index_follows_two_buses_and_an_engine(tmp_path):
     engines = [Engine(tmp_path, f"engine-{number}", seed=number) for number in range(3)]
     buses = [Bus(tmp_path, f"pod-{number}", engines[number]) for number in range(2)]
     index = Index(tmp_path, *(bus.http for bus in buses), f"engine-2={engines[2].endpoint},{engines[2].replay}")
@@ -93,7 +93,7 @@ def test_two_buses_and_an_engine_are_one_index(tmp_path):
         check(index, truths[2], "engine-2")
 
 
-def test_a_bus_that_is_younger_than_its_engine_is_partial_and_so_is_the_answer(tmp_path):
+def test_an_index_marks_answers_as_incomplete_if_its_bus_is_partial(tmp_path):
     engine = Engine(tmp_path, "engine", "--buffer-steps", "5")
     bus = Bus(tmp_path, "pod-a", engine)
     index = Index(tmp_path, bus.http)
@@ -110,7 +110,7 @@ def test_a_bus_that_is_younger_than_its_engine_is_partial_and_so_is_the_answer(t
 
 
 @pytest.mark.parametrize("layout", ["per_source", "merged"])
-def test_it_sees_the_sources_that_its_key_may_read(tmp_path, layout):
+def test_an_index_sees_only_the_sources_that_its_key_may_read(tmp_path, layout):
     engines = [Engine(tmp_path, f"engine-{number}", seed=number) for number in range(2)]
     server, key = Pair(tmp_path, "kvbus"), Pair(tmp_path, "team-a")
     listed = tmp_path / "routers.keys"
@@ -134,7 +134,7 @@ def test_it_sees_the_sources_that_its_key_may_read(tmp_path, layout):
             assert {match["source"] for result in results for match in result["matches"]} == {"engine-0"}
 
 
-def test_tls_and_tokens_are_read_again(tmp_path):
+def test_an_index_reads_changed_tls_and_token_files_again(tmp_path):
     authority = Authority(tmp_path)
     issued = authority.issue("index")
     token, file = new_token(), tmp_path / "tokens"
@@ -163,7 +163,7 @@ def test_tls_and_tokens_are_read_again(tmp_path):
         IndexAccess(tmp_path / "missing")
 
 
-def test_an_output_without_token_ids_is_refused(tmp_path):
+def test_an_index_refuses_an_output_without_token_ids(tmp_path):
     engine = Engine(tmp_path, "engine")
     bus = Bus(tmp_path, "pod-a", engine, output=", token_ids: drop")
     index = Index(tmp_path, bus.http)
@@ -179,7 +179,7 @@ def test_an_output_without_token_ids_is_refused(tmp_path):
             assert (source["source"], source["state"]) == ("bus", "no_tokens")
 
 
-def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
+def test_an_index_without_a_free_port_or_a_source_ends_with_an_error(tmp_path):
     first = Index(tmp_path, "tcp://127.0.0.1:1")
     with running(first):
         wait_for(lambda: http(f"{first.http}/livez")[0] == 200, "it listens")

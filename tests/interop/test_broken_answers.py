@@ -73,7 +73,7 @@ def batch(*events: dict[str, Any]) -> bytes:
         pytest.param(819, 1, TIMED_OUT, id="a state from 0 on"),
     ],
 )
-async def test_the_vllm_router_is_exact_after_an_answer_that_broke(
+async def test_the_vllm_router_is_exact_after_a_broken_replay_answer(
     per_batch: int, journal: int, said: str, tmp_path: Path
 ) -> None:
     if lacking := VLLM_ROUTER():

@@ -27,7 +27,7 @@ async def until(read: Callable[[], Awaitable[set[int]]], wanted: set[int]) -> No
     await eventually(has_read, f"{wanted}")
 
 
-async def test_llmd_takes_a_whole_answer_and_an_empty_one_but_not_one_that_begins_late() -> None:
+async def test_the_llmd_double_accepts_a_replay_answer_unless_it_begins_late() -> None:
     for steps, exact in ((100, True), (0, True), (3, False)):
         cache = Cache(seed=1)
         async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=steps) as engine:
@@ -47,7 +47,9 @@ async def test_llmd_takes_a_whole_answer_and_an_empty_one_but_not_one_that_begin
             router.close()
 
 
-async def test_llmd_begins_with_the_first_live_batch_whenever_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_llmd_double_begins_with_the_first_live_batch_even_if_it_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for unheard in range(3):
         cache = Cache(seed=1)
         async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=0) as engine:
@@ -68,7 +70,7 @@ async def test_llmd_begins_with_the_first_live_batch_whenever_it_arrives(monkeyp
             router.close()
 
 
-async def test_llmd_forgets_everything_where_a_hole_is_not_filled() -> None:
+async def test_the_llmd_double_forgets_all_blocks_at_an_unfilled_gap() -> None:
     cache = Cache(seed=1)
     async with EnginePublisher(ANY, ANY, bind=True, buffer_steps=0) as engine:
         router = LlmdWithReplay(engine.endpoint, str(engine.replay_endpoint))
@@ -87,7 +89,7 @@ async def test_llmd_forgets_everything_where_a_hole_is_not_filled() -> None:
         router.close()
 
 
-async def test_one_rank_clears_its_own_blocks_or_those_of_the_pod() -> None:
+async def test_a_clear_of_one_rank_clears_its_blocks_or_all_blocks_of_its_pod() -> None:
     async def settled(read: Callable[[], set[int]], wanted: set[int]) -> None:
         async def found() -> set[int]:
             return read()
@@ -106,7 +108,7 @@ async def test_one_rank_clears_its_own_blocks_or_those_of_the_pod() -> None:
             router.close()
 
 
-async def test_a_ping_is_a_message_and_gets_no_answer() -> None:
+async def test_the_ping_double_reads_a_ping_as_a_message_and_does_not_answer() -> None:
     _, port, _ = anywhere()
     async with listening(port, b"PUB") as peers:
         router = PingAsMessage(f"tcp://127.0.0.1:{port}")

@@ -142,7 +142,7 @@ UNSCORED: Final = frozenset({"vllm033_bytes"})
 """Captures with hashes of type bytes and without tokens, whose blocks cannot be looked up in the indexer."""
 
 
-def test_the_page_has_the_expected_numbers() -> None:
+def test_the_interop_page_has_the_expected_numbers_of_each_capture() -> None:
     row = re.compile(r"^\| `(\w+)` \|" + r" (\d+) \|" * 5, re.MULTILINE)
     found = {name: tuple(map(int, cells)) for name, *cells in row.findall(DOCUMENT.read_text())}
     assert found == {name: (ROWS[name].truth, *ROWS[name].direct, *ROWS[name].kvbus) for name in found}
@@ -154,7 +154,7 @@ def test_every_capture_has_expected_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
-def test_a_capture_direct_and_through_kvbus(
+def test_the_dynamo_indexer_reads_a_capture_directly_and_through_kvbus(
     name: str, indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
 ) -> None:
     capture = Capture.load(name)
@@ -198,7 +198,7 @@ def test_a_capture_direct_and_through_kvbus(
             assert through_kvbus == direct  # also equal: parents, token hashes, tiers and ranks
 
 
-def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
+def test_dynamo_reads_lmcaches_chunks_through_kvbus_in_the_engines_block_size(
     indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
 ) -> None:
     """With the setting ``block_size``, kvbus divides LMCache's chunks of 64 tokens into blocks of 32, which Dynamo
@@ -233,7 +233,9 @@ def test_chunks_of_lmcache_are_read_in_the_size_of_the_engines_blocks(
     assert Counter(block.tier for block in held) == expected
 
 
-def test_media_of_offloaded_blocks(indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path) -> None:
+def test_offloaded_blocks_arrive_through_kvbus_in_the_right_tier(
+    indexer: DynamoIndexer, engine: EnginePublisher, tmp_path: Path
+) -> None:
     """The indexer drops blocks with the media `FS` and `OBJ` if it reads the engine directly.
 
     Through kvbus these blocks arrive in the right tier.

@@ -74,7 +74,9 @@ def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> N
 @pytest.mark.parametrize(
     "kvbus", [{"first_seq": 2_000_000, "output": {"on_subscribe": "nothing", "journal_batches": 20}}], indirect=True
 )
-def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+def test_the_indexer_is_exact_after_a_replay_answer_that_begins_late(
+    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
+) -> None:
     """The indexer gets no state on subscription, and requests a replay from seq 0.
 
     The answer begins at the later seqs of kvbus's state, without empty batches before it.
@@ -90,7 +92,9 @@ def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublis
     assert kvbus.metric('kvbus_replay_batches_total{output="routers"}') < 1000
 
 
-def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+def test_the_indexer_keeps_old_hashes_if_a_restarted_engine_renames_its_blocks(
+    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
+) -> None:
     """A restarted vLLM without PYTHONHASHSEED gives blocks of the same prompts new hashes.
 
     Dynamo keeps the old hashes.
@@ -119,7 +123,9 @@ def renamed(payload: bytes) -> bytes:
     return msgspec.msgpack.encode([ts, events, rank])
 
 
-def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
+def test_the_indexer_is_exact_through_kvbus_if_a_replay_loses_its_end(
+    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
+) -> None:
     register(indexer, engine, kvbus)
     wait_for_subscribers(engine, 2)
     engine.replay_fault = replay_faults.no_end

@@ -154,7 +154,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         yield made
 
 
-def test_requests_go_to_who_has_the_prefix_and_a_late_frontend_sends_them_there_too(plane: Plane) -> None:
+def test_a_late_frontend_routes_requests_to_the_worker_with_the_prefix(plane: Plane) -> None:
     plane.routes_by_the_truth()
     with plane.another_frontend():
         plane.settle(0, 1)
@@ -165,7 +165,7 @@ def test_requests_go_to_who_has_the_prefix_and_a_late_frontend_sends_them_there_
         plane.knows_nothing_of(gone, 0)
 
 
-def test_kvbus_is_killed_and_comes_back(plane: Plane) -> None:
+def test_the_frontend_routes_correctly_after_kvbus_was_killed(plane: Plane) -> None:
     plane.buses[1].kill()
     gone = plane.evict(1)
     plane.buses[1].start_again()
@@ -174,7 +174,7 @@ def test_kvbus_is_killed_and_comes_back(plane: Plane) -> None:
     plane.knows_nothing_of(gone, 1)
 
 
-def test_an_engine_is_killed_and_comes_back_with_an_empty_cache(plane: Plane) -> None:
+def test_the_frontend_routes_correctly_after_an_engine_was_killed(plane: Plane) -> None:
     before = plane.workers[0]
     plane.mockers[0].kill_and_start_again()
     plane.workers[0] = one_worker(plane.mockers[0], before)

@@ -214,7 +214,7 @@ def prompt(*blocks: int) -> list[int]:
 
 
 @pytest.mark.usefixtures("kvbus")
-def test_a_router_that_comes_late_has_what_there_is(engines: list[EnginePublisher], frontend: Frontend) -> None:
+def test_a_late_dynamo_router_has_all_blocks(engines: list[EnginePublisher], frontend: Frontend) -> None:
     truth = fill(engines)
     frontend("register")
     for _ in range(2):
@@ -228,7 +228,7 @@ def test_a_router_that_comes_late_has_what_there_is(engines: list[EnginePublishe
 
 
 @pytest.mark.usefixtures("kvbus")
-def test_a_clear_and_the_restart_of_an_engine_concern_their_rank_alone(
+def test_a_clear_and_a_restart_of_an_engine_affect_only_its_rank(
     engines: list[EnginePublisher], frontend: Frontend
 ) -> None:
     frontend("register")
@@ -245,7 +245,9 @@ def test_a_clear_and_the_restart_of_an_engine_concern_their_rank_alone(
 
 
 @pytest.mark.parametrize("kvbus", [False, True], indirect=True)
-def test_kvbus_is_killed_and_comes_back(kvbus: Kvbus, engines: list[EnginePublisher], frontend: Frontend) -> None:
+def test_the_dynamo_router_is_exact_after_kvbus_was_killed(
+    kvbus: Kvbus, engines: list[EnginePublisher], frontend: Frontend
+) -> None:
     frontend("register")
     frontend("router")
     truth = fill(engines)
@@ -259,7 +261,7 @@ def test_kvbus_is_killed_and_comes_back(kvbus: Kvbus, engines: list[EnginePublis
     frontend.holds((0, 10), *truth)
 
 
-def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten(
+def test_kvbus_finds_a_late_dynamo_worker_and_forgets_an_ended_worker(
     kvbus: Kvbus, engines: list[EnginePublisher], tmp_path: Path
 ) -> None:
     truth = fill(engines)
@@ -277,7 +279,7 @@ def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten
         kvbus.kill()
 
 
-def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
+def test_a_dynamo_router_gets_missed_events_after_a_lost_connection(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
     """The router gets the missed events when the connection returns.
@@ -300,7 +302,7 @@ def test_a_connection_that_was_cut_brings_everything_when_it_is_back(
             frontend.holds(*truth)
 
 
-def test_an_engine_that_is_another_rank_than_its_place_says(
+def test_the_rank_in_the_batches_overrides_the_position_in_the_configuration(
     engines: list[EnginePublisher], frontend: Frontend, tmp_path: Path
 ) -> None:
     """By its position in the configuration the source is rank 0, but its batches name rank 1.
@@ -316,7 +318,7 @@ def test_an_engine_that_is_another_rank_than_its_place_says(
         frontend.holds((1, 1), (1, 2))
 
 
-def test_discovery_in_etcd(engines: list[EnginePublisher], etcd: str, tmp_path: Path) -> None:
+def test_the_dynamo_router_finds_kvbus_by_etcd(engines: list[EnginePublisher], etcd: str, tmp_path: Path) -> None:
     truth = fill(engines)
     with bus(engines, tmp_path, {"discovery": etcd}) as kvbus:
         with Frontend(tmp_path, {"ETCD_ENDPOINTS": etcd}, backend="etcd", ranks=RANKS, block_size=SIZE) as frontend:
@@ -331,7 +333,7 @@ def test_discovery_in_etcd(engines: list[EnginePublisher], etcd: str, tmp_path: 
 
 
 @pytest.mark.usefixtures("kvbus")
-def test_adapters_salts_and_images_are_found_by_those_who_ask_for_them(
+def test_the_dynamo_router_finds_blocks_with_adapters_salts_and_images(
     engines: list[EnginePublisher], frontend: Frontend
 ) -> None:
     frontend("register")
@@ -356,7 +358,7 @@ def test_adapters_salts_and_images_are_found_by_those_who_ask_for_them(
     found(2, tokens, block_mm_infos=pictures)
 
 
-def test_the_hashes_are_those_of_dynamo(tmp_path: Path) -> None:
+def test_kvbus_computes_the_same_hashes_as_dynamo(tmp_path: Path) -> None:
     names = st.none() | st.text(max_size=20)
     token = st.integers(0, 2**32 - 1)
     with Frontend(tmp_path, hashes=True) as dynamo:

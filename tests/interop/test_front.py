@@ -34,7 +34,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replays", [True, False])
-async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bool, tmp_path: Path) -> None:
+async def test_the_vllm_router_finds_kvbus_by_the_grpc_front(replays: bool, tmp_path: Path) -> None:
     """The router asks kvbus's front for the event endpoints, and so connects to kvbus.
 
     It holds exactly the engine's blocks, although it joins late, batches are lost on the live stream, and the engine
@@ -76,7 +76,7 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bo
 
 
 @pytest.mark.slow
-async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
+async def test_vllms_grpc_api_is_the_same_through_the_front(tmp_path: Path) -> None:
     """Answers, refusals and a generation are the same through kvbus's front as from vLLM itself.
 
     vLLM also aborts the generation of a client that disconnects from the front.

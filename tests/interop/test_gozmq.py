@@ -46,7 +46,7 @@ def compared(view: PlainSetRouter, truth: set[Key]) -> str:
 @pytest.mark.gozmq
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
-async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
+async def test_peers_on_go_zeromq_keep_their_connections(gozmq: Path, tmp_path: Path) -> None:
     """No connection between kvbus and a peer on go-zeromq is lost.
 
     The peers are a router, which reads an engine on libzmq, an engine that binds, and an engine that connects to kvbus.

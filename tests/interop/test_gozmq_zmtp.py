@@ -22,7 +22,7 @@ PATIENT = Settings(handshake_timeout=60.0)
 
 
 @pytest.mark.gozmq
-async def test_a_publisher_is_dialled_by_hand(gozmq: Path, tmp_path: Path) -> None:
+async def test_kvbuss_own_zmtp_connects_to_a_publisher_on_go_zeromq(gozmq: Path, tmp_path: Path) -> None:
     port = ports_in_a_row(2)
     live, replay = (f"tcp://127.0.0.1:{port + n}" for n in range(2))
     async with publisher(gozmq, tmp_path, "bind", live, replay):

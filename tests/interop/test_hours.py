@@ -22,7 +22,7 @@ def samples(memory: list[float]) -> Samples:
     return found
 
 
-def test_what_grows_after_the_warm_up_is_seen() -> None:
+def test_the_long_run_reports_memory_that_grows_after_the_warm_up() -> None:
     told = samples([60.0 + at for at in range(60)]).growth()["memory, MiB"]
     assert (told["first"], told["last"], told["grown"]) == (83.0, 116.0, True)
     assert told["an hour"] == pytest.approx(60.0)
@@ -31,13 +31,15 @@ def test_what_grows_after_the_warm_up_is_seen() -> None:
     assert samples([60.0, 80.0, 100.0]).growth() == {}
 
 
-def test_lines_of_trouble_are_counted_by_what_they_say() -> None:
+def test_the_long_run_counts_warnings_and_errors_by_their_text() -> None:
     log = "\x1b[31mERROR\x1b[0m seq 17 lost\nall is well\nERROR seq 4711 lost\nWARN slow\n"
     assert complained(log) == {"ERROR seq # lost": 2, "WARN slow": 1}
 
 
 @pytest.mark.slow
-async def test_a_short_hour_is_exact_and_a_wrong_router_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_long_run_recognizes_exact_routers_and_a_wrong_router(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play = Hours(tmp_path, rate=10)
     if not play.engines or not play.seats:
         pytest.skip("\n".join(play.lacking))

@@ -49,7 +49,7 @@ async def exact(router: Router, cache: Cache, what: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.name in NAMES), *SMG], ids=lambda kind: kind.name)
-async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
+async def test_a_router_at_the_engines_address_ends_with_the_engines_blocks(kind: Kind, tmp_path: Path) -> None:
     """The router ends with the engine's blocks although it connects late, the engine restarts, and both are
     disconnected.
     """

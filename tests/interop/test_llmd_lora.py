@@ -49,7 +49,9 @@ def stored(keys: list[list[str] | None]) -> BlockStored:
 
 
 @pytest.mark.parametrize(("profile", "found"), [("vllm", set()), ("llm-d", {FIRST, SECOND})])
-async def test_requests_of_an_adapter_find_its_blocks(tmp_path: Path, profile: str, found: set[int]) -> None:
+async def test_llmd_finds_the_blocks_of_a_lora_adapter_through_kvbus(
+    tmp_path: Path, profile: str, found: set[int]
+) -> None:
     """With vLLM's unchanged events llm-d finds no block, so kvbus removes the adapter's name from the extra keys."""
     if reason := installed("llmd")():
         pytest.skip(reason)

@@ -55,7 +55,7 @@ HAPPENS: Final = ("late", "missed_five", "rank_restarts", "bus_killed", "bus_kil
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in HAPPENS], ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", READERS, ids=lambda kind: kind.name)
-async def test_a_router_of_topics(kind: Kind, case: Case, tmp_path: Path) -> None:
+async def test_a_router_of_an_output_with_a_topic_per_rank_is_exact(kind: Kind, case: Case, tmp_path: Path) -> None:
     if lacking := kind.lacking():
         pytest.skip(lacking)
     live, direct, behind = await play(replace(case, settings={**case.settings, **SEVERAL}), kind, tmp_path)

@@ -17,7 +17,7 @@ from .routers import Kind
 EXACT = Belief.EXACT
 
 
-def test_what_is_expected_is_said_of_every_router_and_of_no_other_case() -> None:
+def test_every_router_has_expected_results_and_only_for_existing_cases() -> None:
     names = {kind.name for kind in KINDS}
     cases = {case.name for case in CASES}
     assert (DIRECT.keys(), THROUGH_KVBUS.keys()) == (names, names)
@@ -27,7 +27,9 @@ def test_what_is_expected_is_said_of_every_router_and_of_no_other_case() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.short], ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.short], ids=lambda kind: kind.name)
-async def test_a_router(kind: Kind, case: Case, tmp_path: Path) -> None:
+async def test_a_router_has_its_expected_results_directly_and_through_kvbus(
+    kind: Kind, case: Case, tmp_path: Path
+) -> None:
     if lacking := kind.lacking():
         pytest.skip(lacking)
     live, direct, behind = await play(case, kind, tmp_path)

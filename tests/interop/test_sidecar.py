@@ -144,7 +144,7 @@ async def sidecar(directory: Path, asks: int, engine: str, *more: str) -> AsyncI
 
 
 @pytest.mark.parametrize("beside", ["vllm", "sglang", "trtllm"])
-async def test_the_router_has_what_the_engine_has(tmp_path: Path, beside: str) -> None:
+async def test_a_dynamo_router_has_the_engines_blocks_through_a_sidecar_and_kvbus(tmp_path: Path, beside: str) -> None:
     """Dynamo's KvRouter ends with the engine's blocks, which it reads through Dynamo's worker and kvbus.
 
     The worker starts late, batches are lost on the live stream, and the engine restarts.

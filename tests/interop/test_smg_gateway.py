@@ -88,7 +88,7 @@ def gateway(directory: Path, live: str) -> Iterator[Gateway]:
             relay.stdin.close()
 
 
-async def test_it_has_the_blocks_of_both_ranks_and_misses_no_seq(tmp_path: Path) -> None:
+async def test_the_smg_gateway_has_the_blocks_of_each_rank_and_misses_no_seq(tmp_path: Path) -> None:
     """SMG's gateway ends with the blocks of both ranks, although it joins late and one rank restarts."""
     live, replay = ports_in_a_row(RANKS), ports_in_a_row(RANKS)
     places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(RANKS)]

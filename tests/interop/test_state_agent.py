@@ -27,7 +27,9 @@ TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint
 
 
 @pytest.mark.parametrize(("ranks", "one_port"), [(1, False), (2, False), (1, True)])
-async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int, one_port: bool) -> None:
+async def test_a_router_has_the_engines_blocks_through_dynamos_state_agent(
+    tmp_path: Path, ranks: int, one_port: bool
+) -> None:
     """The agent joins late, batches are lost, and a rank restarts.
 
     With two ranks, kvbus sends both on one port, each under its own topic. With ``one_port``, the agent connects to the

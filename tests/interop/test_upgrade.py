@@ -221,7 +221,7 @@ class Upgrade:
 @pytest.mark.slow
 @pytest.mark.xdist_group("upgrade")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in ROUTERS], ids=lambda kind: kind.name)
-async def test_a_router_gets_the_state_again_and_loses_nothing(kind: Kind, checkout: Path, tmp_path: Path) -> None:
+async def test_a_router_loses_no_block_during_an_upgrade_of_kvbus(kind: Kind, checkout: Path, tmp_path: Path) -> None:
     if lacking := kind.lacking():
         pytest.skip(lacking)
     older, newer = (git("rev-parse", commit, where=checkout) for commit in ("HEAD", "@{upstream}"))

@@ -113,7 +113,7 @@ async def subscribers(bus: Bus, count: int) -> None:
     await eventually(lambda: stats_of(bus).subscribers == count, f"{count} subscribers")
 
 
-async def test_the_state_and_then_every_batch(library: Library) -> None:
+async def test_a_foreign_subscriber_gets_the_state_and_then_every_batch(library: Library) -> None:
     """The peer gets the same bytes as a SUB of libzmq.
 
     A second peer joins late. A third peer, which subscribes to another topic, gets nothing.
@@ -154,7 +154,9 @@ async def test_the_state_and_then_every_batch(library: Library) -> None:
 
 
 @pytest.mark.parametrize("how", ["connect", "bind"])
-async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None:
+async def test_a_foreign_subscriber_reconnects_after_a_cut_and_a_restart_of_kvbus(
+    library: Library, how: str, tmp_path: Path
+) -> None:
     """The peer connects again after the network has closed its connection, and after kvbus has restarted."""
     bound, between, *others = free_ports(5)
     there, way, source, replay, answers = (f"tcp://127.0.0.1:{port}" for port in (bound, between, *others))
@@ -190,7 +192,7 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> None:
+async def test_a_foreign_peer_keeps_its_connection_during_silence(library: Library, tmp_path: Path) -> None:
     """No connection ends while nothing is sent.
 
     One peer connects to kvbus, kvbus connects to a second one, and a third one requests a replay.
@@ -237,7 +239,7 @@ async def test_silence_ends_no_connection(library: Library, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["libzmq", "jeromq", "zeromq-rs"], indirect=True)
-async def test_one_that_stalls_is_exact_when_it_reads_again(library: Library) -> None:
+async def test_a_stalled_foreign_subscriber_is_exact_when_it_reads_again(library: Library) -> None:
     async with circuit(output={"send_hwm": 50}) as (bus, engine), library.subscriber(bus.out) as peer:
         await subscribers(bus, 1)
         await exact(bus, engine, peer)
@@ -282,7 +284,7 @@ def answer(
 
 
 @pytest.mark.parametrize("profile", ["vllm", "sglang"])
-async def test_answers_to_replay_requests_are_those_libzmq_gets(library: Library, profile: str) -> None:
+async def test_a_foreign_requester_gets_the_same_replay_answers_as_libzmq(library: Library, profile: str) -> None:
     output = {"journal_batches": 100, "profile": profile}
     async with circuit(output=output, batches=1000) as (bus, _):
         newest = bus.daemon.relay.outputs[0].streams[0].next_seq - 1
@@ -300,7 +302,7 @@ async def test_answers_to_replay_requests_are_those_libzmq_gets(library: Library
         assert refusals(stats_of(bus)) == set()
 
 
-async def test_answers_to_snapshot_requests_are_those_libzmq_gets(library: Library) -> None:
+async def test_a_foreign_requester_gets_the_same_snapshots_as_libzmq(library: Library) -> None:
     snapshots = f"tcp://127.0.0.1:{free_port()}"
     async with circuit(output={"snapshot_endpoint": snapshots}) as (_, _):
         (expected,) = await asyncio.to_thread(answer, snapshots, [b"snapshot"], 1)
@@ -316,7 +318,7 @@ with_keys = pytest.mark.parametrize("library", ["jeromq"], indirect=True)  # Rus
 
 
 @with_keys
-async def test_a_key_on_the_list(library: Library, tmp_path: Path) -> None:
+async def test_a_foreign_subscriber_with_an_allowed_curve_key_is_exact(library: Library, tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     right = curve(keys.router, keys.bus)
     async with (
@@ -345,7 +347,7 @@ async def test_a_key_on_the_list(library: Library, tmp_path: Path) -> None:
 
 @with_keys
 @pytest.mark.slow
-async def test_keys_that_do_not_fit(library: Library, tmp_path: Path) -> None:
+async def test_kvbus_refuses_and_counts_foreign_peers_with_wrong_curve_keys(library: Library, tmp_path: Path) -> None:
     """kvbus refuses and counts peers with wrong keys.
 
     It accepts a key that is later added to the allow-list, without a restart.
@@ -378,7 +380,7 @@ async def test_keys_that_do_not_fit(library: Library, tmp_path: Path) -> None:
 
 
 @with_keys
-async def test_one_with_a_key_that_is_dialled(library: Library, tmp_path: Path) -> None:
+async def test_kvbus_connects_to_a_foreign_subscriber_with_curve(library: Library, tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     bound = f"tcp://127.0.0.1:{free_port()}"
     output = {
@@ -396,7 +398,7 @@ async def test_one_with_a_key_that_is_dialled(library: Library, tmp_path: Path) 
         assert dense(peer)
 
 
-async def test_one_without_keys_where_they_are_asked_for(library: Library, tmp_path: Path) -> None:
+async def test_kvbus_refuses_a_foreign_subscriber_without_required_curve_keys(library: Library, tmp_path: Path) -> None:
     async with circuit(output=Keyring(tmp_path).output) as (bus, _), library.subscriber(bus.out) as peer:
         await eventually(lambda: stats_of(bus).refused["mechanism"] >= 1, "its attempt")
         assert peer.messages == []

@@ -28,11 +28,11 @@ On a busy machine, the scene may last until the open request fails.
 """
 
 
-def test_there_is_a_fault_for_every_alert() -> None:
+def test_the_tests_cause_a_fault_for_every_alert() -> None:
     assert {name for name, *_ in EXPECTED} == set(alerts())
 
 
-def test_every_alert_fires_and_no_other(observed: BusState) -> None:
+def test_exactly_the_expected_alerts_fire(observed: BusState) -> None:
     others = fired(observed.server, observed.at) - EXPECTED
     # If this process also got no CPU for so long, such an alert is true for the other processes, and not an error.
     true = {name for name, seconds in STARVED.items() if observed.lag > seconds}
@@ -41,7 +41,7 @@ def test_every_alert_fires_and_no_other(observed: BusState) -> None:
     assert fired(observed.server, observed.at) >= EXPECTED
 
 
-def test_what_a_receiver_is_told_is_filled_in(observed: BusState) -> None:
+def test_the_texts_of_fired_alerts_have_no_empty_template_values(observed: BusState) -> None:
     assert observed.alerts
     for alert in observed.alerts:
         for text in (alert["annotations"]["summary"], alert["annotations"]["description"]):
@@ -50,7 +50,7 @@ def test_what_a_receiver_is_told_is_filled_in(observed: BusState) -> None:
         assert alert["labels"]["instance"] in alert["annotations"]["summary"]
 
 
-def test_the_endpoint_keeps_prometheus_conventions(observed: BusState, promtool: str) -> None:
+def test_the_metrics_of_kvbus_follow_the_conventions_of_prometheus(observed: BusState, promtool: str) -> None:
     for name, text in observed.metrics.items():
         done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout + done.stderr) == (0, ""), name

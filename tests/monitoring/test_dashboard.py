@@ -39,13 +39,13 @@ def filled_in(expression: str, chosen: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_is_what_its_script_makes(name: str) -> None:
+def test_each_dashboard_file_agrees_with_its_script(name: str) -> None:
     done = subprocess.run([sys.executable, "helm/dashboard.py", name], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout.decode() == FILES[name].read_text(), f"python helm/dashboard.py {name} > {FILES[name]}"
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_grafanas_own_types_give_it_back_unchanged(name: str) -> None:
+def test_a_dashboard_is_unchanged_after_grafanas_types_read_it(name: str) -> None:
     """A dashboard is unchanged after it was read with Grafana's own types, which drop unknown keys.
 
     A difference would be a key that is misspelt or in the wrong place.
@@ -59,7 +59,7 @@ def test_grafanas_own_types_give_it_back_unchanged(name: str) -> None:
     assert json.loads(again) == DASHBOARDS[name]
 
 
-def test_its_rows_and_variables() -> None:
+def test_the_dashboards_have_their_rows_variables_and_units() -> None:
     rows = {
         name: [panel["title"] for panel in each["panels"] if panel["type"] == "row"]
         for name, each in DASHBOARDS.items()
@@ -77,7 +77,7 @@ def test_its_rows_and_variables() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_panel_covers_another(name: str) -> None:
+def test_no_panel_of_a_dashboard_covers_another_panel(name: str) -> None:
     panels = DASHBOARDS[name]["panels"]
     cells: dict[tuple[int, int], str] = {}
     for panel in panels:
@@ -90,7 +90,7 @@ def test_no_panel_covers_another(name: str) -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
+def test_a_dashboard_shows_every_metric_of_sources_outputs_and_replay() -> None:
     """The dashboard uses every metric of sources, outputs and replays, because operators look at it first.
 
     The test names each metric that the dashboard leaves out on purpose.
@@ -120,7 +120,7 @@ def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
-def test_every_query_of_every_panel_has_data(observed: BusState, panel: dict[str, Any]) -> None:
+def test_every_query_of_every_panel_returns_data(observed: BusState, panel: dict[str, Any]) -> None:
     assert panel["targets"]
     for target in panel["targets"]:
         result = observed.server.query(filled_in(target["expr"], {}), observed.at)
@@ -133,7 +133,7 @@ def test_every_query_of_every_panel_has_data(observed: BusState, panel: dict[str
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in VARIABLES if name not in {"datasource", "namespace"}])
-def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: BusState, name: str) -> None:
+def test_every_dashboard_variable_offers_its_values_and_filters_panels(observed: BusState, name: str) -> None:
     found = re.fullmatch(r"label_values\((.+), (\w+)\)", VARIABLES[name]["query"])
     assert found is not None
     offered = observed.server.labels(found[2], filled_in(found[1], {}))

@@ -37,13 +37,13 @@ def runbooks() -> dict[str, str]:
 @pytest.mark.parametrize(
     "arguments", [("check", "rules", str(RULES), str(FLEET)), ("test", "rules", str(CASES), str(FLEET_CASES))]
 )
-def test_promtool_agrees(promtool: str, arguments: tuple[str, ...]) -> None:
+def test_promtool_accepts_the_rules_and_their_unit_tests_pass(promtool: str, arguments: tuple[str, ...]) -> None:
     done = subprocess.run([promtool, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("cases_of", "rules_of"), BOTH, ids=["bus", "fleet"])
-def test_every_alert_has_a_case_in_which_it_fires(cases_of: Path, rules_of: Path) -> None:
+def test_every_alert_fires_in_a_unit_test(cases_of: Path, rules_of: Path) -> None:
     cases: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(cases_of.read_text())["tests"]
     tests = [test for case in cases for test in case["promql_expr_test"]]
     fires = {
@@ -53,7 +53,7 @@ def test_every_alert_has_a_case_in_which_it_fires(cases_of: Path, rules_of: Path
 
 
 @pytest.mark.parametrize("cases_of", [CASES, FLEET_CASES], ids=["bus", "fleet"])
-def test_every_case_has_a_moment_at_which_nothing_fires(cases_of: Path) -> None:
+def test_every_unit_test_of_the_rules_has_a_time_without_an_alert(cases_of: Path) -> None:
     for case in YAML(typ="safe", pure=True).load(cases_of.read_text())["tests"]:
         quiet = [
             t for t in case["promql_expr_test"] if t["expr"] == 'ALERTS{alertstate="firing"}' and "exp_samples" not in t
@@ -61,11 +61,11 @@ def test_every_case_has_a_moment_at_which_nothing_fires(cases_of: Path) -> None:
         assert quiet, case["name"]
 
 
-def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     assert set(runbooks()) == {*alerts(), *alerts(FLEET)}
 
 
-def test_every_alert_says_where_its_runbook_is() -> None:
+def test_every_alert_links_to_its_runbook() -> None:
     for name, rule in {**alerts(), **alerts(FLEET)}.items():
         document, _, anchor = rule["annotations"]["runbook"].partition("#")
         assert anchor == name.lower()
@@ -76,20 +76,20 @@ def test_every_alert_says_where_its_runbook_is() -> None:
         )
 
 
-def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+def test_every_runbook_has_the_parts_means_look_and_do() -> None:
     for name, text in runbooks().items():
         for word in ("**Means.**", "**Look.**", "**Do.**"):
             assert word in text, f"{name} has no {word}"
 
 
-def test_rules_and_runbooks_name_only_metrics_that_are_documented() -> None:
+def test_rules_and_runbooks_name_only_documented_metrics() -> None:
     documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
     named = {name for rule in [*rules(), *rules(FLEET)] for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
     assert {name.removesuffix("_bucket") for name in named} <= documented
     assert set(re.findall(r"\bkvbus_\w+", RUNBOOK.read_text())) <= documented
 
 
-def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> None:
+def test_commands_in_the_runbook_have_valid_options() -> None:
     """Every `kvbus COMMAND …` in code format in docs/RUNBOOK.md has only options that the command's help lists."""
     text = RUNBOOK.read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -104,7 +104,7 @@ def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> 
 
 
 @pytest.mark.parametrize("alert", [*alerts(RULES).values(), *alerts(FLEET).values()], ids=lambda alert: alert["alert"])
-def test_an_alert_names_its_findings_and_says_what_they_mean(alert: dict[str, Any]) -> None:
+def test_an_alert_names_its_findings_and_has_their_description(alert: dict[str, Any]) -> None:
     notes = alert["annotations"]
     if notes["finding"] == "none":
         return

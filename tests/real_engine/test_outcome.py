@@ -9,14 +9,14 @@ POOL = {(0, 0, "1"): 1, (0, 0, "2"): 2, (1, 0, "1"): 1}
 ROW = '{"rank": %d, "hash": %d, "medium": "GPU", "group_idx": null, "copies": %d}\n'
 
 
-def test_differences_are_found() -> None:
+def test_a_score_counts_missing_dead_and_copied_blocks() -> None:
     held = blocks_of_text(ROW % (0, 1, 1) + ROW % (0, 2, 1) + ROW % (1, 9, 1))
     assert score(POOL, held, counted=True) == Score(missing=1, dead=1, copies=1)
     assert score(POOL, held) == Score(missing=1, dead=1)
     assert score(POOL, POOL, counted=True) == Score(0, 0)
 
 
-def test_one_wrong_point_is_enough() -> None:
+def test_an_outcome_with_one_wrong_point_is_not_exact() -> None:
     outcome = Outcome("engine", "case")
     assert not outcome.exact, "nothing was compared"
     for wrong in (Score(0, 0), Score(0, 3), Score(0, 0)):
@@ -26,7 +26,7 @@ def test_one_wrong_point_is_enough() -> None:
     assert outcome.worst("late router") is None
 
 
-def test_the_readme_has_commands_to_run() -> None:
+def test_the_readme_has_the_commands_of_the_real_engine_test() -> None:
     serve, config, lines = commands(README.read_text())
     assert serve[:4] == ["vllm", "serve", "MODEL", "--kv-events-config"]
     assert "replay_endpoint" in config

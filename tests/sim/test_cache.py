@@ -52,7 +52,7 @@ def counted(cache):
     return Counter({key: entry.copies for key, entry in cache.live_blocks().items()})
 
 
-def test_full_blocks_are_stored_in_one_run_and_the_rest_is_not():
+def test_the_cache_stores_full_blocks_in_one_event_and_no_partial_block():
     events, hit = serve(PrefixCache(8, BLOCK), [*tokens(1, 2), 3])
     assert short(events) == [("+", GPU, [1, 2])]
     assert hit == 0
@@ -78,7 +78,7 @@ def test_with_copies_a_fully_cached_prompt_stores_its_last_block_again():
     assert sorted(counted(cache).values()) == [1, 2]
 
 
-def test_without_copies_the_request_moves_over_to_the_cached_block():
+def test_without_copies_a_request_uses_the_cached_block():
     cache = PrefixCache(8, BLOCK, copies=False)
     serve(cache, tokens(1, 2))
     events, _ = serve(cache, tokens(1, 2))
@@ -118,7 +118,7 @@ def test_blocks_in_use_are_never_evicted():
     assert {e.block.tokens[0] for e in cache.live_blocks().values()} == {1, 2, 5, 6}
 
 
-def test_clear_ends_requests_and_empties_everything():
+def test_a_clear_ends_requests_and_empties_each_tier():
     cache = PrefixCache(8, BLOCK, tiers={"CPU": 8})
     serve(cache, tokens(1, 2))
     running = cache.start(tokens(3, 4), 2 * BLOCK)
@@ -131,7 +131,7 @@ def test_clear_ends_requests_and_empties_everything():
     assert any(isinstance(event, Removed) and event.tier == "CPU" for event in events)
 
 
-def test_a_finished_request_is_written_through_and_comes_back_from_the_tier():
+def test_a_finished_request_is_written_to_the_tier_and_loaded_back():
     cache = PrefixCache(4, BLOCK, tiers={"CPU": 8})
     events, _ = serve(cache, tokens(1, 2))
     assert short(events) == [("+", GPU, [1, 2]), ("+", "CPU", [1, 2])]
@@ -141,7 +141,7 @@ def test_a_finished_request_is_written_through_and_comes_back_from_the_tier():
     assert ("+", GPU, [1, 2]) in short(events)
 
 
-def test_a_full_tier_evicts_its_oldest_leaf_and_never_the_chain_it_stores():
+def test_a_full_tier_evicts_its_oldest_leaf_and_not_the_stored_chain():
     cache = PrefixCache(16, BLOCK, tiers={"CPU": 3})
     serve(cache, tokens(1, 2))
     events, _ = serve(cache, tokens(3, 4, 5, 6))
@@ -155,7 +155,7 @@ def test_a_full_tier_evicts_its_oldest_leaf_and_never_the_chain_it_stores():
     ]
 
 
-def test_tenants_do_not_share():
+def test_tenants_share_no_cached_block():
     cache = PrefixCache(8, BLOCK)
     serve(cache, tokens(1, 2), tenant="a")
     _, hit = serve(cache, tokens(1, 2), tenant="b")
@@ -163,7 +163,7 @@ def test_tenants_do_not_share():
     assert make_block(None, [1], "a").digest != make_block(None, [1], "b").digest
 
 
-def test_a_cache_of_nothing_is_refused():
+def test_a_cache_of_too_few_blocks_is_refused():
     with pytest.raises(ValueError, match="not 1 of 16"):
         PrefixCache(1, 16)
 
@@ -171,7 +171,7 @@ def test_a_cache_of_nothing_is_refused():
 @pytest.mark.parametrize("copies", [True, False])
 @pytest.mark.parametrize("tiers", [{}, {"CPU": 12}, {"CPU": 10, "DISK": 30}])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_events_always_add_up_to_the_live_set(copies, tiers, seed):
+def test_the_events_of_the_cache_add_up_to_its_live_blocks(copies, tiers, seed):
     rng = random.Random(seed)
     cache = PrefixCache(24, BLOCK, copies=copies, tiers=tiers)
     seen, running = [], []

@@ -29,7 +29,7 @@ def prefix_hash(tokens):
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_a_reader_that_counts_copies_ends_with_the_truth(name):
+def test_a_reader_that_counts_copies_ends_with_the_engines_blocks(name):
     engine = SimEngine(name, synthetic(1, tenants=2), options=SMALL)
     got = apply(payloads(engine))
     assert got == truth_of(engine.truth())
@@ -37,7 +37,7 @@ def test_a_reader_that_counts_copies_ends_with_the_truth(name):
 
 
 @pytest.mark.parametrize("name", ["vllm-0.10.2", "vllm-0.33"])
-def test_bytes_hashes(name):
+def test_an_engine_with_bytes_hashes_sends_hashes_of_32_bytes(name):
     engine = SimEngine(DIALECTS[name].with_hashes("bytes"), synthetic(1), options=SMALL)
     sent = payloads(engine)
     assert all(len(h) == 32 for p in sent for _, f in events_of(p) for h in f.get("block_hashes", ()))
@@ -45,7 +45,7 @@ def test_bytes_hashes(name):
 
 
 @pytest.mark.parametrize("name", ["vllm-0.10.2", "vllm-0.33", "sglang-0.5.18", "sglang-0.5.23"])
-def test_tiers(name):
+def test_an_engine_with_tiers_names_the_media_of_its_dialect(name):
     options = EngineOptions(blocks=300, tiers={"CPU": 400, "DISK": 500})
     engine = SimEngine(name, synthetic(1), options=options)
     got = apply(payloads(engine, 600))
@@ -53,7 +53,7 @@ def test_tiers(name):
     assert {medium for _, medium, _ in got} == set(DIALECTS[name].media.values())
 
 
-def test_groups_and_resets():
+def test_an_engine_with_groups_and_resets_sends_clears():
     options = EngineOptions(blocks=300, kinds=("full_attention", "sliding_window"), reset_every=50)
     engine = SimEngine("vllm-0.33", synthetic(1), options=options)
     sent = payloads(engine)
@@ -66,7 +66,7 @@ def test_groups_and_resets():
     }
 
 
-def test_the_prefix_names_the_content():
+def test_the_prefix_hash_of_a_block_covers_its_chain_of_tokens():
     engine = SimEngine("vllm-0.33", synthetic(5), options=SMALL)
     payloads(engine, 100)
     by_hash = {entry["hash"]: entry for entry in engine.truth()}
@@ -89,7 +89,7 @@ def test_vllm_keeps_copies_and_sglang_does_not():
         assert any(entry["copies"] > 1 for entry in engine.truth()) is more
 
 
-def test_a_finished_workload_gives_none_and_the_truth_stays():
+def test_an_engine_with_a_finished_workload_keeps_its_blocks():
     engine = SimEngine("vllm-0.33", synthetic(1), options=EngineOptions(requests=3))
     sent = list(iter(lambda: engine.step(1.5), None))
     assert engine.finished == engine.started == 3
@@ -98,7 +98,7 @@ def test_a_finished_workload_gives_none_and_the_truth_stays():
     assert msgspec.msgpack.decode(sent[0])[0] == 1.5
 
 
-def test_a_second_life_starts_empty_and_the_workload_goes_on():
+def test_a_restarted_engine_has_an_empty_cache_and_continues_the_workload():
     engine = SimEngine("sglang-0.5.9", synthetic(1), options=SMALL)
     payloads(engine, 50)
     engine.restart()
@@ -108,19 +108,19 @@ def test_a_second_life_starts_empty_and_the_workload_goes_on():
     assert apply(second) == truth_of(engine.truth())
 
 
-def test_ranks_name_themselves():
+def test_each_rank_names_itself_in_its_batches():
     engine = SimEngine("vllm-0.33", synthetic(1, 3), rank=3)
     assert msgspec.msgpack.decode(there(engine.step(0)))[2] == 3
     assert {entry["rank"] for entry in engine.truth()} == {3}
 
 
-def test_prompts_longer_than_the_pool_are_cut():
+def test_the_engine_truncates_prompts_that_exceed_its_pool():
     engine = SimEngine("vllm-0.33", [Job(tuple(range(100_000)), 99_000)], options=EngineOptions(blocks=100))
     sent = list(iter(lambda: engine.step(0), None))
     assert len(apply(sent)) == 50
 
 
-def test_a_workload_of_nothing_but_hits_is_told():
+def test_a_workload_with_only_cache_hits_is_an_error():
     engine = SimEngine("sglang-0.5.9", iter(lambda: Job((1,) * 32, 32), None))
     engine.step(0)
     with pytest.raises(RuntimeError, match="no more events"):
@@ -134,12 +134,12 @@ def test_a_workload_of_nothing_but_hits_is_told():
         ("vllm-0.18", EngineOptions(kinds=("full_attention", "mamba")), "vllm-0.18 has no group_idx"),
     ],
 )
-def test_what_a_dialect_cannot_say_is_refused(name, options, message):
+def test_options_that_a_dialect_cannot_express_are_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
         SimEngine(name, [], options=options)
 
 
-async def test_the_runner_publishes_until_told_to_stop():
+async def test_the_runner_publishes_until_it_is_stopped():
     engine = SimEngine("trtllm", synthetic(1), options=SMALL)
     async with (
         EnginePublisher("tcp://127.0.0.1:*", None) as publisher,

@@ -5,35 +5,35 @@ import pytest
 from kvbus.tools.sim.workload import TRACE_BLOCK, TraceError, expand, read_trace, synthetic
 
 
-def test_the_same_seed_gives_the_same_load():
+def test_the_same_seed_gives_the_same_workload():
     assert list(islice(synthetic(3), 50)) == list(islice(synthetic(3), 50))
     assert list(islice(synthetic(3), 50)) != list(islice(synthetic(4), 50))
 
 
-def test_ranks_share_system_prompts_and_nothing_else():
+def test_ranks_share_only_system_prompts():
     starts = [{job.tokens[:64] for job in islice(synthetic(3, rank), 200)} for rank in (0, 1)]
     assert starts[0] & starts[1]
     jobs = [set(islice(synthetic(3, rank), 200)) for rank in (0, 1)]
     assert not jobs[0] & jobs[1]
 
 
-def test_a_turn_continues_what_was_said():
+def test_a_turn_continues_the_tokens_of_its_conversation():
     jobs = list(islice(synthetic(1, conversations=1, turns=5), 40))
     followed = [b for a, b in pairwise(jobs) if b.tokens[: len(a.tokens)] == a.tokens]
     assert followed
     assert all(0 < job.prompt < len(job.tokens) for job in jobs)
 
 
-def test_conversations_end_at_the_limit():
+def test_conversations_end_at_the_token_limit():
     jobs = islice(synthetic(1, turns=1000, conversations=2, max_tokens=1000), 300)
     assert max(len(job.tokens) for job in jobs) < 1000 + 192 + 192
 
 
-def test_tenants():
+def test_a_workload_has_jobs_of_each_tenant():
     assert {job.tenant for job in islice(synthetic(1, tenants=2), 300)} == {"", "adapter-1", "adapter-2"}
 
 
-def test_a_trace_id_stands_for_512_tokens_always_the_same(tmp_path):
+def test_a_trace_id_always_stands_for_the_same_512_tokens(tmp_path):
     trace = tmp_path / "trace.jsonl"
     trace.write_text(
         '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [0, 5]}\n'
@@ -58,13 +58,13 @@ def test_a_trace_id_stands_for_512_tokens_always_the_same(tmp_path):
         ),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, message):
+def test_a_bad_line_of_a_trace_is_named(tmp_path, line, message):
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 5, "output_length": 7, "hash_ids": [0]}\n' + line + "\n")
     with pytest.raises(TraceError, match=message):
         list(read_trace(trace))
 
 
-def test_a_missing_trace_is_named(tmp_path):
+def test_a_missing_trace_file_is_named(tmp_path):
     with pytest.raises(TraceError, match="nowhere: No such file"):
         list(read_trace(tmp_path / "nowhere"))

@@ -92,7 +92,7 @@ def next_seq(vector: Vector) -> int:
     return max(number for number in numbers if number < 2**63) + 1
 
 
-def test_the_table_names_vectors() -> None:
+def test_the_table_of_deviations_names_only_test_vectors() -> None:
     assert WRONG.keys() <= VECTORS.keys()
 
 
@@ -106,7 +106,9 @@ def finds(indexer: DynamoIndexer, model: str, tokens: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_what_the_indexer_makes_of_it(name: str, indexer: DynamoIndexer, publish: Any) -> None:
+def test_the_dynamo_indexer_has_the_expected_result_for_each_vector(
+    name: str, indexer: DynamoIndexer, publish: Any
+) -> None:
     vector = VECTORS[name]
     engine = publish(vector)
     indexer.register(name, engine.live, engine.replay, 2)

@@ -14,7 +14,7 @@ from tests.conform.judged import CAPTURES, DECODERS, decoded, home_of, lacking
 
 
 @pytest.mark.parametrize("engine", CAPTURES)
-def test_what_the_decoder_makes_of_them(engine: str) -> None:
+def test_a_published_decoder_has_the_filed_result_for_each_vector(engine: str) -> None:
     if home_of(engine) is None:
         pytest.skip(lacking(engine))
     filed = json.loads(DECODERS.read_text())[engine]

@@ -53,7 +53,7 @@ def test_a_reader_reads_every_vector(reader):
 
 
 @pytest.mark.slow
-def test_it_says_which_vector_it_does_not_read_so(reader, tmp_path):
+def test_a_reader_names_the_vector_with_a_different_result(reader, tmp_path):
     vector = json.loads((DIRECTORY / "stores.json").read_text())
     vector["view"].pop()
     (tmp_path / "stores.json").write_text(json.dumps(vector))
@@ -80,7 +80,7 @@ WRONG: Final = {
 
 
 @pytest.mark.slow
-def test_it_says_which_step_or_key_it_does_not_read_so(reader, tmp_path):
+def test_a_reader_names_the_log_step_or_key_with_a_different_result(reader, tmp_path):
     vector = json.loads((log.DIRECTORY / "clock-set-back.json").read_text())
     for name, wrong in WRONG.items():
         steps = [*vector["steps"][:2], vector["steps"][2] | {name: wrong}, *vector["steps"][3:]]

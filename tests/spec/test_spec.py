@@ -26,7 +26,7 @@ TEXT: Final = (SPEC / "kv-events.md").read_text()
 CLAUSES: Final = dict(re.findall(r"^\*\*(\d+\.\d+)\*\* (.*?)(?=\n\n|\Z)", TEXT, re.MULTILINE | re.DOTALL))
 
 
-def test_each_clause_says_what_is_asked_and_why():
+def test_each_clause_has_a_rule_and_a_reason():
     assert len(CLAUSES) > 50
     for number, clause in CLAUSES.items():
         rule, why, reason = clause.replace("\n", " ").partition("*Why:*")
@@ -35,23 +35,23 @@ def test_each_clause_says_what_is_asked_and_why():
         assert reason.strip().endswith("."), number
 
 
-def test_the_numbers_of_clauses_rise():
+def test_clauses_are_in_ascending_order():
     numbers = [tuple(map(int, number.split("."))) for number in CLAUSES]
     assert all(one < next_one for one, next_one in pairwise(numbers))
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_a_vector_is_written_as_it_is_made(name):
+def test_a_vector_file_agrees_with_its_generator(name):
     assert (DIRECTORY / f"{name}.json").read_text() == text_of(VECTORS[name]), "python -m tests.spec.vectors"
 
 
-def test_there_is_no_other_vector_and_each_names_clauses_that_there_are():
+def test_every_vector_file_is_generated_and_names_existing_clauses():
     assert {path.stem for path in DIRECTORY.glob("*.json")} == set(VECTORS)
     assert {number for vector in VECTORS.values() for number in vector.clauses} <= set(CLAUSES)
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_kvbus_reads_a_vector_as_a_reader_must(name):
+def test_kvbus_reads_each_vector_as_the_specification_requires(name):
     vector = VECTORS[name]
     relay = Relay([SourceSpec("engine", 0, probe_interval=0.0, groups="all")], [])
     asked = [each for each in relay.handle(SourceUp(0), 0.0) if isinstance(each, RequestReplay)]
@@ -103,7 +103,7 @@ DEVIATIONS: Final = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capture", sample(CAPTURES, 4))
-def test_the_schema_takes_what_engines_send_but_for_what_the_matrix_names(capture):
+def test_the_schema_accepts_engine_batches_except_known_deviations(capture):
     validator = schema()
     messages = load(capture)
     found = set().union(*(problems(validator, message.payload) for message in messages[:60]))
@@ -112,7 +112,7 @@ def test_the_schema_takes_what_engines_send_but_for_what_the_matrix_names(captur
     assert found == DEVIATIONS.get(capture, arrays)
 
 
-def test_the_schema_takes_the_vectors_that_are_right_and_no_other():
+def test_the_schema_accepts_exactly_the_valid_vectors():
     validator = schema()
     wrong = {
         "not-msgpack",

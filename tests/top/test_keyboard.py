@@ -15,12 +15,12 @@ def after(choice: Choice, keys: str) -> Choice:
     return choice
 
 
-def test_q_leaves_unless_it_is_typed():
+def test_the_key_q_quits_unless_a_filter_is_typed():
     assert pressed(Choice(), "q") is None
     assert after(Choice(), "/q").wanted == "q"
 
 
-def test_s_goes_through_every_order_and_begins_again():
+def test_the_key_s_cycles_through_every_sort_order():
     orders = [after(Choice(), "s" * times).sort for times in range(len(SORTS) + 1)]
     assert orders == [*SORTS, SORTS[0]]
 
@@ -38,7 +38,7 @@ def test_s_goes_through_every_order_and_begins_again():
         ("xy", "", False),
     ],
 )
-def test_a_filter_is_typed_taken_and_given_up(keys, wanted, typing):
+def test_a_filter_is_typed_accepted_and_cancelled(keys, wanted, typing):
     choice = after(Choice(), keys)
     assert (choice.wanted, choice.typing) == (wanted, typing)
 
@@ -57,6 +57,6 @@ def test_a_question_mark_opens_the_help_and_any_key_closes_it():
     assert after(Choice(), "/?").wanted == "?"
 
 
-def test_p_and_space_pause_and_go_on():
+def test_the_keys_p_and_space_pause_and_resume():
     assert after(Choice(), "p").paused
     assert not after(Choice(), "p ").paused

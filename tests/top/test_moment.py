@@ -12,7 +12,7 @@ from tests.http.test_http import relayed, web_and_engine
 from tests.top.moments import router
 
 
-async def test_a_running_bus_is_read_whole():
+async def test_top_reads_the_complete_state_of_a_running_bus():
     async with web_and_engine() as (client, engine), aiohttp.ClientSession() as session:
         first = await read(session, client.base)
         engine.publish(batch(store([1, 2])))
@@ -29,13 +29,13 @@ async def test_a_running_bus_is_read_whole():
         assert seen.at >= first.at
 
 
-def test_routers_that_have_left_are_left_out():
+def test_top_omits_disconnected_routers():
     there, left = router("10.0.0.1:4711"), router("10.0.0.2:4711", left="left")
     seen = moment([], [there, left], [], 'kvbus_build_info{version="1"} 1.0\n', 1.0, 50.0)
     assert seen.routers == [there]
     assert (seen.outputs, seen.started, seen.age) == ([], 50.0, 0.0)
 
 
-async def test_what_has_no_metrics_is_no_bus():
+async def test_a_server_without_kvbus_metrics_is_not_a_bus():
     with pytest.raises(ValueError, match="no kvbus_build_info"):
         moment([], [], [], "", 1.0, 50.0)

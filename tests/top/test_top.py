@@ -27,7 +27,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_a_pipe_gets_lines():
+async def test_top_writes_lines_to_a_pipe():
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([1, 2])))
         await relayed(client, 1)
@@ -40,7 +40,7 @@ async def test_a_pipe_gets_lines():
     assert "\x1b" not in done.stdout
 
 
-async def test_one_look_has_rates_and_may_be_json():
+async def test_top_with_count_1_shows_rates_and_may_print_json():
     async with web_and_engine() as (client, engine):
         asked = asyncio.create_task(asyncio.to_thread(run, "--http", client.base, "--count", "1", "--json"))
         while not asked.done():
@@ -54,7 +54,7 @@ async def test_one_look_has_rates_and_may_be_json():
     assert found["outputs"][0]["name"] == "routers"
 
 
-def test_nobody_there_is_an_error_at_once():
+def test_top_fails_at_once_if_no_bus_answers():
     done = run("--http", f"127.0.0.1:{free_port()}")
     assert (done.returncode, "connection refused" in done.stderr) == (69, True)
     assert run("--http", "tcp://127.0.0.1:5557").returncode == 2
@@ -97,7 +97,7 @@ class Screen:
 
 
 @pytest.mark.parametrize("how", ["q", "Ctrl-C"])
-async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
+async def test_top_shows_a_screen_on_a_terminal_and_obeys_its_keys(how):
     async with web_and_engine() as (client, engine):
         engine.publish(batch(store([1, 2])))
         screen = Screen("--http", client.base)
@@ -119,7 +119,7 @@ async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
         assert await screen.end() == 0
 
 
-async def test_a_bus_that_goes_away_leaves_its_last_state_and_the_reason():
+async def test_top_keeps_the_last_state_and_the_reason_if_the_bus_ends():
     async with web_and_engine() as (client, _):
         screen = Screen("--http", client.base)
         await screen.until("● live")

@@ -52,7 +52,7 @@ def drawn(
 
 @pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (140, 40), (220, 60)])
-def test_it_fits_however_many_there_are(width, height, glyphs):
+def test_the_screen_fits_the_terminal_with_many_sources_and_routers(width, height, glyphs):
     many = history(
         *(source(f"engine-{n}/0") for n in range(300)), WRONG, routers=[router(f"10.0.0.1:{n}") for n in range(900)]
     )
@@ -64,7 +64,7 @@ def test_it_fits_however_many_there_are(width, height, glyphs):
     assert "routers 900" in text
 
 
-def test_what_is_wrong_is_on_it():
+def test_the_screen_shows_each_problem_of_a_source():
     seen = history(source("engine-1"), WRONG, reasons={"rejected: block_size (engine-2/1)": 3.0})
     for width in (80, 140):
         text = drawn(seen, width=width)
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_on_it():
             assert word in text
 
 
-def test_a_finding_has_its_key_on_the_screen_and_its_remedy_in_lines_too():
+def test_the_screen_shows_a_findings_key_and_lines_also_its_remedy():
     late = {
         "text": "router lags: its oldest unread batch is 9 s old",
         "key": "outputs[0].send_hwm",
@@ -91,7 +91,7 @@ def test_a_finding_has_its_key_on_the_screen_and_its_remedy_in_lines_too():
     assert f"router 10.0.0.1:4711: {late['text']} [outputs[0].send_hwm]: give it CPU" in printed
 
 
-def test_sources_are_sorted_with_the_largest_first_and_filtered():
+def test_the_screen_sorts_sources_by_size_and_filters_them():
     few = source("b", blocks={"GPU": 1})
     seen = history(source("a", blocks={"GPU": 2}), few, source("c", blocks={"GPU": 3}))
     order = [line.split()[1] for line in drawn(seen, Choice(sort="blocks")).splitlines() if "live" in line][:3]
@@ -102,7 +102,7 @@ def test_sources_are_sorted_with_the_largest_first_and_filtered():
     assert "sources 1" in text
 
 
-def test_a_table_with_more_rows_than_fit_scrolls():
+def test_the_screen_scrolls_a_table_with_too_many_rows():
     many = history(*(source(f"engine-{n}") for n in range(30)), routers=[router(f"10.0.0.{n}:1") for n in range(6)])
     first, last = (drawn(many, Choice(first=row), width=80, height=24) for row in (0, 29))
     assert "engine-0 " in first
@@ -114,26 +114,26 @@ def test_a_table_with_more_rows_than_fit_scrolls():
     assert re.search(r"\d+ to 30 of 30", last)
 
 
-def test_columns_have_words_at_80_columns():
+def test_the_screen_shows_column_titles_at_80_columns():
     text = drawn(history(WRONG), width=80, height=24)
     for word in ("batches/s", "blocks", "missing", "lost", "rejected", "queued", "lag", "dropped", "states sent"):
         assert f" {word} " in text, word
 
 
-def test_help_names_every_key():
+def test_the_help_screen_names_every_key():
     text = drawn(history(), Choice(help=True), width=80, height=24)
     assert len(text.splitlines()) <= 24
     for word in ("quit", "scroll", "sort", "filter", "pause"):
         assert word in text
 
 
-def test_a_router_is_shown_by_its_name():
+def test_the_screen_shows_a_router_by_its_name():
     seen = history(routers=[router("10.0.0.1:4711", name="router-a")])
     assert "router-a" in drawn(seen, width=80)
     assert "router-a 10.0.0.1:4711" in drawn(seen, width=140)
 
 
-def test_as_data_it_has_the_rates_too():
+def test_the_json_document_of_top_has_the_rates():
     found = document(history(), ALL, URL)
     assert (found["version"], found["outputs"][0]["batches_per_second"]) == ("1.2.3", 20.0)
     first, second = History(), moment(2.0, source("engine", 20))
@@ -143,7 +143,7 @@ def test_as_data_it_has_the_rates_too():
     assert document(first, Choice(wanted="nothing"), URL)["sources"] == []
 
 
-def test_an_old_moment_says_how_old_it_is_and_why():
+def test_the_screen_shows_the_age_of_an_old_moment_and_the_reason():
     why = "no bus answers at http://127.0.0.1:9477 (connection refused)"
     text = drawn(history(), trouble=why, now=30.0, width=80)
     assert "as of 28 s ago" in text
@@ -155,14 +155,14 @@ def test_an_old_moment_says_how_old_it_is_and_why():
     assert "filter: eng" in drawn(history(), Choice(typing=True, wanted="eng"))
 
 
-def test_a_chart_has_the_largest_value_as_its_highest_sign():
+def test_a_chart_shows_the_largest_value_as_its_highest_bar():
     assert chart([0, 4, 8], UNICODE) == " ▄█"
     assert chart([0, 4, 8], ASCII) == " =#"
     assert chart([0.0, 0.0], UNICODE) == "  "
     assert chart([], UNICODE) == ""
 
 
-def test_lines_say_the_same_without_a_terminal():
+def test_top_prints_lines_with_the_same_content_as_the_screen():
     outputs = [output(queued=3, behind=1.25, dropped=7)]
     seen = history(source("engine-1"), WRONG, outputs=outputs, reasons={"dropped: slow_router (routers)": 7.0})
     said = list(lines(seen, Choice(sort="missing"), URL))
@@ -174,7 +174,7 @@ def test_lines_say_the_same_without_a_terminal():
     assert not [line for line in lines(seen, Choice(wanted="engine-1"), URL) if "engine-2" in line]
 
 
-def test_a_bus_without_engines_says_so():
+def test_top_says_that_a_bus_has_no_engine():
     empty = History()
     empty.add(replace(moment(1.0), sources=[]))
     assert "No engine found yet" in drawn(empty)
