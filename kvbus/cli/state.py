@@ -87,9 +87,10 @@ def _text(value: object) -> str:
 
 
 def _contents(path: Path) -> dict[str, object]:
-    """Return the number of streams, and the other numbers that ``kvbus state show`` prints about a state directory.
+    """Return what ``kvbus state show`` prints about the state in the directory ``path``.
 
-    ``path`` is the directory. If its database cannot be read, the result has the reason as ``damaged`` instead.
+    These are the fields of :class:`~kvbus.state.database.Contents`, and ``damaged``: None, or the reason why the
+    database cannot be read. In that case there is no other field. Without a database, ``streams`` is 0.
 
     Raises:
         InUseError: a running bus uses the directory.

@@ -87,8 +87,8 @@ def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, re
 
     These are the sources with their slots, the outputs, the readers of the views, and the rules that decide which
     blocks kvbus keeps (``duplicates``, ``clears`` and :data:`RULES`). After a change of a rule, the state may hold
-    blocks that the new rule excludes, and the write-ahead log would give other blocks than routers have. A rule with
-    its default value has no name, except ``duplicates``.
+    blocks that the new rule excludes, and the write-ahead log would give other blocks than routers have. The names
+    always contain ``duplicates``. They contain another rule only if it does not have its default value.
 
     Args:
         config: the configuration.

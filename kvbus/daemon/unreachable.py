@@ -119,7 +119,7 @@ class Unreachable:
         return here and not source.spec.numbered and (source.sequencer.phase not in SEPARATED) is connected
 
     async def close(self) -> None:
-        """Abort all searches."""
+        """Abort all searches, both for the reason of a missing connection and for unconfigured ranks."""
         for _, search in self._searches.values():
             await search.aclose()
 

@@ -138,9 +138,9 @@ class LogRouter:
         return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
-        """Return the hashes of each worker's oldest blocks, up to ``most`` of each worker.
+        """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        `PrefixRouter.names` describes the result.
+        At most ``most`` blocks of each worker are read. `PrefixRouter.names` describes the use of the digests.
         """
         return {worker: self._index.names(worker, most) for worker in self._index.workers}
 

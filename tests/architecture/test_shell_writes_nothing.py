@@ -86,7 +86,10 @@ def asking(text: str) -> str:
 
 
 def may_change(dotted: str) -> bool:
-    """Return whether the class with this dotted name has mutable objects that only kvbus.core may change."""
+    """Return whether the instances of a class can change, and only kvbus.core may change them.
+
+    ``dotted`` is the dotted name of the class.
+    """
     module, _, name = dotted.rpartition(".")
     if name in OWN:
         return False

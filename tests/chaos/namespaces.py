@@ -76,7 +76,7 @@ def connected_to(address: str, port: int) -> set[int]:
 
 
 class Namespaces:
-    """A process that holds namespaces, which other processes can enter."""
+    """A process that keeps Linux namespaces (mount or network) open, so that other processes can run in them."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._holder = Child(f"place-{name}", [], directory, piped=True)

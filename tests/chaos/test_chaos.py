@@ -30,8 +30,10 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_fault_campaign_has_no_failure() -> None:
-    """Run several cells (an engine, kvbus and routers each) in parallel: one with two ranks, one whose kvbus is not
-    killed, and, with `LONG`, one whose engine connects to kvbus.
+    """Run several cells (an engine, kvbus and routers each) in parallel, and cause faults in them.
+
+    One cell has two ranks, and another one has a kvbus that is never killed. In a long test run (``TEST_LONG=1``),
+    a third cell has an engine that connects to kvbus.
     """
     faults, cells, rounds = (40, (0, 1, 2), 2) if LONG else (15, (0, 1), 1)
     tally, said = play(Wanted(seed=1, faults=faults, seconds=300, cells=cells, generation=0, rounds=rounds))

@@ -44,7 +44,7 @@ def invoke(*args, **more):
 def _handlers():
     """Restore the signal handlers after each test.
 
-    The command installs its own handlers of SIGTERM and SIGHUP, by which these signals end it.
+    The command runs in the process of the tests. Its handlers of SIGTERM and SIGHUP would end this process.
     """
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield

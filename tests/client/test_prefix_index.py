@@ -195,9 +195,9 @@ def test_removed_blocks_leave_nothing_in_memory():
 
 @dataclass
 class Known:
-    """A block of a worker in the simple index: its parent, its content and its media.
+    """A block of a worker in the index :class:`Naive`: its parent, its content and its media.
 
-    If all ancestors of the block are known, it also has the prompt up to the block's end.
+    If all ancestors of the block are known, ``path`` is the prompt up to the block's end. Otherwise it is None.
     """
 
     parent: bytes | None

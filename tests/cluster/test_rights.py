@@ -21,7 +21,10 @@ SEES = ("list", "watch")
 
 
 def rules(api: Api, namespace: str) -> set[tuple[str, str, str]]:
-    """Return the user's rights in a namespace as tuples: verb, API group and resource, or verb and path."""
+    """Return the rights in a namespace of the user as whom ``api`` sends requests.
+
+    A right is a tuple: verb, API group and resource; or verb, an empty text and a URL path.
+    """
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",

@@ -37,9 +37,10 @@ DECODERS: Final = RESULTS / "decoders.json"
 
 
 def home_of(engine: str) -> Path | None:
-    """Return the directory of an engine's modules; None if it is not installed.
+    """Return the directory of an engine's modules; None if there is none.
 
-    If the newest pinned release of an engine is not installed, the directory ``NAME-newest`` takes its place.
+    If the newest release in :data:`CAPTURES` is not installed, it is the directory ``NAME-newest``, into which
+    ``.ci/engines.sh`` can extract the newest published release.
     """
     name = engine.partition("-")[0]
     newest = [f"{name}-newest"] if engine == max(each for each in CAPTURES if each.startswith(name)) else []

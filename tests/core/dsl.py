@@ -380,7 +380,7 @@ class Conversation:
         return [command for each in happens for command in (self >> each).whatever()]
 
     def whatever(self) -> list[Any]:
-        """Return the commands that the script has not named yet, and accept all of them."""
+        """Return the commands of the last event that the script has not named yet. The script need not name them."""
         commands, self._pending = self._pending, []
         self._lines += [f"<< (not looked at) {_say(command)}" for command in commands]
         return commands

@@ -143,10 +143,11 @@ def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_pa
 def test_blocks_that_were_kept_by_another_rule_are_learned_anew(
     config: Config, rule: dict[str, object], tmp_path: Path
 ) -> None:
-    """If a rule has changed that decides which blocks kvbus keeps, kvbus does not use the saved state.
+    """If a setting that decides which blocks kvbus keeps has changed, kvbus does not use the saved state.
 
-    With the new rule, kvbus would drop blocks from the write-ahead log that routers hold, and would never remove them
-    at the routers. Blocks from the checkpoint would stay although the new rule excludes them.
+    Otherwise kvbus would apply the new rule to the stores in the write-ahead log, and leave out blocks that routers
+    hold. It would never remove these blocks at the routers. Blocks from the checkpoint would stay although the new rule
+    excludes them.
     """
     with process(config, tmp_path):
         pass

@@ -68,9 +68,10 @@ def typed(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_read_existing_files(page: Path) -> None:
-    """Each file that a command of the page reads exists: the page shows it, or an earlier command writes it.
+    """Each file that a command of the page reads is in the repository, or the page shows it, or an earlier command
+    writes it.
 
-    The test runs each `sed` command. A folder must contain a kustomization.
+    The test runs each ``sed`` command. A folder that ``kubectl apply -k`` reads must have a kustomization.yaml.
     """
     known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
     for line in typed(page):
@@ -90,7 +91,7 @@ def test_the_commands_of_a_page_read_existing_files(page: Path) -> None:
 
 
 def shown(name: str, first: str) -> Any:
-    """Return the parsed YAML of the code block on a page that begins with this first line."""
+    """Return the parsed YAML of the page's code block whose first line is the comment ``# FIRST``."""
     (text,) = (each for each in fences(ROOT / "docs" / name, "yaml") if each.startswith(f"# {first}\n"))
     return YAML(typ="safe", pure=True).load(text)
 

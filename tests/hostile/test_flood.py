@@ -44,8 +44,9 @@ class TakesTheState(RouterOnASet):
 
 
 def test_the_core_keeps_no_more_than_its_limits() -> None:
-    """The relay gets gaps that no replay fills, new blocks without end, stale batches and late answers, again and
-    again.
+    """The relay's buffers, index, journal and memory stay within their limits.
+
+    The relay gets gaps that no replay fills, new blocks without end, stale batches and late answers, again and again.
     """
     script = Script(
         replay=True,

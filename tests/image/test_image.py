@@ -86,10 +86,10 @@ def test_the_image_contains_compiled_byte_code(podman: Podman) -> None:
 
 
 def test_the_images_byte_code_is_unchecked_and_hash_based(podman: Podman) -> None:
-    """The image's byte code names its source by a hash, not by a date.
+    """The image's byte code refers to its source by a hash, not by a date.
 
-    Byte code with dates would be stale if the image's files get the date of a commit. It would also be different in
-    each build.
+    With dates, the byte code would be different in each build. And if the image's files got another date, such as the
+    date of a commit, Python would not use the byte code.
     """
     code = "import pathlib; print({path.read_bytes()[4] for path in pathlib.Path('/opt/kvbus').rglob('*.pyc')})"
     assert podman.shell(f'python -c "{code}"').strip() == "{1}", "PEP 552: hash-based, unchecked"

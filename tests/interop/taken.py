@@ -40,7 +40,7 @@ class Sampler:
 
     @property
     def longest(self) -> Samples:
-        """The samples of the kvbus process that was sampled most often."""
+        """The samples of resource usage of one kvbus process: the process that was sampled most often."""
         return max(self.lives.values(), key=lambda samples: len(samples.at), default=Samples())
 
     def sample(self, text: str) -> tuple[Metrics, dict[str, float]]:

@@ -1,7 +1,8 @@
 """Tests for the vLLM router at a replay that stalls.
 
 The router gives up after 5 s without a message, and never requests
-the replay again. It must still become exact.
+the replay again. It must become exact nevertheless: the state on its
+subscription has all blocks.
 
 The ordinary suite stalls the link of the replay in the middle of the answer. With a million blocks, the router itself
 reads so slowly that the answer stalls: ``TEST_INTEROP_BLOCKS=1000000 TEST_ROUTERS_HOME=… pytest

@@ -77,9 +77,9 @@ def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> N
 def test_the_indexer_is_exact_after_a_replay_answer_that_begins_late(
     indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
 ) -> None:
-    """The indexer gets no state on subscription, and requests a replay from seq 0.
+    """The indexer becomes exact even if the replay that it requests from seq 0 begins at a high seq.
 
-    The answer begins at the later seqs of kvbus's state, without empty batches before it.
+    It gets no state on subscription. The answer begins at the seqs of kvbus's state, without empty batches before them.
     """
     publish(engine, slice(HALF))
     wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")

@@ -82,8 +82,10 @@ class Plane:
         return self.frontend.ask(session.prompt(), self.workers[at]) == Answer(self.workers[at], PREFIX, PREFIX)
 
     def routes_by_the_truth(self) -> None:
-        """Send a prompt of every session without naming a worker, and check that the worker that cached its prefix
-        serves it.
+        """Send the frontend a prompt of each session, without naming a worker.
+
+        The prompts of a session have a common prefix. Check that the worker that has cached this prefix serves the
+        prompt.
         """
         answers = {
             (at, each.number): self.frontend.ask(each.prompt()) for at, all_ in self.held.items() for each in all_

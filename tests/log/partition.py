@@ -70,7 +70,7 @@ class Sentinels(Redis):
 
 
 class Wires:
-    """The network namespaces of the members, and the cuts between them."""
+    """The network namespaces of the members of a log's cluster. `cut` cuts one member off from others."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         self._networks = networks

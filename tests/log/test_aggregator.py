@@ -168,7 +168,7 @@ class Two(contextlib.AsyncExitStack):
         return aggregator
 
     async def level(self, leaf):
-        """Wait until the moving router, and a new router at each aggregator, hold the engine's blocks."""
+        """Wait until the router of this object, and a new router at each aggregator, hold the engine's blocks."""
         await leaf.written()
         await eventually(lambda: self.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
         for each in (self.one, self.other):

@@ -45,7 +45,7 @@ TURN = 1 << RANDOM_BITS
 class Writer:
     """A simulated writer of the log, with its true blocks and the records that it has appended.
 
-    A position is an index of a record, and retention empties the oldest records.
+    The position of a record is its index in ``log``. If retention deletes a record, None takes its place.
     """
 
     def __init__(self) -> None:

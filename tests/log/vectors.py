@@ -43,7 +43,16 @@ class Step(NamedTuple):
 def step(
     data: bytes | None, holds: str, position: tuple[int, int], *view: int, at: float = 0.0, **counted: int
 ) -> Step:
-    """Return a step of a vector. ``position`` has the epoch and the next seq after the step."""
+    """Return a step of a vector.
+
+    Args:
+        data: the record that arrives; None if no record arrives until ``at``.
+        holds: which blocks the reader has after the step: ``nothing``, ``part`` of a state, ``all`` or ``former``.
+        position: the epoch and the next seq after the step.
+        view: the hashes of the reader's blocks after the step.
+        at: the time of the step, in seconds.
+        counted: the numbers of records that the reader drops in this step, by reason.
+    """
     return Step(data, holds, *position, view, at, counted)
 
 

@@ -188,7 +188,7 @@ class Engines:
 
 
 async def every(seconds: float, act: Callable[[], object]) -> None:
-    """Call a function at a fixed interval, for an engine's rate of publishing."""
+    """Call ``act`` every ``seconds`` seconds until the task is cancelled, for example to publish at a fixed rate."""
     while True:
         act()
         await asyncio.sleep(seconds)

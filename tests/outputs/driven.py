@@ -98,7 +98,10 @@ class Driven:
 async def driving(
     name: str, directory: Path, *, opened: int = 1, sessions: int = 4, **settings: Any
 ) -> AsyncIterator[Driven]:
-    """Yield a driver with ``opened`` open streams. Close it at the end as the daemon does."""
+    """Yield a driver with ``opened`` open streams. Close it at the end as the daemon does.
+
+    The driver sends at most ``sessions`` replay answers at the same time.
+    """
     driven = Driven(name, directory, sessions, **settings)
     try:
         for stream in STREAMS[:opened]:

@@ -63,7 +63,7 @@ class Tree:
         )
 
     def modules(self):
-        """Import all modules of the copy, and return their paths."""
+        """Import all modules of the copied source tree, and return their paths."""
         done = self.python("-c", EVERYTHING)
         assert done.returncode == 0, done.stderr
         return set(map(Path, json.loads(done.stdout)))

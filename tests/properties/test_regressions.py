@@ -9,8 +9,9 @@ from tests.properties.world import Setup, World
 
 
 def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
-    """After an engine behind a proxy had restarted, its snapshot did not fill a gap, and kvbus requested the snapshot
-    again and again.
+    """If an engine behind a proxy restarts and its snapshot does not fill a gap, kvbus soon stops requesting it.
+
+    An earlier version requested the snapshot again and again.
     """
     world = World(Setup(engines=("snapshot",), buffer_steps=3))
     world.connect(0)

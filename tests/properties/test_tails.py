@@ -34,7 +34,10 @@ TURNS = st.lists(
 
 
 def name_of(prompt, end):
-    """Return the hash of a prefix, which is the same for a complete block and a tail block."""
+    """Return the hash of the prefix of ``prompt`` that ends at ``end``; None for an empty prefix.
+
+    A complete block and a tail block that end there have this same hash.
+    """
     return int.from_bytes(blake2b(bytes(prompt[:end]), digest_size=8).digest(), "big") if end else None
 
 

@@ -286,7 +286,7 @@ def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any]
 
 
 def course(stage: Views) -> list[Any]:
-    """Return the seqs of a stream, each with the blocks that a router holds after it."""
+    """Return the seqs of the stream of tenant a, each with the blocks that tenant a's router holds after it."""
     router, found = Takes(location_of("a")), []
     for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)

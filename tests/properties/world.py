@@ -724,8 +724,9 @@ class World:
 
     @step
     def checkpoint_begins(self) -> None:
-        """Start a checkpoint. Its slices are read only when kvbus is killed, so that all later changes happen
-        during it.
+        """Start a checkpoint. Only `kvbus_is_killed` reads its slices, so all changes between these two steps
+        happen during
+        the checkpoint.
         """
         self._write_log()
         self.begun = dump(self.relay), len(self.log)

@@ -369,9 +369,10 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
 
 
 async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
-    """The engine has removed the first block of a chain before kvbus restarts.
+    """After a restart with its saved state, kvbus continues the stream of each tenant with that tenant's blocks.
 
-    Only this block named the tenant, so only kvbus's saved state knows to which tenant the other blocks belong.
+    The engine has removed the first block of each chain before the restart. Only this block named the tenant, so only
+    the saved state shows to which tenant the other blocks belong.
     """
     settings: dict[str, Any] = {"state_dir": str(tmp_path / "state")}
     async with running_bus(output=keys.output, key_reload_interval=0, **settings) as bus:

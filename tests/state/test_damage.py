@@ -410,9 +410,9 @@ def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
 @settings(max_examples=60 if LONG else 20, deadline=None)
 @given(data=st.data())
 def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Random damage of one or more state files never makes a seq go back. The lock file stays undamaged.
+    """Random damage of one or more state files, except the lock file, never makes a seq go back.
 
-    It contains a mark of the highest used seq, without which no file would show this seq.
+    The lock file shows which seqs are reserved, even if all other files are damaged.
     """
     directory = tmp_path_factory.mktemp("random") / "a"
     shutil.copytree(left.directory, directory)

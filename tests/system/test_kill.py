@@ -32,9 +32,10 @@ COMPARED_EVERY: Final = 5
 
 @pytest.mark.parametrize(("end", "keeps_state"), [("kill", True), ("kill", False), ("exhaust", True)])
 async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: bool) -> None:
-    """kvbus is killed again and again, or fails with MemoryError.
+    """kvbus is killed at random times, or fails with MemoryError, and starts again. Routers get the engine's blocks.
 
-    If kvbus keeps its state on disk, the engine's replay buffer is so small that it lacks the first batches.
+    If kvbus keeps its state on disk, the engine's replay buffer lacks the first batches, so that only the saved state
+    can have their blocks.
     """
     rng = random.Random(0)
     buffer = 1000 if keeps_state else 10_000

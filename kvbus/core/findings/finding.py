@@ -123,9 +123,10 @@ class Findings:
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began.
+        """Return a copy of a finding with the time at which it began, and with its key in the operator's form.
 
-        Replace the configuration key in it by the one that the operator has written.
+        The time is None if the finding is not current. The key is the finding's configuration key, and the operator's
+        form is the one that ``written`` returns.
         """
         key = self._written(finding.key)
         known = self._now.get((finding.id, key))

@@ -473,8 +473,8 @@ class Requests:
     def _state_over(self, asked: OpenRequest, now: float) -> Finding:
         """Handle the end of an answer that was a state. kvbus has used none of its batches.
 
-        A state ends with the publisher's newest batch. If kvbus has not received that batch, it may still arrive on the
-        live stream.
+        The last one was the publisher's newest batch. If kvbus knew a still newer batch, that was of another epoch. If
+        kvbus lacks the newest batch, it may still come live. After a timeout, kvbus reads the epoch again.
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:

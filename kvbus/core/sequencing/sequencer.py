@@ -321,9 +321,9 @@ class Sequencer:
             self._begin_epoch(Restart(RestartReason.PUBLISHER_ID), now)
 
     def rebuild(self, now: float) -> None:
-        """Read the epoch again from the beginning, because kvbus has interpreted some of its batches wrongly.
+        """Read the epoch again, without empty batches for other topics: each topic of the socket has its own numbering.
 
-        The publisher need not have restarted.
+        No restart of the publisher is assumed.
         """
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(REBUILT, now)

@@ -204,11 +204,11 @@ class _Batches:
 
 
 class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
-    """A partition's records, without the batches that aiokafka cannot decode.
+    """A partition's records, without the record batches that aiokafka cannot decode.
 
-    aiokafka cannot decode a batch if a header is not UTF-8, or if a compression library is not installed. It would then
-    stop reading the partition. All records of a batch are from one producer, so only that producer's streams lack
-    records.
+    A record batch is a group of records that one producer has sent together. aiokafka cannot decode it if a header is
+    not UTF-8, or if a compression library is not installed. It would then stop reading the partition. Only the streams
+    of this one producer lack records.
     """
 
     def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:

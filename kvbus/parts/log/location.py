@@ -110,7 +110,7 @@ class KafkaLocation(Servers):
 
 @dataclass(frozen=True)
 class NatsLocation(Servers):
-    """The servers of a log in NATS. ``keys`` also has the name of the JetStream stream."""
+    """The servers of a log in NATS. The attribute ``keys`` also has the name of the JetStream stream."""
 
     keys: NatsServers = field(default_factory=NatsServers)
 
@@ -122,7 +122,10 @@ class NatsLocation(Servers):
 
 @dataclass(frozen=True)
 class RedisLocation(Servers):
-    """The servers of a log in Redis or Valkey. ``keys`` also has the database and the prefix of the key names."""
+    """The servers of a log in Redis or Valkey.
+
+    The attribute ``keys`` also has the database and the prefix of the key names.
+    """
 
     keys: RedisServer = field(default_factory=RedisServer)
 

@@ -62,7 +62,8 @@ class SimEngine:
         options: sizes and rates of the engine.
 
     Raises:
-        ValueError: the dialect cannot express the options (tiers without a medium, groups without an index).
+        ValueError: the options have a tier for which the dialect has no medium, or several groups although events of
+            the dialect name no group.
     """
 
     def __init__(

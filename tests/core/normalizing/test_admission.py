@@ -84,10 +84,10 @@ def test_stores_with_very_long_fields_are_not_cached(kind):
 
 
 def test_a_learned_block_size_applies_to_all_adapters_of_a_group():
-    """A store whose block is larger than earlier blocks shows that all blocks without a group number are radix nodes,
-    which kvbus cuts.
+    """If kvbus learns a block size from a store of one LoRA adapter, it applies it to the blocks of all adapters.
 
-    The store has one LoRA adapter. kvbus then also cuts the blocks of other adapters, but not the blocks of group 5.
+    A store has a larger block than earlier stores of its group (none). This shows that the blocks without a group
+    number are radix nodes, so kvbus cuts them. It does not cut the blocks of group 5.
     """
     bench = Bench()
     bench.feed(store([1], lora_id=1), store([2], lora_id=2), store([3], lora_id=3, group=5))

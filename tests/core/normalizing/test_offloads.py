@@ -1,4 +1,7 @@
-"""Tests for stores without tokens on a further medium: kvbus adds the tokens of the same blocks on another medium."""
+"""Tests for stores without tokens: the engine announces that a block with known tokens is now on another medium, too.
+
+kvbus adds the known tokens to such a store.
+"""
 
 import pytest
 

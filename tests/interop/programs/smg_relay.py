@@ -113,9 +113,10 @@ def python_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
 
 @contextlib.contextmanager
 def rust_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
-    """Run one Rust server for each stream.
+    """Run one Rust server of SMG for each stream, and yield a gateway for each server.
 
-    The server relays without an engine: no engine connects to the address at which the server waits for one.
+    A server reads events from the stream's endpoints. It also waits for an engine at an ``ipc://`` address, but can
+    relay events although no engine connects there.
     """
     init_servicer_tracing("info")
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,10 @@
-"""Record a stream of an engine, or compare streams of many seeds with kvbus's view (see wire/data/README.md).
+"""Run the cache code of a real engine, to record its event stream or to test kvbus (see wire/data/README.md).
 
 python -m tests.wire.recording record vllm:window --batches 300 --out wire/data
 python -m tests.wire.recording soak vllm:window --seeds 50 --batches 3000
+
+``record`` writes one stream, and the blocks in the engine's cache. ``soak`` runs the engine once for each seed, and
+compares its cache with the blocks that kvbus derives from its stream.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Captures made by a simulator for engines and pools whose own event encoder cannot be installed.
+"""Write captures of engines and of a block pool (Mooncake) whose own event encoders cannot be installed.
 
 python -m tests.wire.recording.written
 
-The cache and the workload are the simulator's. The form of the events follows these sources: TensorRT-LLM's publisher
-(TensorRT-LLM#17023), the publisher of Mooncake's master and its RFC 1527 (Mooncake#2214), and SGLang's proposal
-(sglang#39991). Each run writes the same bytes.
+A simulator takes their place: it provides the cache and the workload. The form of the events follows these sources:
+TensorRT-LLM's publisher (TensorRT-LLM#17023), the publisher of Mooncake's master and its RFC 1527 (Mooncake#2214), and
+SGLang's proposal (sglang#39991). Each run writes the same bytes.
 """
 
 from __future__ import annotations

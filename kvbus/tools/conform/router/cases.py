@@ -31,8 +31,9 @@ class Batch(NamedTuple):
 class Message(NamedTuple):
     """A step of a case: send a message whose frames are given.
 
-    The first seq of the case is added to the seq of the message. If the message is malformed, it is sent without any
-    change. If ``lost`` is true, the message is not sent live, and only a replay has it.
+    The seq in ``frames`` is counted from the first seq of the case, which is therefore added when the message is
+    sent. A malformed message is sent without any change. If ``lost`` is true, the message is not sent live, and only a
+    replay has it.
     """
 
     frames: Frames
