@@ -40,7 +40,7 @@ async def answered_by(browser: Browser, response: str) -> None:
     )
 
 
-async def test_the_page_asks_and_shows_the_answer(tmp_path: Path) -> None:
+async def test_the_page_sends_a_query_and_shows_the_answer(tmp_path: Path) -> None:
     engine = Engine(tmp_path, "engine")
     index = Index(tmp_path, f"pod-a={engine.endpoint},{engine.replay}", "--copies")
     chain = max(engine.truth().chains(), key=len)

@@ -70,7 +70,7 @@ async def focus_order(browser: Browser) -> list[str]:
         reached.append(found[2])
 
 
-async def test_it_shows_the_bus_readably_at_every_size_in_light_and_dark_by_keyboard_and_safely() -> None:
+async def test_the_status_page_is_readable_and_accessible_at_every_size_and_theme() -> None:
     async with (
         running_bus(source={"name": "engine"}) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
@@ -152,7 +152,7 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     ]
 
 
-async def test_incidents_stand_out_and_a_spike_flattens_no_chart() -> None:
+async def test_incidents_are_visible_and_a_spike_does_not_flatten_a_chart() -> None:
     async with running_bus(source={"name": "engine"}) as bus, chromium() as browser:
         timeline = bus.daemon.admin.timeline
         for n in range(40):
@@ -193,9 +193,7 @@ async def test_incidents_stand_out_and_a_spike_flattens_no_chart() -> None:
         assert hovered.startswith("5,000/s at ")
 
 
-async def test_a_finding_about_the_bus_comes_and_goes_while_the_page_is_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_open_page_shows_a_finding_while_it_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "RETRY_SECONDS", 10.0)
     async with running_bus(source={"name": "engine"}, state_dir=str(tmp_path)) as bus, chromium() as browser:
         await browser.look(1280, 900, "light")
@@ -209,7 +207,7 @@ async def test_a_finding_about_the_bus_comes_and_goes_while_the_page_is_open(
         await browser.until(f"!{text_of('#reasons')}.includes('{found}')", "the end of it")
 
 
-async def test_a_stopped_bus_turns_the_age_red_and_a_new_one_is_followed(tmp_path: Path) -> None:
+async def test_an_open_page_marks_a_stopped_bus_and_follows_the_restarted_bus(tmp_path: Path) -> None:
     process = Process(tmp_path, keeps_state=False)
     process.start()
     try:
@@ -246,9 +244,7 @@ def answers(process: Process) -> bool:
     return False
 
 
-async def test_from_elsewhere_it_shows_the_bus_to_whoever_signs_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_remote_user_sees_the_bus_after_signing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvbus.http.access.is_loopback", lambda _host: False)
     token = new_token()
     (tmp_path / "tokens").write_text(line_of("operator", token, content=True))

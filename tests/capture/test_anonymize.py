@@ -39,7 +39,7 @@ def streamed(payloads):
 
 
 @pytest.mark.parametrize("name", sorted({*sample(CAPTURES, 3), "syn_mooncake_rfc1527"}))
-def test_a_capture_is_the_same_but_for_its_names(name):
+def test_kvbus_relays_an_anonymized_capture_like_the_original(name):
     """Except for names, kvbus sends the same batches for a capture and for its anonymized copy.
 
     A fifth of the live batches is lost, so kvbus reads both the live stream and the engine's replay. The test compares
@@ -80,7 +80,7 @@ def test_each_field_that_kvbus_reads_is_renamed_or_kept():
     }
 
 
-def test_copies_that_are_left_are_kept():
+def test_anonymization_keeps_the_remaining_copy_counts():
     copies = [store([1, 2]), store([1, 2]), store([3], 2)]
     for left in ([1, 0], [0, 1], [0, 0]):
         messages = streamed([payload(*copies), payload(removed([1, 2], remaining_copy_counts=left))])
@@ -95,7 +95,7 @@ BAD += [payload(with_field(*field)) for field in fields()]
 
 
 @pytest.mark.parametrize("raw", BAD, ids=range(len(BAD)))
-def test_what_is_refused_is_refused_for_the_same_reason(raw):
+def test_an_anonymized_bad_batch_is_refused_for_the_same_reason(raw):
     around = [payload(store([1, 2])), raw, payload(store([3], 2), removed([1]))]
     messages = streamed(around)
     same_but_for_names(run(messages), run(anonymized(messages)))
@@ -175,7 +175,7 @@ def batches(draw):
 @example([pack([1.0, [store([5], medium="f\u017f"), store([6], 5, medium="QQ")], 0])])
 @example([b"\x93\x01\x91\x93\xa3a\xff\xa3\x01\x02\xc0", b"\xd6\xff" + bytes(4), b"\xd7\xff" + b"\xff" * 8])
 @example([pack([1.0, [store([5]) | {"remaining_copy_counts": counts}], 0]) for counts in (0, [0, "a", [3]])])
-def test_whatever_comes_is_the_same_but_for_its_names(payloads):
+def test_kvbus_relays_anonymized_random_batches_like_the_originals(payloads):
     messages = streamed([payload(store([1, 2])), *payloads, payload(store([3], 2))])
     names = anonymized(messages)
     assert [len(message.payload) for message in names] == [len(message.payload) for message in messages]
@@ -185,7 +185,7 @@ def test_whatever_comes_is_the_same_but_for_its_names(payloads):
 
 
 @given(mutated() | batches() | VALUES.map(pack))
-def test_a_batch_decodes_as_it_did(raw):
+def test_an_anonymized_batch_decodes_like_the_original(raw):
     before, after = decode_batch(raw), decode_batch(renamed(raw))
     if isinstance(before, Reason) or isinstance(after, Reason):
         assert before == after
@@ -229,7 +229,7 @@ def told():
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_nothing_of_the_input_is_in_the_output(number):
+def test_an_anonymized_capture_contains_no_value_of_the_original(number):
     messages = told()
     assert all(b"secret" in message.payload for message in messages)
     out = b"".join(message.topic + message.payload for message in anonymized(messages, b"%032d" % number))
@@ -239,14 +239,14 @@ def test_nothing_of_the_input_is_in_the_output(number):
     assert all(word in out for word in (b"BlockStored", b"BlockMoved", b"new_field", b"cache_salt"))
 
 
-def test_equal_keys_make_equal_files_and_other_keys_others():
+def test_anonymized_captures_are_equal_only_for_equal_keys():
     messages = told()
     assert anonymized(messages) == anonymized(messages)
     other = anonymized(messages, b"o" * 32)
     assert not [one for one, two in zip(anonymized(messages), other, strict=True) if one.payload == two.payload]
 
 
-def test_a_topic_keeps_its_parts():
+def test_an_anonymized_topic_keeps_its_length_and_separators():
     topic = Anonymizer(Pseudonyms(KEY)).topic
     for before in (b"kv@10.0.0.1:5557@org/model", b"kv-events", b"", b"@@", b"kv@", b"kv@\xff@x"):
         after = topic(before)
@@ -255,7 +255,7 @@ def test_a_topic_keeps_its_parts():
     assert topic(b"kv@a-pod@model").split(b"@")[0] == b"kv"
 
 
-def test_a_message_that_is_no_msgpack_is_counted():
+def test_messages_that_are_not_msgpack_are_counted_as_unreadable():
     anonymizer = Anonymizer(Pseudonyms(KEY))
     for raw in (b"", b"\x93", b"\xc1", pack([1.0, [], 0]) + b"x", b"\xd9\x05a"):
         anonymizer.payload(raw)

@@ -13,7 +13,7 @@ MESSAGES = [Message(0.0, b"", 0, b"\x90"), Message(1.5, b"kv@a", 2**64 - 2, b"\x
 
 
 @pytest.mark.parametrize("name", ["stream.jsonl", "stream.jsonl.gz"])
-def test_what_is_written_is_read(name, tmp_path):
+def test_a_written_capture_is_read_back_unchanged(name, tmp_path):
     path = tmp_path / name
     with CaptureWriter(path) as writer:
         for message in MESSAGES:
@@ -30,7 +30,7 @@ def test_every_line_is_in_the_file_when_write_returns(tmp_path):
         assert path.read_bytes() == b'{"t":0.0,"topic":"","seq":0,"payload":"kA=="}\n'
 
 
-def test_empty_lines_are_no_messages(tmp_path):
+def test_empty_lines_of_a_capture_are_ignored(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_text('\n{"t":0,"topic":"","seq":0,"payload":"kA=="}\n\n')
     assert list(read_capture(path)) == MESSAGES[:1]
@@ -47,7 +47,7 @@ def test_empty_lines_are_no_messages(tmp_path):
         (b"\xff\xfe", "stream.jsonl:2: not a recorded message"),
     ],
 )
-def test_a_bad_line_is_named(line, message, tmp_path):
+def test_the_error_names_a_bad_line_of_a_capture(line, message, tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_bytes(b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n' + line + b"\n")
     with pytest.raises(CaptureError, match=message) as error:
@@ -55,14 +55,14 @@ def test_a_bad_line_is_named(line, message, tmp_path):
     assert error.value.exit_code is ExitCode.CONFIG
 
 
-def test_a_cut_off_compressed_file_gives_what_it_has_and_an_error(tmp_path):
+def test_a_truncated_compressed_capture_raises_capture_error(tmp_path):
     path = tmp_path / "stream.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"t":0,"topic":"","seq":0,"payload":"kA=="}\n')[:-6])
     with pytest.raises(CaptureError, match=r"stream\.jsonl\.gz:"):
         list(read_capture(path))
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_missing_files_and_directories_raise_capture_error(tmp_path):
     with pytest.raises(CaptureError, match=r"nowhere\.jsonl:1: No such file"):
         list(read_capture(tmp_path / "nowhere.jsonl"))
     with pytest.raises(CaptureError, match=r"out\.jsonl: No such file"):
@@ -70,12 +70,12 @@ def test_files_that_are_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["stream.jsonl", "stream.jsonl.gz"])
-def test_only_the_owner_may_read_what_is_written(name, tmp_path):
+def test_only_the_owner_can_read_a_capture_file(name, tmp_path):
     with CaptureWriter(tmp_path / name):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
 
 
-def test_an_existing_file_is_replaced_on_request_alone(tmp_path):
+def test_an_existing_file_is_replaced_only_on_request(tmp_path):
     path = tmp_path / "stream.jsonl"
     path.write_text("kept")
     path.chmod(0o644)
@@ -88,6 +88,6 @@ def test_an_existing_file_is_replaced_on_request_alone(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_full_disk_is_told():
+def test_a_full_disk_raises_capture_error():
     with CaptureWriter(Path("/dev/full")) as writer, pytest.raises(CaptureError, match="No space left"):
         writer.write(MESSAGES[0])

@@ -47,15 +47,15 @@ def test_a_seq_that_goes_back_is_a_restart():
         ({"hole": 1}, []),
     ],
 )
-def test_each_fault(fault, steps):
+def test_each_simulated_fault_makes_its_steps(fault, steps):
     assert planned([0, 1, 2], **fault)[0] == steps
 
 
-def test_a_swapped_batch_goes_out_before_its_life_ends():
+def test_a_swapped_batch_is_sent_before_the_restart():
     assert planned([1, 0], swap=1)[0] == ["quiet 1", "again 1", "restart", "quiet 0", "again 0"]
 
 
-def test_the_same_seed_makes_the_same_faults():
+def test_equal_seeds_make_equal_faults():
     faults = {"drop": 0.2, "duplicate": 0.2, "swap": 0.2, "hole": 0.2}
     first, stats = planned(range(300), **faults, seed=1)
     assert first == planned(range(300), **faults, seed=1)[0]
@@ -64,7 +64,7 @@ def test_the_same_seed_makes_the_same_faults():
     assert stats.published + stats.holes == 300
 
 
-async def test_seqs_and_payloads_are_the_recorded_ones():
+async def test_a_played_capture_has_the_recorded_seqs_and_payloads():
     messages = capture(5, 6, 9)
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine, RawSubscriber(engine.endpoint) as sub:
         await engine.wait_for_subscriber(60)
@@ -74,14 +74,14 @@ async def test_seqs_and_payloads_are_the_recorded_ones():
     assert stats.published == 3
 
 
-async def test_a_restart_drops_the_connection_and_the_buffer():
+async def test_a_played_restart_drops_the_replay_buffer():
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*") as engine:
         await play(engine, lambda: capture(0, 1, 2, 0), rate=1e5)
         assert engine.buffered == 1
         assert engine.next_seq == 1
 
 
-async def test_a_loop_is_a_new_life_each_time():
+async def test_each_repetition_of_a_loop_is_a_new_epoch():
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine:
         stats = Stats()
         task = asyncio.create_task(play(engine, lambda: capture(0, 1), rate=1e5, loop=True, stats=stats))

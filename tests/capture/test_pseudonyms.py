@@ -16,7 +16,7 @@ NAMES = Pseudonyms(b"key")
 
 
 @pytest.mark.parametrize(("low", "high"), [(-(2**7), -33), (-32, -1), (0, 127), (128, 255)])
-def test_a_small_class_is_permuted(low, high):
+def test_small_ranges_of_numbers_are_permuted(low, high):
     numbers = range(low, high + 1)
     names = list(map(NAMES.number, numbers))
     assert sorted(names) == list(numbers)
@@ -35,7 +35,7 @@ def spelled(number):
 @example(2**64 - 1, 2**63)
 @example(-(2**63), -(2**31) - 1)
 @example(2**31 - 1, 2**31)
-def test_numbers_stay_in_their_types_and_apart(one, two):
+def test_pseudonyms_of_numbers_keep_their_types_and_are_distinct(one, two):
     names = NAMES.number(one), NAMES.number(two)
     assert (names[0] == names[1]) == (one == two)
     for number, name in zip((one, two), names, strict=True):
@@ -47,17 +47,17 @@ def test_numbers_stay_in_their_types_and_apart(one, two):
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
-def test_byte_strings_keep_their_lengths(one, two):
+def test_pseudonyms_of_byte_strings_keep_their_lengths(one, two):
     names = NAMES.octets(one), NAMES.octets(two)
     assert (names[0] == names[1]) == (one == two)
     assert list(map(len, names)) == [len(one), len(two)]
 
 
-def test_all_bytes_are_permuted():
+def test_pseudonyms_permute_all_single_bytes():
     assert len({NAMES.octets(bytes([value])) for value in range(256)}) == 256
 
 
-def test_the_end_of_a_byte_string_is_renamed_as_the_number_that_it_is():
+def test_the_last_8_bytes_of_a_byte_string_are_renamed_like_their_number():
     number = 0x0123456789ABCDEF
     ends = {NAMES.octets(head * 24 + number.to_bytes(8, "big"))[-8:] for head in (b"a", b"b", b"")}
     assert ends == {NAMES.number(number).to_bytes(8, "big")}
@@ -65,7 +65,7 @@ def test_the_end_of_a_byte_string_is_renamed_as_the_number_that_it_is():
 
 @given(st.text(max_size=20), st.text(max_size=20))
 @example("a" * 5000, "a" * 4999 + "b")
-def test_texts_stay_utf8_of_the_same_length(one, two):
+def test_pseudonyms_of_texts_are_utf8_of_the_same_length(one, two):
     names = NAMES.text(one.encode()), NAMES.text(two.encode())
     assert (names[0] == names[1]) == (one == two)
     for text, name in zip((one, two), names, strict=True):
@@ -83,13 +83,13 @@ def is_utf8(raw):
 
 @given(st.binary(min_size=1, max_size=8), st.binary(min_size=1, max_size=8))
 @example(b"\xc3\xa9\xff", b"\xff")
-def test_what_is_no_utf8_stays_so(one, two):
+def test_pseudonyms_of_invalid_utf8_are_invalid_utf8(one, two):
     names = NAMES.text(one), NAMES.text(two)
     assert (names[0] == names[1]) == (one == two)
     assert list(map(is_utf8, names)) == [is_utf8(one), is_utf8(two)]
 
 
-def test_a_name_that_is_taken_is_not_given():
+def test_a_used_name_is_not_given_as_a_pseudonym():
     letters = [chr(code) for code in range(0x41, 0x7F)]
     taken = set("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     names = [NAMES.text(letter.encode(), taken.__contains__).decode() for letter in letters if letter not in taken]
@@ -97,7 +97,7 @@ def test_a_name_that_is_taken_is_not_given():
 
 
 @given(st.floats(), st.floats())
-def test_floats_stay_finite(one, two):
+def test_pseudonyms_of_finite_floats_are_finite(one, two):
     names = []
     for value in (one, two):
         bits = int.from_bytes(struct.pack(">d", value), "big")
@@ -110,14 +110,14 @@ def test_floats_stay_finite(one, two):
     assert (names[0][0] == names[1][0]) == (names[0][1] == names[1][1])
 
 
-def test_the_same_key_gives_the_same_names_and_another_one_others():
+def test_pseudonyms_depend_on_the_key():
     other = Pseudonyms(b"other")
     assert Pseudonyms(b"key").number(2**40) == NAMES.number(2**40) != other.number(2**40)
     assert Pseudonyms(b"key").text(b"adapter") == NAMES.text(b"adapter") != other.text(b"adapter")
     assert Pseudonyms(b"key").octets(b"0123456789") == NAMES.octets(b"0123456789") != other.octets(b"0123456789")
 
 
-def test_what_begins_alike_does_not_end_alike():
+def test_long_values_with_different_first_bytes_differ_to_the_end():
     """Two long values that differ only in their first byte get pseudonyms that also differ in later chunks.
 
     A long value is renamed in chunks. The pseudonym of each chunk depends on the chunks before it.

@@ -19,7 +19,7 @@ async def stream(tmp_path):
             yield engine, sub, writer
 
 
-async def test_count_is_a_limit(stream):
+async def test_recording_stops_after_count_messages(stream):
     engine, sub, writer = stream
     for n in range(5):
         engine.publish(b"%d" % n)
@@ -30,7 +30,7 @@ async def test_count_is_a_limit(stream):
     assert [m.t for m in got] == sorted(m.t for m in got)
 
 
-async def test_seconds_is_a_limit(stream):
+async def test_recording_stops_after_the_given_seconds(stream):
     _, sub, writer = stream
     assert await record(sub, writer, seconds=0.01) == Stats()
 

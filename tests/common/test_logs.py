@@ -40,7 +40,7 @@ def _lines(stream: io.StringIO) -> list[dict]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_json_lines_off_a_terminal():
+def test_logs_are_json_lines_if_the_output_is_not_a_terminal():
     stream = io.StringIO()
     setup(stream=stream)
     logging.getLogger("kvbus.relay").warning(
@@ -57,7 +57,7 @@ def test_json_lines_off_a_terminal():
     }
 
 
-def test_an_exception_stays_on_its_line():
+def test_a_json_line_contains_its_exception():
     stream = io.StringIO()
     setup(stream=stream)
     try:
@@ -69,7 +69,7 @@ def test_an_exception_stays_on_its_line():
     assert line["exception"].endswith("ValueError: invalid literal for int() with base 10: 'x'")
 
 
-def test_text_on_a_terminal():
+def test_logs_are_coloured_text_on_a_terminal():
     stream = Terminal()
     setup(stream=stream)
     logging.getLogger("kvbus").error("gap", extra={"source": "a"})
@@ -77,7 +77,7 @@ def test_text_on_a_terminal():
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_no_colour(monkeypatch, name, value):
+def test_environment_variables_turn_colours_off(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     stream = Terminal()
     setup(stream=stream)
@@ -86,7 +86,7 @@ def test_no_colour(monkeypatch, name, value):
     assert "ERROR" in stream.getvalue()
 
 
-def test_the_format_can_be_chosen():
+def test_the_log_format_can_be_set():
     assert isinstance(setup(log_format="json", stream=Terminal()).formatter, JsonFormatter)
     off_terminal = io.StringIO()
     assert isinstance(setup(log_format="text", stream=off_terminal).formatter, TextFormatter)
@@ -94,7 +94,7 @@ def test_the_format_can_be_chosen():
     assert "\x1b" not in off_terminal.getvalue()
 
 
-def test_foreign_text_cannot_draw_on_the_terminal_or_forge_a_line():
+def test_control_characters_in_log_text_are_escaped():
     stream = Terminal()
     setup(stream=stream)
     logging.getLogger("kvbus").error("topic %s", "a\x1b[2J\nb\x9b", extra={"x": "c\rd"})
@@ -102,7 +102,7 @@ def test_foreign_text_cannot_draw_on_the_terminal_or_forge_a_line():
     assert line.endswith("topic a\\x1b[2J\\x0ab\\x9b x=c\\x0dd")
 
 
-def test_the_level():
+def test_lines_below_the_log_level_are_dropped():
     stream = io.StringIO()
     setup("warning", stream=stream)
     logging.getLogger("kvbus").info("no")
@@ -119,7 +119,7 @@ def test_setting_up_again_replaces_the_handler():
     assert len(_lines(second)) == 1
 
 
-def test_warnings_are_logged():
+def test_python_warnings_are_logged():
     stream = io.StringIO()
     setup(stream=stream)
     with warnings.catch_warnings():
@@ -131,7 +131,7 @@ def test_warnings_are_logged():
     assert line["logger"] == "py.warnings"
 
 
-def test_a_repeated_line_is_held_back_and_counted():
+def test_a_repeated_line_is_suppressed_and_counted():
     stream, clock = io.StringIO(), Clock()
     setup(stream=stream, clock=clock)
     log = logging.getLogger("kvbus")
@@ -149,7 +149,7 @@ def test_a_repeated_line_is_held_back_and_counted():
     assert "suppressed" not in after
 
 
-def test_the_count_starts_anew_each_window():
+def test_the_count_of_suppressed_lines_restarts_with_each_window():
     stream, clock = io.StringIO(), Clock()
     setup(stream=stream, clock=clock)
     log = logging.getLogger("kvbus")
@@ -163,7 +163,7 @@ def test_the_count_starts_anew_each_window():
     assert _lines(stream)[-1]["suppressed"] == 2
 
 
-def test_debug_lines_are_never_held_back():
+def test_debug_lines_are_never_suppressed():
     stream = io.StringIO()
     setup("debug", stream=stream, clock=Clock())
     for _ in range(BURST * 3):
@@ -171,7 +171,7 @@ def test_debug_lines_are_never_held_back():
     assert len(_lines(stream)) == BURST * 3
 
 
-def test_the_memory_of_templates_is_bounded():
+def test_the_rate_limit_keeps_a_bounded_number_of_templates():
     limit = RateLimit(burst=1, clock=Clock())
 
     def passes(i):
@@ -182,7 +182,7 @@ def test_the_memory_of_templates_is_bounded():
     assert passes(20_000 - 8192 - 1), "the one before is forgotten"
 
 
-def test_the_limit_hides_no_rank_and_no_output():
+def test_the_rate_limit_counts_each_rank_and_output_separately():
     stream = io.StringIO()
     setup(stream=stream, clock=Clock())
     log = logging.getLogger("kvbus.daemon")

@@ -28,7 +28,7 @@ def _problems(path, text: str, **given) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("gone_key")
-def test_a_removed_key_is_reported_beside_all_other_mistakes(tmp_path):
+def test_a_removed_key_is_reported_with_all_other_mistakes(tmp_path):
     text = "old: true\nmodle: m\nsources: [{name: a}, {name: b, endpoint: 'ipc:///b', old: 1}]\noutputs: [{layout: merged}]\n"
     found = _problems(tmp_path / "kvbus.yaml", text, env={"KVBUS_OLD": "true"}, overrides={"sources[0].old": "1"})
     assert found == {
@@ -41,14 +41,14 @@ def test_a_removed_key_is_reported_beside_all_other_mistakes(tmp_path):
     assert "did you mean model?" in found["modle"]
 
 
-def test_a_key_that_kvbus_has_is_never_called_gone(tmp_path, monkeypatch):
+def test_an_existing_key_is_never_reported_as_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(removed, "KEYS", {"model": "use nothing"})
     path = tmp_path / "kvbus.yaml"
     path.write_text("model: m\nsources: [{}]\noutputs: [{}]\n")
     assert load(path, env={"KVBUS_MODEL": "n"}, overrides={}).model == "n"
 
 
-def test_a_removed_command_and_option_say_what_to_use(monkeypatch):
+def test_the_error_for_a_removed_command_or_option_names_its_replacement(monkeypatch):
     monkeypatch.setattr(removed, "COMMANDS", {"old": "use go", "go --old": "use --new", "old --new": "use nothing"})
     group = Program("kvbus", subcommands=[Subcommand("absent", "Not there.")])
     group.add_command(click.Command("go", params=[click.Option(["--new"])]))
@@ -62,19 +62,19 @@ def test_a_removed_command_and_option_say_what_to_use(monkeypatch):
 
 
 @pytest.mark.parametrize("key", [key for key in removed.KEYS if not paths.is_known(paths.parse(key))])
-def test_each_removed_key_says_what_to_use(key, tmp_path):
+def test_the_error_for_each_removed_key_names_its_replacement(key, tmp_path):
     found = _problems(tmp_path / "kvbus.yaml", f"{key}: x\nsources: [{{}}]\noutputs: [{{}}]\n")
     assert removed.gone(removed.KEYS[key]) in found[key]
 
 
-def test_a_removed_setting_of_a_discovery_says_what_to_use(tmp_path):
+def test_the_error_for_a_removed_discovery_setting_names_its_replacement(tmp_path):
     text = "sources: [{discover: {kubernetes: {selector: app=engine, resource: pods}}}]\noutputs: [{}]\n"
     found = _problems(tmp_path / "kvbus.yaml", text)
     assert removed.gone(removed.KEYS["kubernetes.resource"]) in found["sources[0].discover"]
 
 
 @pytest.mark.parametrize("words", removed.COMMANDS)
-def test_each_removed_command_says_what_to_use(words):
+def test_the_error_for_each_removed_command_names_its_replacement(words):
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == 2
     assert removed.gone(removed.COMMANDS[words]) in done.stderr

@@ -22,7 +22,7 @@ def soon(monkeypatch):
     monkeypatch.setattr(tasks, "AGAIN", 0.05)
 
 
-async def test_tasks_that_wait_fail_and_have_ended():
+async def test_end_tasks_ends_waiting_failing_and_finished_tasks():
     async def fails_at_the_end():
         try:
             await asyncio.sleep(3600)
@@ -38,7 +38,7 @@ async def test_tasks_that_wait_fail_and_have_ended():
     await end_tasks([])
 
 
-async def test_who_cleans_up_is_waited_for(monkeypatch):
+async def test_end_tasks_waits_for_the_cleanup_of_a_task(monkeypatch):
     monkeypatch.setattr(tasks, "AGAIN", 60.0)
     cleaned = []
 
@@ -55,7 +55,7 @@ async def test_who_cleans_up_is_waited_for(monkeypatch):
     assert cleaned == [True]
 
 
-async def test_a_cancellation_that_was_lost_is_not_the_last_one():
+async def test_end_tasks_cancels_a_task_again_if_it_ignores_a_cancellation():
     """kvbus cancels a task again if it does not end.
 
     `asyncio.wait_for` of Python 3.11 loses a cancellation if the awaited result arrives in the same loop iteration.
@@ -81,7 +81,7 @@ async def test_a_cancellation_that_was_lost_is_not_the_last_one():
     assert time.monotonic() - begin >= 0.1
 
 
-async def test_who_is_told_again_while_it_ends_tasks_ends_them_first(monkeypatch):
+async def test_a_task_cancelled_twice_ends_its_own_tasks_first(monkeypatch):
     """Two nested tasks call `end_tasks` with the same patience.
 
     The outer call cancels its task again while that task still waits for the tasks that it started itself.
@@ -115,7 +115,7 @@ async def test_who_is_told_again_while_it_ends_tasks_ends_them_first(monkeypatch
     assert task.cancelled()
 
 
-async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_told_again():
+async def test_a_cancelled_end_tasks_reports_no_unhandled_exception():
     said = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
 
@@ -144,7 +144,7 @@ async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_tol
     assert said == []
 
 
-async def test_the_answer_comes_in_the_turn_of_the_cancellation():
+async def test_a_task_ends_if_its_result_arrives_with_its_cancellation():
     """A task ends although the result that it waits for arrives in the same loop iteration as its cancellation.
 
     dnspython and nats-py wait with `asyncio.wait_for`. The test uses `asyncio.wait_for` of the running Python version.
@@ -162,7 +162,7 @@ async def test_the_answer_comes_in_the_turn_of_the_cancellation():
     assert task.cancelled()
 
 
-async def test_what_closes_something_goes_on_though_nobody_waits_any_more():
+async def test_close_within_completes_the_close_after_its_caller_is_cancelled():
     goes_on, closed = asyncio.Event(), []
 
     async def closes():
@@ -178,7 +178,7 @@ async def test_what_closes_something_goes_on_though_nobody_waits_any_more():
     await eventually(lambda: closed, "the end of it")
 
 
-async def test_what_closes_something_may_fail_and_goes_on_when_its_time_is_over():
+async def test_close_within_ignores_failures_and_completes_the_close_after_its_timeout():
     async def fails():
         raise ValueError("at the end")
 

@@ -28,7 +28,7 @@ from tests.config.texts import text_of
         ("[{endpoint: 'ipc:///kv-{rank}', data_parallel_size: 2}]", "[{layout: merged}]"),
     ],
 )  # fmt: skip
-def test_no_contradiction(read, sources, outputs):
+def test_equal_addresses_that_do_not_contradict_each_other_are_accepted(read, sources, outputs):
     assert read(text_of(sources, outputs)).sources
 
 

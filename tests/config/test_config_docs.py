@@ -27,7 +27,7 @@ def test_the_reference_table_is_in_the_documentation():
 @pytest.mark.parametrize(
     ("args", "printed"), [((), table()), (("discover",), table(kinds())), (("example",), example())]
 )
-def test_the_reference_prints(args, printed):
+def test_the_reference_command_prints_its_table(args, printed):
     command = [sys.executable, "-m", "kvbus.config.reference", *args]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == printed
 
@@ -48,7 +48,7 @@ def test_every_key_is_documented():
         assert meaning.endswith("."), key
 
 
-def test_the_yaml_of_the_documentation_is_good():
+def test_the_yaml_examples_of_the_documentation_are_valid():
     text = (ROOT / "docs" / "CONFIGURATION.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     configs = [Config.model_validate(parse(block, "docs").data) for block in blocks]
@@ -56,17 +56,17 @@ def test_the_yaml_of_the_documentation_is_good():
     assert replays == ["tcp://*:5658", None, "tcp://*:5658"], "the second one has the engine's own port"
 
 
-def test_the_example_is_up_to_date():
+def test_the_example_file_is_up_to_date():
     assert EXAMPLE.read_text() == example(), "python -m tests.docs.configuration"
 
 
-def test_the_example_holds_every_key_and_its_default():
+def test_the_example_file_has_every_key_with_its_default():
     keys = {line.strip(" #").partition(":")[0] for line in example().splitlines()}
     assert {key.rpartition(".")[2] for key, *_ in rows()} <= keys
     assert load(EXAMPLE, env={}, overrides={}) == load(None, env={}, overrides={"sources": [{}], "outputs": [{}]})
 
 
-def test_the_example_holds_for_sections_that_are_commented_out(tmp_path):
+def test_commented_sections_of_the_example_file_are_valid(tmp_path):
     """The sections of the example file that are comments are valid after the comment signs are removed."""
     text = re.sub(r"^( *)(\w+): null\n\1# \2:$", r"\1\2:", EXAMPLE.read_text(), flags=re.MULTILINE)
     text = re.sub(r"^( *)#   (?=\w+: \S+$)", r"\1  ", text, flags=re.MULTILINE)

@@ -22,7 +22,7 @@ from kvbus.config.endpoints import host_name
         ("ipc:///run/kv-{rank}", "/run/kv-{rank}", 0),
     ],
 )
-def test_parse(endpoint, host, port):
+def test_a_valid_endpoint_is_parsed_into_host_and_port(endpoint, host, port):
     address = parse_endpoint(endpoint)
     assert (address.host, address.port) == (host, port)
 
@@ -58,12 +58,12 @@ def test_parse(endpoint, host, port):
         "ipc:///" + "x" * 107,
     ],
 )
-def test_malformed(endpoint):
+def test_a_malformed_endpoint_is_refused(endpoint):
     with pytest.raises(ValueError, match=r"must be|needs a path|only allowed placeholder|at most"):
         parse_endpoint(endpoint)
 
 
-def test_what_is_local():
+def test_wildcard_and_loopback_endpoints_are_recognized():
     assert parse_endpoint("tcp://*:1").is_wildcard
     assert parse_endpoint("tcp://[::]:1").is_wildcard
     assert not parse_endpoint("tcp://127.0.0.1:1").is_wildcard
@@ -92,12 +92,12 @@ def test_what_is_local():
         ("\u0131", None),
     ],
 )
-def test_names_in_a_host_header(header, name):
+def test_the_host_name_is_read_from_a_host_header(header, name):
     assert host_name(header) == name
 
 
 @given(st.integers(1, 65535), st.integers(0, 65535))
-def test_the_port_grows(port, n):
+def test_the_port_of_a_tcp_endpoint_grows_with_the_rank(port, n):
     endpoint = f"tcp://[::1]:{port}"
     if port + n > 65535:
         with pytest.raises(ValueError, match="is above 65535"):
@@ -106,7 +106,7 @@ def test_the_port_grows(port, n):
         assert endpoint_offset(endpoint, n) == f"tcp://[::1]:{port + n}"
 
 
-def test_the_ipc_rule():
+def test_the_path_of_an_ipc_endpoint_gets_the_rank():
     assert [endpoint_offset("ipc:///run/kv", n) for n in range(3)] == [
         "ipc:///run/kv",
         "ipc:///run/kv-1",
@@ -117,7 +117,7 @@ def test_the_ipc_rule():
         endpoint_offset("ipc:///run/kv", -1)
 
 
-def test_addresses():
+def test_http_addresses_are_parsed_or_refused():
     assert parse_address("127.0.0.1:0") == ("127.0.0.1", 0)
     assert parse_address("[::1]:9477") == ("::1", 9477)
     assert parse_address("*:9477") == ("0.0.0.0", 9477)

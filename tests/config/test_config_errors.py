@@ -16,7 +16,7 @@ from kvbus.config import Config, ConfigError, Limits, OutputConfig, SourceConfig
 MINIMAL = "sources: [{}]\noutputs: [{}]\n"
 
 
-def test_the_error_prints_every_problem_and_knows_its_exit_code():
+def test_a_config_error_lists_every_problem_and_has_its_exit_code():
     error = ConfigError([Problem("a", "is wrong", "'x'", "a: y", "f.yaml line 3"), Problem("b", "is missing")])
     assert str(error).splitlines() == [
         "the configuration has 2 problems:",
@@ -124,7 +124,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("outputs[0].send_hwm", "0", "must be at least 1"),
     ],
 )
-def test_bad_values(key, value, wrong):
+def test_a_bad_value_is_reported_with_its_key(key, value, wrong):
     flat: dict[str, Any] = {"sources": [{}], "outputs": [{}]}
     overrides = {**flat, key: YAML(typ="safe", pure=True).load(value)}
     with pytest.raises(ConfigError) as caught:
@@ -139,13 +139,13 @@ def test_bad_values(key, value, wrong):
     ("text", "size"),
     [("65536", 65536), ("64KiB", 65536), ("64Ki", 65536), ("1.5 mib", 1572864), ("2MB", 2_000_000), ("1G", 10**9)],
 )
-def test_a_size_may_be_text(text, size):
+def test_a_size_may_be_text_with_a_unit(text, size):
     config = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], "outputs[0].journal_bytes": text})
     assert config.outputs[0].journal_bytes == size
 
 
 @pytest.mark.parametrize("model", [Config, SourceConfig, OutputConfig, Limits])
-def test_the_examples_are_good(model):
+def test_the_example_of_each_key_is_valid(model):
     for name, field in model.model_fields.items():
         (example,) = field.examples
         assert name in model.model_validate({name: example}).model_fields_set
@@ -162,11 +162,11 @@ def test_the_examples_are_good(model):
         ("sources: [{}]\noutputs: [{}, {name: b, Layout: x}]", "outputs[1].Layout", "outputs[1].layout"),
     ],
 )
-def test_unknown_keys_with_the_known_one_they_mean(problems, text, key, suggestion):
+def test_the_error_for_an_unknown_key_suggests_the_known_key(problems, text, key, suggestion):
     assert f"did you mean {suggestion}?" in problems(text)[key]
 
 
-def test_a_removed_key_at_a_wrong_place_is_named_as_removed(problems):
+def test_a_removed_key_in_a_wrong_section_is_named_as_removed(problems):
     found = problems("sources: [{on_partial: reset}]\noutputs: [{}]", flags={"outputs[0].analytics": "true"})
     assert "gone: use the engine's own API" in found["sources[0].on_partial"]
     assert "gone: use `kvbus record`" in found["outputs[0].analytics"]

@@ -7,14 +7,14 @@ import pytest
 HEAD = "model: m\nsources: [{name: e}]\n"
 
 
-def test_what_follows_from_the_type(read):
+def test_type_kafka_sets_its_defaults(read):
     output = read(f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://kafka-0:9092'}}]").outputs[0]
     assert (output.bind, output.token_ids, output.heartbeat, output.replay_endpoint) == (False, "drop", 0, None)
     assert {output.stream_endpoints(slot).endpoint for slot in (0, 60_000)} == {"tcp://kafka-0:9092"}
     assert output.kafka is None
 
 
-def test_what_follows_of_others_is_the_same(read):
+def test_types_nats_and_redis_set_the_same_defaults_as_kafka(read):
     output = read(f"{HEAD}outputs: [{{type: nats, endpoint: 'tcp://nats-0:4222'}}]").outputs[0]
     assert (output.bind, output.token_ids, output.heartbeat, output.replay_endpoint) == (False, "drop", 0, None)
     assert (output.nats, output.log.stream, output.log.more_servers) == (None, "kvbus", ())
@@ -25,7 +25,7 @@ def test_what_follows_of_others_is_the_same(read):
     assert (output.log.prefix, output.log.database, output.log.retention) == ("kvbus", 0, 300.0)
 
 
-def test_everything_that_may_be_said(read):
+def test_an_output_accepts_every_key_of_kafka(read):
     keys = "topic: a.b, cluster: eu, more_servers: ['tcp://kafka-1:9092'], state_every: 60, "
     keys += "tls_ca_file: /a, tls_certificate_file: /c, tls_key_file: /k, username: u, password_file: /p"
     text = f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:9092', token_ids: keep, kafka: {{{keys}}}}}]"
@@ -95,5 +95,5 @@ def test_everything_that_may_be_said(read):
         ("endpoint: 'tcp://*:1', kafka: {topic: a}", "outputs[0].kafka", "only type: kafka has these keys"),
     ],
 )
-def test_what_cannot_be_is_said(problems, keys, key, says):
+def test_impossible_settings_of_a_log_output_are_reported(problems, keys, key, says):
     assert says in problems(f"{HEAD}outputs: [{{{keys}}}]")[key]

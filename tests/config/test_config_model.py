@@ -21,7 +21,7 @@ outputs:
 """
 
 
-def test_streams(read):
+def test_a_configuration_has_a_stream_for_each_rank(read):
     streams = read(TWO).streams()
     assert streams[1].log_fields == {"source": streams[1].label, "rank": streams[1].rank}
     assert [
@@ -33,7 +33,7 @@ def test_streams(read):
     ]
 
 
-def test_where_streams_are_served(read):
+def test_each_stream_has_its_endpoints_at_an_output(read):
     per_source, merged = read(TWO).outputs
     assert per_source.stream_endpoints(0) == ("tcp://*:8000", "tcp://*:8100", "ipc:///run/s")
     assert per_source.stream_endpoints(2) == ("tcp://*:8002", "tcp://*:8102", "ipc:///run/s-2")
@@ -41,13 +41,13 @@ def test_where_streams_are_served(read):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_framing_by_profile(profile):
+def test_the_replay_framing_follows_the_profile_unless_it_is_set(profile):
     assert OutputConfig(profile=profile).framing == PROFILES[profile].framing
     assert OutputConfig(profile=profile, replay_framing=3).framing == "3"
     assert OutputConfig(profile=profile, replay_framing=4).framing == "4"
 
 
-def test_topics(read):
+def test_a_topic_is_rendered_with_its_placeholders(read):
     config = read(TWO)
     stream = config.streams()[1]
     assert render_topic("kv@{worker}@{model}", stream, config) == b"kv@pod@org/m"
@@ -56,12 +56,12 @@ def test_topics(read):
 
 
 @pytest.mark.parametrize("topic", ["{", "}", "{}", "{0}", "{model.x}", "{model[0]}", "{model!r}", "{rank:04}", "{pod}"])
-def test_topics_know_nothing_else(topic):
+def test_a_topic_with_an_unknown_placeholder_is_refused(topic):
     with pytest.raises(ValidationError, match=r"placeholder|braces"):
         OutputConfig(topic=topic)
 
 
-def test_frozen(read):
+def test_a_loaded_configuration_cannot_be_changed(read):
     config = read(TWO)
     with pytest.raises(ValidationError):
         config.model = "x"
@@ -71,12 +71,12 @@ def test_frozen(read):
         config.sources.append(config.sources[0])
 
 
-def test_http_address(read):
+def test_the_http_address_is_loopback_by_default_or_none(read):
     assert read(TWO).http_address == ("127.0.0.1", 9477)
     assert read(TWO, http="null").http_address is None
 
 
-def test_what_check_prints_is_read_back_the_same(read, tmp_path):
+def test_the_printed_configuration_loads_as_the_same_configuration(read, tmp_path):
     config = read(TWO)
     path = tmp_path / "effective.yaml"
     path.write_text(config.to_yaml())
@@ -88,7 +88,7 @@ TEXT = st.text().filter(str.isprintable)
 
 @given(model=TEXT | st.none(), worker=TEXT, topic=TEXT)
 @settings(deadline=None)
-def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
+def test_any_text_is_unchanged_after_writing_and_reading_yaml(tmp_path_factory, model, worker, topic):
     config = Config.model_validate({"model": model, "worker": worker, "sources": [{"topic": topic}], "outputs": [{}]})
     path = tmp_path_factory.mktemp("yaml") / "effective.yaml"
     path.write_text(config.to_yaml(), encoding="utf-8", newline="")
@@ -103,17 +103,17 @@ def test_any_text_survives_the_yaml(tmp_path_factory, model, worker, topic):
         ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "state"),
     ],
 )
-def test_what_routers_get_first(keys, gets):
+def test_on_subscribe_follows_from_the_keys_of_the_output(keys, gets):
     overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
     assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets
 
 
-def test_a_type_that_brings_defaults_of_its_own():
+def test_an_output_type_may_set_its_own_defaults():
     output = OutputConfig.model_validate({"type": "dynamo"})
     assert (output.profile, output.replay_endpoint) == ("dynamo-plane", None)
 
 
-def test_a_source_that_was_found_has_its_ranks_where_they_were_found():
+def test_a_discovered_source_has_the_endpoints_of_its_discovered_ranks():
     ranks = (FoundRank(0, "tcp://a:1", "tcp://a:2"), FoundRank(3, "tcp://b:7", None))
     found = FoundSource.model_construct(
         **{**dict(SourceConfig()), "name": "pod", "ranks": ranks, "data_parallel_size": 2}
@@ -124,7 +124,7 @@ def test_a_source_that_was_found_has_its_ranks_where_they_were_found():
 
 
 @pytest.mark.parametrize("rule", ["count", "ignore", "last"])
-def test_what_removes_a_block_with_copies_is_the_operators_word(read, rule):
+def test_the_duplicates_setting_applies_to_every_stream(read, rule):
     assert {stream.duplicates for stream in read(TWO).streams()} == {"count"}
     assert {stream.duplicates for stream in read(f"duplicates: {rule}\n{TWO}").streams()} == {rule}
 
@@ -132,7 +132,7 @@ def test_what_removes_a_block_with_copies_is_the_operators_word(read, rule):
 @pytest.mark.parametrize(
     ("type_", "keys"), [("kafka", KafkaTopic), ("nats", NatsStream), ("redis", RedisKeys), ("zmq", None)]
 )
-def test_which_log_an_output_is(type_, keys):
+def test_each_log_type_has_its_section_of_keys(type_, keys):
     assert OutputConfig(type=type_).log == (keys and keys())
     if keys is not None:
         said = keys(cluster="east")

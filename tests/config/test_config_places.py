@@ -121,24 +121,24 @@ def test_defaults_are_the_documented_ones(read):
         ({}, {"model": "flag"}, "flag"),
     ],
 )
-def test_precedence(read, env, flags, expected):
+def test_flags_override_variables_and_variables_override_the_file(read, env, flags, expected):
     assert read("model: file\n" + MINIMAL, env=env, flags=flags).model == expected
 
 
-def test_without_a_file(read):
+def test_a_configuration_may_consist_of_variables_only(read):
     env = {"KVBUS_SOURCES__0__ENDPOINT": "tcp://10.0.0.1:5557", "KVBUS_OUTPUTS__0__ENDPOINT": "ipc:///run/kv"}
     config = read(env=env)
     assert config.sources[0].endpoint == "tcp://10.0.0.1:5557"
     assert config.outputs[0].endpoint == "ipc:///run/kv"
 
 
-def test_the_default_replay_goes_with_the_default_endpoint_only(read):
+def test_only_the_default_endpoint_has_the_default_replay_endpoint(read):
     config = read("sources: [{endpoint: 'ipc:///run/kv'}]\noutputs: [{endpoint: 'ipc:///run/out'}]")
     assert config.sources[0].replay_endpoint is None
     assert config.outputs[0].replay_endpoint is None
 
 
-def test_variables_reach_into_lists_of_the_file(read):
+def test_variables_change_elements_of_lists_in_the_file(read):
     text = "sources: [{name: a, topic: x}, {name: b, endpoint: 'ipc:///b'}]\noutputs: [{layout: merged}]"
     env = {
         "KVBUS_SOURCES__1__TOPIC": "t",
@@ -158,13 +158,13 @@ def test_more_than_ten_elements_are_ordered_as_numbers(read):
     assert [s.name for s in config.sources] == [f"s{i}" for i in range(12)]
 
 
-def test_a_whole_list_as_json_then_its_elements(read):
+def test_a_variable_may_set_a_json_list_and_others_its_elements(read):
     env = {"KVBUS_SOURCES__0__TOPIC": "t", "KVBUS_SOURCES": '[{"endpoint": "ipc:///json"}]'}
     source = read("sources: [{}, {}]\noutputs: [{}]", env=env).sources
     assert [(s.endpoint, s.topic) for s in source] == [("ipc:///json", "t")]
 
 
-def test_a_list_of_values_whole_and_by_element(read):
+def test_a_list_of_values_can_be_set_completely_or_by_element(read):
     text = "http_allowed_hosts: [a.internal, b.internal]\n" + MINIMAL
     assert read(text).http_allowed_hosts == ("a.internal", "b.internal")
     env = {"KVBUS_HTTP_ALLOWED_HOSTS__1": "c.internal", "KVBUS_HTTP_ALLOWED_HOSTS__2": "[::2]"}
@@ -175,7 +175,7 @@ def test_a_list_of_values_whole_and_by_element(read):
     assert read(text, env=env, flags=flags).http_allowed_hosts == ("f.internal", "g.internal")
 
 
-def test_null_and_types_in_variables(read):
+def test_variables_are_converted_to_null_and_other_types(read):
     env = {
         "KVBUS_HTTP": "null",
         "KVBUS_SOURCES__0__BIND": "true",
@@ -193,7 +193,7 @@ def test_null_and_types_in_variables(read):
     assert config.log_level == "debug"
 
 
-def test_variables_of_a_kubernetes_service_called_kvbus_are_not_ours(read):
+def test_variables_of_a_kubernetes_service_named_kvbus_are_ignored(read):
     env = {
         "KVBUS_SERVICE_HOST": "10.0.0.7",
         "KVBUS_SERVICE_PORT": "5657",
@@ -208,7 +208,7 @@ def test_variables_of_a_kubernetes_service_called_kvbus_are_not_ours(read):
     assert read(MINIMAL, env=env) == read(MINIMAL)
 
 
-def test_an_element_with_an_endpoint_may_be_added_in_any_order_of_its_keys(read):
+def test_the_keys_of_an_added_element_may_have_any_order(read):
     flags = {"outputs[1].name": "more", "outputs[1].endpoint": "tcp://*:5757"}
     assert [output.name for output in read(MINIMAL, flags=flags).outputs] == ["routers", "more"]
     env = {"KVBUS_SOURCES__1__BIND": "true", "KVBUS_SOURCES__1__ENDPOINT": "ipc:///b", "KVBUS_SOURCES__1__NAME": "b"}
@@ -247,13 +247,13 @@ def test_a_variable_changes_one_use_of_an_alias(read):
     ]
 
 
-def test_a_key_does_not_hide_a_value_in_place_of_its_section(problems):
+def test_a_value_in_place_of_a_section_is_reported(problems):
     found = problems("sources: x\nlimits: 5\noutputs: [{}]", env={"KVBUS_SOURCES__0__NAME": "a"})
     assert "must be a list" in found["sources"]
     assert "must be a mapping of keys" in found["limits"]
 
 
-def test_file_problems(tmp_path):
+def test_an_unreadable_or_malformed_file_is_reported(tmp_path):
     def refused(content: bytes) -> str:
         path = tmp_path / "bad.yaml"
         path.write_bytes(content)
@@ -276,6 +276,6 @@ def test_file_problems(tmp_path):
         load(tmp_path, env={}, overrides={})
 
 
-def test_aliases_cannot_make_reading_long(problems):
+def test_nested_yaml_aliases_do_not_make_loading_slow(problems):
     text = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
     assert "a59" in problems(text)

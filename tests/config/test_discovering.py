@@ -15,7 +15,7 @@ def text(discover: str = FILE, output: str = "{layout: merged}", more: str = "")
     return f"sources: [{{name: workers, discover: {discover}{more}}}]\noutputs: [{output}]\n"
 
 
-def test_the_settings_of_a_kind_are_filled_in_and_read_back(read):
+def test_the_settings_of_a_discovery_get_defaults_and_can_be_read_back(read):
     config = read(text())
     assert config.sources[0].discover == {"file": {"path": "/run/engines.yaml", "interval": 1.0}}
     assert config.streams() == []
@@ -26,12 +26,12 @@ def test_the_settings_of_a_kind_are_filled_in_and_read_back(read):
 @pytest.mark.parametrize(
     "given", [{"env": {"KVBUS_SOURCES__0__DISCOVER": FILE}}, {"flags": {"sources[0].discover": FILE}}]
 )
-def test_variables_and_flags_hold_the_whole_mapping(read, given):
+def test_discover_can_be_set_by_a_variable_or_a_flag(read, given):
     config = read(None, **given, outputs=[{"layout": "merged"}])
     assert config.sources[0].discover == {"file": {"path": "/run/engines.yaml", "interval": 1.0}}
 
 
-def test_a_kind_without_what_it_needs_is_an_error(problems, monkeypatch):
+def test_a_discovery_without_its_package_is_an_error(problems, monkeypatch):
     def missing(_group: str, name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 

@@ -46,7 +46,7 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
         ),
     ],
 )  # fmt: skip
-def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
+def test_check_says_who_can_reach_the_http_server(settings: dict[str, Any], sentences: list[str]) -> None:
     assert [each for each in said(**settings) if each.startswith("http")] == sentences
 
 
@@ -92,7 +92,7 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
         ),
     ],
 )
-def test_an_output(output: dict[str, Any], sentence: str) -> None:
+def test_check_says_who_can_read_an_output(output: dict[str, Any], sentence: str) -> None:
     assert said(output=output)[1:] == [f"outputs[0] routers: {sentence}"]
 
 
@@ -108,11 +108,11 @@ def test_an_output(output: dict[str, Any], sentence: str) -> None:
         ),
     ],
 )
-def test_a_source(source: dict[str, Any], sentences: list[str]) -> None:
+def test_check_says_who_can_publish_to_a_source(source: dict[str, Any], sentences: list[str]) -> None:
     assert said(source=source)[2:] == [f"sources[0] engine: {sentence}" for sentence in sentences]
 
 
-def test_check_says_it() -> None:
+def test_check_prints_the_access_to_outputs_on_stderr() -> None:
     done = CliRunner().invoke(main, ["check", "--source", "ipc:///e", "--output", "tcp://*:5657"])
     assert (
         "access: outputs[0] routers: anyone who reaches it can read token ids, unencrypted (tcp://*:5657)\n"
@@ -124,7 +124,7 @@ def test_check_says_it() -> None:
 @pytest.mark.parametrize(
     ("listen", "who"), [("0.0.0.0:80", "anyone who reaches it"), ("[::1]:80", "programs on this machine")]
 )
-def test_the_front(listen: str, who: str) -> None:
+def test_check_says_who_can_use_the_api_through_the_proxy(listen: str, who: str) -> None:
     front = {"listen": listen, "engine": "http://127.0.0.1:8001"}
     assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
         f"front {listen}: {who} can use the complete API of http://127.0.0.1:8001, unencrypted"

@@ -18,14 +18,14 @@ ONE = "sources: [{}]\n"
 MERGED = "outputs: [{layout: merged, endpoint: 'tcp://*:5700'}]"
 
 
-def test_the_example():
+def test_the_example_of_a_front_is_valid():
     front = load(ROOT / "deploy" / "front.yaml", env={}, overrides={}).front
     assert front is not None
     assert (front.listen, front.engine) == ("0.0.0.0:8000", "http://127.0.0.1:8001")
     assert (front.source, front.output, front.host, front.max_connections) == (None, None, None, 1024)
 
 
-def test_both_of_one_engine(read):
+def test_an_engine_may_have_a_front_and_a_front_grpc(read):
     config = read(ONE + FRONT % "" + GRPC % ", output: routers" + "outputs: [{}]")
     assert config.front is not None
     front = config.front_grpc
@@ -39,7 +39,7 @@ def test_both_of_one_engine(read):
     assert (front.max_connections, front.max_calls, front.max_message) == (1024, 1024, 64 * 1024 * 1024)
 
 
-def test_variables():
+def test_variables_configure_the_front():
     env = {"KVBUS_FRONT__LISTEN": "127.0.0.1:8000", "KVBUS_FRONT__ENGINE": "http://[::1]:8000/api/"}
     front = load(None, env=env, overrides={"front.host": "[fd00::1]", "sources": [{}], "outputs": [{}]}).front
     assert front is not None
@@ -58,11 +58,11 @@ def test_variables():
         "sources: [{api: 'http://10.0.0.9:8000'}]\n" + FRONT % "" + "outputs: [{}]",
     ],
 )
-def test_what_can_be(read, text):
+def test_valid_configurations_of_a_front_are_accepted(read, text):
     assert read(text).front is not None
 
 
-def test_it_changes_with_a_restart_alone(read):
+def test_a_change_of_the_front_needs_a_restart(read):
     without = read(ONE + "outputs: [{}]")
     one, other = (read(ONE + FRONT % more + "outputs: [{}]") for more in ("", ", max_connections: 5"))
     for before, now, key in ((without, one, "front"), (one, without, "front"), (one, other, "front.max_connections")):

@@ -30,20 +30,20 @@ def refused(*args, **keys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_numbers_are_the_logs_where_sources_are_read_from_one(kind):
+def test_sources_from_a_log_use_the_seqs_of_the_log(kind):
     log = {"discover": {kind: {"endpoint": "tcp://log:9"}}}
     assert read(source=log).log_numbers
     assert refused({"numbers": "own"}, log) == ["outputs[0].numbers"]
     assert not load(None, env={}, overrides={"sources": [{}], "outputs": [{}]}).log_numbers
 
 
-def test_the_example():
+def test_the_example_of_an_aggregator_is_valid():
     config = load(ROOT / "deploy" / "aggregator.yaml", env={}, overrides={})
     assert [output.numbers for output in config.outputs] == ["log"]
     again = load(None, env={}, overrides=config.to_dict())
     assert again == config
 
 
-def test_tokens_are_there_where_the_operator_says_so():
+def test_token_ids_keep_permits_a_profile_that_needs_tokens():
     kafka = {"endpoint": "tcp://kafka:9092", "token_ids": "keep"}
     assert read({"profile": "dynamo"}, {"discover": {"kafka": kafka}}).log_numbers

@@ -23,7 +23,7 @@ RANKS = "sources: [{endpoint: 'ipc:///e-{rank}', data_parallel_size: 2}]\n"
         ("{endpoint: 'tcp://*:5657', profile: vllm}", False),
     ],
 )
-def test_ranks_of_a_pod_on_connections_of_their_own(tmp_path, output, noted):
+def test_check_notes_ranks_with_separate_connections(tmp_path, output, noted):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"{RANKS}outputs: [{output}]")
     found = notes(load(path, env={}, overrides={}))
@@ -34,7 +34,7 @@ def test_ranks_of_a_pod_on_connections_of_their_own(tmp_path, output, noted):
     assert "note" not in done.stdout
 
 
-def test_one_rank_and_workers_with_topics_of_their_own(tmp_path):
+def test_check_has_no_note_for_one_rank_or_separate_topics(tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(
         "sources: [{topic: kv@a@m}]\noutputs: [{endpoint: 'tcp://*:5657', profile: llm-d}, {name: b, profile: aibrix, endpoint: 'ipc:///b'}]"
@@ -62,7 +62,7 @@ def test_one_rank_and_workers_with_topics_of_their_own(tmp_path):
         ),
     ],
 )
-def test_a_replay_of_the_engines_beside_numbers_of_kvbuss(tmp_path, keys, noted):
+def test_check_notes_an_interposed_engine_replay_with_other_seqs(tmp_path, keys, noted):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"interpose: {keys}")
     found = notes(load(path, env={}, overrides={}))

@@ -22,7 +22,7 @@ def problems(*sources: dict[str, Any], **output: Any) -> str:
     return ""
 
 
-def test_good_ones() -> None:
+def test_valid_configurations_per_topic_are_accepted() -> None:
     assert problems() == problems({}, {}, {}) == ""
     assert problems({"data_parallel_size": 3}, {}, topic="kv@{source}.{rank}@{model}", profile="llm-d") == ""
     assert problems({}, {}, bind=False, endpoint="tcp://router:5657") == ""
@@ -49,13 +49,13 @@ def test_good_ones() -> None:
         ({"profile": "vllm-router", "topic": None}, "accept only batches without a topic"),
     ],
 )
-def test_bad_ones(output: dict[str, Any], said: str) -> None:
+def test_invalid_configurations_per_topic_are_reported(output: dict[str, Any], said: str) -> None:
     found = problems({}, {}, **output)
     assert said in found
     assert "has a problem:" in found
 
 
-def test_by_default_there_is_no_replay() -> None:
+def test_layout_per_topic_has_no_replay_endpoint_by_default() -> None:
     """With ``layout: per_topic``, an output has by default an endpoint for the live stream, and none for replays."""
     made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
     assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)

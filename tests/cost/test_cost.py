@@ -7,13 +7,13 @@ from tests.doubles.payloads import cleared, store
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_a_short_search_finds_nothing_dearer_than_the_budget(endpoint):
+def test_a_short_search_finds_no_input_over_the_cost_budget(endpoint):
     cost, dearest = search(endpoint, seed=1, inputs=150)
     assert 0 < cost <= INSTRUCTIONS[endpoint], dearest
     assert bytes_for(endpoint, dearest) <= BYTES[endpoint], dearest
 
 
-def test_hundreds_of_tables_and_clears_that_leave_them():
+def test_clears_are_cheap_with_hundreds_of_block_tables():
     """An input with hundreds of groups and media, which a short search does not find, is cheap.
 
     kvbus has a table of blocks for each group and medium. If it looked at each table for each event, it would execute
@@ -29,7 +29,7 @@ def test_hundreds_of_tables_and_clears_that_leave_them():
         assert instructions_for("engine live", given) <= 40
 
 
-def test_stores_of_ever_another_number_of_tokens():
+def test_stores_with_different_numbers_of_tokens_are_cheap():
     """If no two stores of an input have the same number of tokens, kvbus executes few instructions for each of its
     bytes.
 

@@ -106,7 +106,7 @@ def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> N
     wait_for(lambda: process.sources()[0]["last_seq"] == count - 1, "every batch in kvbus")
 
 
-def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
+def test_clients_that_do_not_read_share_the_memory_of_one_snapshot(tmp_path: Path) -> None:
     process, snapshots = Process(tmp_path, keeps_state=False), free_port()
     configure(process, {}, {"snapshot_endpoint": f"tcp://127.0.0.1:{snapshots}"})
     with engine_of(process) as engine, process, contextlib.ExitStack() as peers:
@@ -125,7 +125,7 @@ def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
         require(grown < PEERS * PER_PEER, f"{grown / MB:.0f} MB for {PEERS} peers")
 
 
-def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
+def test_an_endless_message_takes_little_memory(tmp_path: Path) -> None:
     process = Process(tmp_path, keeps_state=False)
     configure(process, {"bind": True}, {})
     with process:
@@ -151,7 +151,7 @@ def reads_state(pid: int, state: Path) -> bool:
     return False
 
 
-def test_a_start_on_a_large_state_ends_in_order(tmp_path: Path) -> None:
+def test_sigterm_while_kvbus_loads_a_large_state_exits_with_code_0(tmp_path: Path) -> None:
     process, state = Process(tmp_path, keeps_state=True), tmp_path / "state"
     configure(process, {}, {}, state)
     with engine_of(process) as engine, process:

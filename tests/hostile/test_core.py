@@ -49,7 +49,7 @@ def goes_on(script: Script, seq: int = 1) -> None:
 
 
 @pytest.mark.parametrize("bad", BATCHES, ids=[bad.name for bad in BATCHES])
-def test_a_bad_batch_costs_itself(bad):
+def test_a_bad_batch_is_counted_and_harms_no_other_batch(bad):
     script = begun()
     script >> raw(b"", (1).to_bytes(8, "big"), bad.payload)
     script.whatever()
@@ -61,7 +61,7 @@ def test_a_bad_batch_costs_itself(bad):
 
 
 @pytest.mark.parametrize(("name", "frames", "reason"), FRAMES, ids=[name for name, *_ in FRAMES])
-def test_a_bad_message_costs_itself(name, frames, reason):
+def test_a_bad_message_is_counted_and_harms_no_other_message(name, frames, reason):
     script = begun()
     script >> raw(*frames)
     assert script.whatever() == []
@@ -71,7 +71,7 @@ def test_a_bad_message_costs_itself(name, frames, reason):
 
 
 @pytest.mark.parametrize(("field", "value", "form"), fields(), ids=lambda value: repr(value)[:20])
-def test_a_field_of_a_wrong_type(field, value, form):
+def test_an_event_with_a_field_of_a_wrong_type_is_counted(field, value, form):
     script = begun()
     bad = payload(store([904]), with_field(field, value, form), removed([904]))
     script >> raw(b"", (1).to_bytes(8, "big"), bad)
@@ -84,7 +84,7 @@ def test_a_field_of_a_wrong_type(field, value, form):
 
 @pytest.mark.parametrize("form", ["map", "array"])
 @pytest.mark.parametrize("field", FIELDS[:4])
-def test_a_field_that_is_missing(field, form):
+def test_an_event_without_a_required_field_is_rejected(field, form):
     script = begun()
     script >> raw(b"", (1).to_bytes(8, "big"), payload(without(field, form)))
     script.whatever()
@@ -93,7 +93,7 @@ def test_a_field_that_is_missing(field, form):
     goes_on(script, 2)
 
 
-def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
+def test_a_hash_with_other_tokens_counts_as_copy_and_collision():
     script = begun() >> live(1, store([1], tokens=[7] * 16))
     assert script.whatever() == []
     assert script.stats.rejected == {Reason.HASH_COLLISION: 1}
@@ -103,7 +103,7 @@ def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
 
 
 @pytest.mark.parametrize("length", [2, 3, 50])
-def test_a_cycle_of_parents_ends(length):
+def test_blocks_whose_parents_form_a_cycle_are_announced_once(length):
     """An engine sends blocks whose parents form a cycle. kvbus must finish the announcement of these blocks.
 
     Later batches must work as before.
@@ -119,7 +119,7 @@ def test_a_cycle_of_parents_ends(length):
 
 
 @pytest.mark.slow
-def test_a_million_hashes_in_one_event():
+def test_an_event_with_a_million_hashes_is_stored_and_removed():
     """kvbus stores and removes a million blocks of one event in linear time. Each block has one token."""
     many = list(range(10_000, 1_010_000))
     script = begun(max_blocks=2_000_000)
@@ -131,7 +131,7 @@ def test_a_million_hashes_in_one_event():
     assert script.stats.rejected == {}
 
 
-def test_an_index_at_its_limit_says_so_and_is_exact_about_what_it_holds():
+def test_a_full_index_counts_refused_blocks_and_stays_exact_for_its_blocks():
     script = begun(max_blocks=3)
     say(script, live(1, store([10, 11], 1)), live(2, store([12, 13], 11)))
     assert script.stats.rejected == {Reason.INDEX_FULL: 1}
@@ -142,7 +142,7 @@ def test_an_index_at_its_limit_says_so_and_is_exact_about_what_it_holds():
     assert script.source.partial, "what was refused may be live in the engine"
 
 
-def test_coarse_blocks_that_are_left_out_count_towards_the_limit():
+def test_suppressed_coarse_blocks_count_towards_the_limit_of_blocks():
     script = begun(max_blocks=5, block_size=16)
     for n in range(6):
         script >> live(1 + n, store([50 + n], tokens=list(range(64)), block_size=64), store([200 + n], 1))
@@ -151,14 +151,14 @@ def test_coarse_blocks_that_are_left_out_count_towards_the_limit():
     assert script.stats.rejected[Reason.INDEX_FULL] > 0
 
 
-def test_a_topic_that_is_no_text():
+def test_a_topic_that_is_not_text_is_passed_on():
     script = begun() >> raw(b"\xff\xfe\x00", (1).to_bytes(8, "big"), payload(store([5])))
     (command,) = script.whatever()
     assert command.topic == b"\xff\xfe\x00"
     goes_on(script, 2)
 
 
-def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
+def test_a_changed_rank_is_counted_and_routers_get_the_first_rank():
     script = begun()
     told = say(script, live(1, store([5]), rank=3), live(2, store([6], 5), rank=None), live(3, removed([5, 6]), rank=3))
     assert [command.payload[-1] for command in told] == [0, 0, 0]
@@ -168,7 +168,7 @@ def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
     assert script.source.rank == 3, "a new life may have another"
 
 
-def test_a_replay_that_never_ends_is_given_up():
+def test_an_endless_replay_is_cancelled_after_120_seconds():
     """After 120 s of batches without END, kvbus cancels the request, and the source is live."""
     script = Script(replay=True, probe_interval=1.0) >> up()
     script.whatever()
@@ -186,7 +186,7 @@ def test_a_replay_that_never_ends_is_given_up():
     assert script.stats.replay_timeouts == 1
 
 
-def test_a_replay_that_says_the_same_for_ever_is_given_up():
+def test_a_replay_that_repeats_one_batch_forever_is_given_up():
     script = begun(replay=True, replay_timeout=2.0) >> live(5, store([9]))
     script.whatever()
     for _ in range(30):
@@ -218,7 +218,7 @@ def test_replies_to_no_request_are_counted_and_change_nothing():
     [[], [b""], [b"", b""], [b"", b"\0", b"x"], [b"x"] * 5, [b"", b"\x80" + bytes(7), b""], [b"x"] * 50_000],
     ids=["none", "one", "two", "short seq", "five", "below zero", "50,000"],
 )
-def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
+def test_a_bad_reply_is_counted_and_the_replay_continues(frames):
     script = Script(replay=True) >> up()
     script.whatever()
     script.relay.handle(ReplayReceived(0, script.requests[0], frames), script.now)
@@ -230,7 +230,7 @@ def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
     assert len(script.source.normalizer.index) == 1
 
 
-def test_groups_without_end_are_bounded():
+def test_the_number_of_groups_in_the_index_is_bounded():
     """An engine sends events of ever new groups.
 
     The limit of blocks also limits the number of groups that kvbus keeps.
@@ -244,7 +244,7 @@ def test_groups_without_end_are_bounded():
     goes_on(script, 1001)
 
 
-def test_every_message_with_one_byte_changed():
+def test_the_relay_recovers_from_every_batch_with_one_changed_byte():
     """kvbus survives each batch with one changed byte.
 
     It rejects or applies the batch, and its routers have the engine's blocks again in the next epoch.

@@ -148,7 +148,7 @@ def waited(process: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
-def test_a_crowd_of_routers_costs_neither_time_nor_memory(tmp_path: Path) -> None:
+def test_ten_routers_delay_no_batch_and_do_not_grow_the_memory(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         place.config["outputs"][0] |= {"journal_batches": 200, "queue_batches": 200, "send_hwm": 200}

@@ -233,7 +233,7 @@ CASES: Final = [
 
 
 @pytest.mark.parametrize(("name", "settled"), CASES)
-def test_an_odd_event_leaves_whole_or_is_counted_once(name: str, settled: bool) -> None:
+def test_an_odd_event_is_relayed_readable_or_counted_once(name: str, settled: bool) -> None:
     dialect = DIALECTS[name]
     wrong = []
     for event, what in odd_events(dialect):
@@ -245,7 +245,7 @@ def test_an_odd_event_leaves_whole_or_is_counted_once(name: str, settled: bool) 
     assert not wrong, "\n".join(wrong)
 
 
-def test_an_odd_envelope_leaves_whole_or_is_counted_once() -> None:
+def test_an_odd_batch_envelope_is_relayed_readable_or_counted_once() -> None:
     dialect = DIALECTS["vllm-0.33"]
     good = event_of(dialect, "BlockStored", {**STORED})
     wrong = []

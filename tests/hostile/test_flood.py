@@ -1,7 +1,7 @@
 """Tests with ten times more input than each limit of kvbus permits: it keeps the limits, and its memory does not grow.
 
 Afterwards the stream must be exact. ``FLOOD_SECONDS=60`` (``make flood``) runs
-`test_a_running_bus_stays_as_large_as_it_is` for longer.
+`test_the_memory_of_a_running_bus_does_not_grow_during_a_flood` for longer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TakesTheState(RouterOnASet):
     rebuilds = False
 
 
-def test_the_core_keeps_no_more_than_its_limits() -> None:
+def test_the_relay_stays_within_its_limits_during_a_flood() -> None:
     """The relay's buffers, index, journal and memory stay within their limits.
 
     The relay gets gaps that no replay fills, new blocks without end, stale batches and late answers, again and again.
@@ -92,7 +92,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
     assert stats.rejected["index_full"] > 100
 
 
-def test_suspects_are_bounded() -> None:
+def test_the_number_of_unverified_batches_is_bounded() -> None:
     """kvbus limits the number of batches that it cannot attribute to an epoch.
 
     The engine answers no replay request, and a second publisher sends old seqs.
@@ -123,7 +123,7 @@ def arrived(source: dict[str, Any]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
-def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
+def test_the_memory_of_a_running_bus_does_not_grow_during_a_flood(tmp_path: Path) -> None:
     """The limits are too small for the engine, batches are lost, and a router reads. kvbus's memory must not grow.
 
     The engine waits until kvbus has read its batches. Otherwise the queue of 200,000 batches would grow whenever kvbus
@@ -182,7 +182,7 @@ def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
     run_async(main())
 
 
-def test_removals_of_what_was_never_stored_cost_nothing() -> None:
+def test_removals_of_unknown_blocks_are_counted_and_use_no_memory() -> None:
     script = Script(max_blocks=10)
     for n in range(2_000):
         script.relay.handle(BatchReceived(0, batch(n, removed(list(range(n * 50, n * 50 + 50))))), script.now)

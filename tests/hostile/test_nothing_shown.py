@@ -77,13 +77,13 @@ def streamed(place: Place) -> str:
     return found
 
 
-def test_what_is_looked_for_is_found():
+def test_the_search_pattern_finds_marked_tokens():
     for text in (str(MARK + 1), hex(MARK + 2**16 - 1), repr(pack(MARK)), f"a {SECRET}"):
         assert TOKENS.search(text), text
     assert sum(TOKENS.search(repr(batch)) is not None for batch in every_bad_batch()) > 100
 
 
-def test_no_token_in_logs_or_on_http(tmp_path: Path) -> None:
+def test_logs_and_http_show_no_token(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path, log_level="debug", state_dir=str(tmp_path / "state"))
         with place.kvbus() as command:

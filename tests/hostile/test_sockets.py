@@ -33,7 +33,7 @@ async def holds(router: RouterOnASet, *blocks: int) -> None:
     assert router.view.violations == []
 
 
-def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
+def test_a_running_bus_counts_every_kind_of_bad_input_and_survives(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         with place.kvbus() as command:
@@ -68,7 +68,7 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("interpose", [False, True], ids=["bind", "interpose"])
-def test_two_engines_on_one_endpoint(tmp_path: Path, interpose: bool) -> None:
+def test_a_router_is_exact_after_two_engines_used_the_same_endpoint(tmp_path: Path, interpose: bool) -> None:
     """kvbus binds, and two engines connect, each with seqs from 0.
 
     When only one engine remains, the router must be exact.

@@ -39,7 +39,9 @@ ADVISORY = {"id": "PYSEC-2026-1", "fix_versions": ["2"]}
         (None, 69),
     ],
 )
-def test_the_verdict(tmp_path: Path, packages: list[object] | None, code: int) -> None:
+def test_the_audit_fails_for_an_advisory_or_a_missing_answer(
+    tmp_path: Path, packages: list[object] | None, code: int
+) -> None:
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(PIP_AUDIT)

@@ -81,7 +81,7 @@ def refused(bus: Bus) -> dict[str, int]:
     return {str(reason): count for reason, count in bus.daemon.outputs.stats[0].refused.items() if count}
 
 
-async def test_the_right_key_gets_the_live_stream_and_the_replay(keys):
+async def test_a_router_with_a_listed_key_gets_live_stream_and_replay(keys):
     async with bus_and_engine(keys) as (bus, engine):
         with Router(bus, client_context(keys.router, keys.bus)) as router:
             await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the subscription")
@@ -111,7 +111,7 @@ async def asks_in_vain(router: Router, bus: Bus, reason: Refused, *also: Reason)
         dealer.close(0)
 
 
-async def test_a_key_that_is_not_on_the_list(keys):
+async def test_a_router_with_an_unlisted_key_gets_nothing(keys):
     async with bus_and_engine(keys) as (bus, engine):
         with Router(bus, client_context(keys.stranger, keys.bus)) as router:
             await asks_in_vain(router, bus, Refused.KEY)
@@ -128,14 +128,14 @@ async def test_a_key_that_is_not_on_the_list(keys):
     ],
     ids=["no key", "the wrong server key"],
 )
-async def test_who_is_not_let_in(keys, client, server, reasons):
+async def test_a_router_with_wrong_or_no_keys_is_refused(keys, client, server, reasons):
     async with bus_and_engine(keys) as (bus, _):
         context = client_context(getattr(keys, client), getattr(keys, server)) if client else None
         with Router(bus, context) as router:
             await asks_in_vain(router, bus, *reasons)
 
 
-async def test_an_empty_list_lets_nobody_in(keys):
+async def test_an_empty_allow_list_refuses_every_router(keys):
     keys.allow()
     async with bus_and_engine(keys) as (bus, _):
         with Router(bus, client_context(keys.router, keys.bus)) as router:
@@ -150,7 +150,7 @@ async def test_a_curve_router_at_a_plain_output_is_counted(keys):
             assert set(refused(bus)) <= {Refused.MECHANISM, Refused.CLOSED}
 
 
-async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
+async def test_each_output_uses_only_its_own_allow_list(keys, tmp_path):
     """A router whose key is only on the list of one output cannot read the other output."""
     ports = free_ports(2)
     other = tmp_path / "others.keys"
@@ -175,7 +175,7 @@ async def test_the_lists_of_two_outputs_are_two_lists(keys, tmp_path):
             context.term()
 
 
-async def test_snapshots_want_a_key_too(keys):
+async def test_a_snapshot_endpoint_requires_a_listed_key(keys):
     snapshot = f"tcp://127.0.0.1:{free_port()}"
     async with bus_and_engine(keys, output={"snapshot_endpoint": snapshot}) as (bus, _):
         for pair, answered in ((keys.stranger, False), (keys.router, True)):
@@ -194,7 +194,7 @@ async def test_snapshots_want_a_key_too(keys):
                 context.term()
 
 
-async def test_the_client_library_with_keys(keys):
+async def test_the_client_library_reads_an_output_with_keys(keys):
     async with bus_and_engine(keys) as (bus, _):
         view = BlockView()
         async with Subscriber(bus.out, bus.out_replay, curve=keys.router.towards(keys.bus)) as subscriber:
@@ -211,7 +211,7 @@ async def test_the_client_library_with_keys(keys):
 # -- keys that change
 
 
-async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
+async def test_a_refused_router_is_accepted_after_its_key_is_added(keys):
     """A reload of the allow-list is enough: no process restarts, and other routers stay connected."""
     async with bus_and_engine(keys) as (bus, engine):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
@@ -229,7 +229,7 @@ async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
             assert bus.daemon.process.config_reloads == {"applied": 1}
 
 
-async def test_a_new_key_of_our_own(keys):
+async def test_a_reload_replaces_the_key_pair_of_kvbus(keys):
     """kvbus reloads its own key pair: it then accepts routers that know the new public key, and no longer the old
     one.
     """
@@ -247,7 +247,7 @@ async def test_a_new_key_of_our_own(keys):
             )
 
 
-async def test_files_that_change_are_noticed_without_a_signal(keys):
+async def test_changed_key_files_are_reloaded_without_a_signal(keys):
     async with running_bus(output=keys.output, key_reload_interval=0.05) as bus:
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
         reloader.watch()
@@ -293,7 +293,7 @@ async def curve_engine(
         context.term()
 
 
-async def test_an_engine_that_wants_curve(keys):
+async def test_kvbus_reads_an_engine_that_requires_curve(keys):
     async with (
         running_bus(source=keys.source) as bus,
         curve_engine(bus.engine, bus.engine_replay, server_context(keys.engine), bind=True) as engine,
@@ -307,7 +307,7 @@ async def test_an_engine_that_wants_curve(keys):
         assert bus.source.stats.recovered == 1
 
 
-async def test_an_engine_with_another_key_is_not_believed(keys):
+async def test_batches_of_an_engine_with_another_key_are_not_read(keys):
     async with (
         running_bus(source=keys.source) as bus,
         curve_engine(bus.engine, bus.engine_replay, server_context(keys.stranger), bind=True) as engine,
@@ -318,7 +318,7 @@ async def test_an_engine_with_another_key_is_not_believed(keys):
         assert bus.source.state == "connecting"
 
 
-async def test_an_engine_without_curve_is_not_believed(keys):
+async def test_batches_of_an_engine_without_curve_are_not_read(keys):
     async with (
         running_bus(source=keys.source) as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
@@ -328,7 +328,7 @@ async def test_an_engine_without_curve_is_not_believed(keys):
         assert bus.source.stats.batches == 0
 
 
-async def test_an_engine_that_gets_its_keys_later_is_found(keys):
+async def test_kvbus_connects_to_an_engine_that_gets_its_keys_later(keys):
     """After some refusals, libzmq never connects to an endpoint again. kvbus replaces its socket and connects again."""
     async with running_bus(source=keys.source) as bus:
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
@@ -353,7 +353,7 @@ async def test_an_engine_that_gets_its_keys_later_is_found(keys):
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
+async def test_an_engine_that_connects_to_kvbus_needs_a_listed_key(keys, tmp_path, allowed):
     """The engine connects to kvbus: on the live stream kvbus is the CURVE server, and for replays it is the CURVE
     client.
     """
@@ -387,7 +387,7 @@ async def test_an_engine_that_dials_in_with_a_key(keys, tmp_path, allowed):
 # -- secrets
 
 
-async def test_no_secret_and_no_key_file_content_is_shown_anywhere(keys, caplog):
+async def test_logs_and_http_show_no_secret_and_no_content_of_a_key_file(keys, caplog):
     caplog.set_level(logging.DEBUG)
     async with bus_and_engine(keys, source=None or {}) as (bus, _):
         with Router(bus, client_context(keys.stranger, keys.bus)):

@@ -18,7 +18,7 @@ from tests.doubles.payloads import store
 from tests.security.keys import Keyring
 
 
-async def test_with_keys_they_read_it(tmp_path: Path) -> None:
+async def test_tail_dump_and_record_read_an_output_with_keys(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     with_keys = ("--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file))
     capture = tmp_path / "stream.jsonl"
@@ -53,14 +53,14 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [["tail", "ipc:///x"], ["dump", "--replay-endpoint", "ipc:///x"], ["record", "ipc:///x", "-"]]
 )
-def test_half_of_the_keys(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_refuses_a_secret_key_without_the_server_key(tmp_path: Path, command: list[str]) -> None:
     keys = Keyring(tmp_path)
     done = CliRunner().invoke(main, [*command, "--curve-secret-key", str(keys.router.secret_file)])
     assert done.exit_code == 2
     assert "CURVE needs both" in done.output
 
 
-def test_keys_for_a_socket_that_binds(tmp_path: Path) -> None:
+def test_tail_refuses_keys_for_a_bound_socket(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]
     done = CliRunner().invoke(main, ["tail", "ipc:///x", "--bind", *both])
@@ -68,7 +68,7 @@ def test_keys_for_a_socket_that_binds(tmp_path: Path) -> None:
     assert "leave out --bind" in done.output
 
 
-def test_a_secret_key_that_others_can_read(tmp_path: Path) -> None:
+def test_dump_refuses_a_secret_key_that_other_users_can_read(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     keys.router.secret_file.chmod(0o644)
     both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]

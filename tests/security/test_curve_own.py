@@ -55,7 +55,7 @@ class Blocks:
         self.context.term()
 
 
-async def test_a_router_that_is_dialled_gets_the_state(keys: Keyring) -> None:
+async def test_a_binding_router_with_curve_gets_the_state(keys: Keyring) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     output = {
         "endpoint": endpoint,
@@ -75,7 +75,7 @@ async def test_a_router_that_is_dialled_gets_the_state(keys: Keyring) -> None:
             await eventually(lambda: router.count() == 1, "the state")
 
 
-async def test_a_key_that_is_withdrawn_ends_its_own_connections_alone(keys: Keyring) -> None:
+async def test_withdrawing_a_key_ends_only_the_connections_of_this_key(keys: Keyring) -> None:
     keys.allow(keys.router, keys.stranger)
     async with (
         running_bus(output=keys.output) as bus,

@@ -36,7 +36,7 @@ from kvbus.transport.grants import EVERYTHING, RIGHTS, Client, Grant, GrantError
         ("salts=*", Client("", Grant(salts=frozenset({"*"})))),
     ],
 )
-def test_what_is_understood(text: str, client: Client) -> None:
+def test_a_valid_line_of_rights_is_parsed(text: str, client: Client) -> None:
     assert parse(text) == client
 
 
@@ -79,7 +79,7 @@ def test_what_is_understood(text: str, client: Client) -> None:
         "a\x00b",
     ],
 )
-def test_what_is_refused(text: str) -> None:
+def test_an_invalid_line_of_rights_is_refused_and_not_quoted(text: str) -> None:
     with pytest.raises(GrantError) as caught:
         parse(text)
     for word in re.findall(r"[\w-]{3,}", text):
@@ -98,7 +98,7 @@ GIVEN = st.dictionaries(st.sampled_from(RIGHTS), st.lists(ITEMS, min_size=1, max
 
 
 @given(GIVEN, st.permutations(RIGHTS))
-def test_what_is_quoted_is_read_back(given_rights: dict[str, list[str]], order: list[str]) -> None:
+def test_quoted_rights_are_read_back_unchanged(given_rights: dict[str, list[str]], order: list[str]) -> None:
     words = [f"{right}={','.join(map(quoted, given_rights[right]))}" for right in order if right in given_rights]
     grant = parse(" ".join(words)).grant
     for right in RIGHTS:
@@ -114,7 +114,7 @@ LINES = st.one_of(
 
 
 @given(LINES)
-def test_nothing_is_granted_that_is_not_there(text: str) -> None:
+def test_a_random_line_grants_only_the_rights_that_it_contains(text: str) -> None:
     """If a random line is accepted, each of its rights is a word with ``=`` outside quotes.
 
     The items of a right have the same spelling as in the line.
@@ -132,7 +132,7 @@ def test_nothing_is_granted_that_is_not_there(text: str) -> None:
     assert (client.grant == EVERYTHING) == (not limits)
 
 
-def test_the_owner_of_a_file_in_a_directory_is_named_after_it(tmp_path: Path) -> None:
+def test_a_key_file_in_a_directory_gives_its_name_to_the_key(tmp_path: Path) -> None:
     keys = [generate()[0].decode() for _ in range(3)]
     (tmp_path / "team-a.key").write_text(f'public-key = "{keys[0]}"\n')
     (tmp_path / "pool").write_text(f"{keys[1]} b\n{keys[2]} loras=x\n")
@@ -140,7 +140,7 @@ def test_the_owner_of_a_file_in_a_directory_is_named_after_it(tmp_path: Path) ->
     assert sorted(named) == [("b", None), ("pool", ("x",)), ("team-a", None)]
 
 
-def test_a_key_that_is_there_twice_has_the_same_rights_both_times(tmp_path: Path) -> None:
+def test_a_key_listed_twice_with_different_rights_is_refused(tmp_path: Path) -> None:
     (key, other), path = (generate()[0].decode() for _ in range(2)), tmp_path / "list"
     path.write_text(f"{key} a salts=x\n{other} b\n{key} a salts=x\n")
     assert len(read_allowed(path)) == 2
@@ -151,7 +151,7 @@ def test_a_key_that_is_there_twice_has_the_same_rights_both_times(tmp_path: Path
         assert key not in str(caught.value)
 
 
-def test_a_line_that_cannot_be_read_is_named_and_never_quoted(tmp_path: Path) -> None:
+def test_the_error_names_an_unreadable_line_and_does_not_quote_it(tmp_path: Path) -> None:
     key, path = generate()[0].decode(), tmp_path / "list"
     path.write_text(f"# routers\n{key} a salts=hunter2 hunter2\n")
     with pytest.raises(KeyFileError, match="line 2: ") as caught:
@@ -184,12 +184,12 @@ def test_salts_are_never_shown() -> None:
         ("sources=engine topics=other", False),
     ],
 )
-def test_a_source_is_read_if_all_that_is_said_of_it_matches(text: str, reads: bool) -> None:
+def test_a_key_may_read_a_source_that_matches_all_its_rights(text: str, reads: bool) -> None:
     grant = parse(text).grant
     assert grant.reads_source("engine", "engine/1", "Qwen3", "kv@pod@Qwen3") == reads
 
 
-def test_what_is_not_known_of_a_source_matches_nothing() -> None:
+def test_an_unknown_model_or_topic_of_a_source_matches_no_right() -> None:
     assert not parse("models=*").grant.reads_source("e", "e", None, "t")
     assert not parse("topics=*").grant.reads_source("e", "e", "m", None)
     assert EVERYTHING.reads_source("e", "e", None, None)

@@ -92,7 +92,7 @@ def impatient(monkeypatch):
         b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n",  # the client gets its answer, and sends nothing more
     ],
 )
-async def test_a_client_that_dawdles_is_closed(impatient, said):
+async def test_a_slow_http_client_is_disconnected(impatient, said):
     async with crowd() as them:
         peers = [await them.connect() for _ in range(10)]
         for peer in peers:
@@ -103,7 +103,7 @@ async def test_a_client_that_dawdles_is_closed(impatient, said):
         assert await them.probe() == 200
 
 
-async def test_one_byte_after_the_other_wins_no_time(impatient):
+async def test_sending_byte_by_byte_does_not_extend_the_time_limit(impatient):
     """The server's time limit begins with the request, and does not begin again with each byte of it."""
     async with crowd() as them:
         peer = await them.connect()
@@ -117,7 +117,7 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
         await eventually(dripping, "closed while it dripped")
 
 
-async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
+async def test_a_connection_over_the_limit_closes_the_oldest_idle_connection():
     async with crowd() as them:
         peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
         await eventually(lambda: them.open == connections.MAX_CONNECTIONS, "all open")
@@ -132,7 +132,7 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
         assert await them.probe() == 200
 
 
-async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
+async def test_the_address_with_the_most_connections_loses_its_own_connections():
     """At its limit of connections, the server closes a connection of the client address that has the most connections.
 
     It chooses a connection on which no request has arrived yet.
@@ -146,7 +146,7 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
         assert await alone.status() == 200
 
 
-async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
+async def test_dumps_of_clients_that_read_nothing_are_aborted(monkeypatch):
     """The server aborts the dumps of blocks for clients that do not read, so that other clients get their dumps."""
     monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all dumps begin before the server gives up the first one
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
@@ -185,7 +185,7 @@ async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
         ("GET /blocks?source=%00%ff%0d%0aX-Injected:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     ],
 )
-async def test_what_is_not_asked_for_is_refused(request_, status):
+async def test_unsupported_http_requests_are_refused(request_, status):
     async with crowd() as them:
         peer = await them.connect()
         peer.say(request_)
@@ -197,7 +197,7 @@ async def test_what_is_not_asked_for_is_refused(request_, status):
         assert await them.probe() == 200
 
 
-async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind():
+async def test_a_thousand_successive_connections_leave_none_open():
     async with crowd() as them:
         for _ in range(1000):
             _, writer = await asyncio.open_connection(*there(them.bus.daemon.http_address))
@@ -206,7 +206,7 @@ async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind()
         assert await them.probe() == 200
 
 
-async def test_by_default_it_is_on_loopback():
+async def test_the_http_server_listens_on_loopback_by_default():
     async with running_bus() as bus:
         assert there(bus.daemon.http_address)[0] == "127.0.0.1"
 
@@ -221,7 +221,7 @@ async def test_by_default_it_is_on_loopback():
     ],
     ids=["head", "body", "chunks", "requests ahead"],
 )
-async def test_a_client_that_sends_more_than_it_may_is_closed(said):
+async def test_an_http_client_that_sends_too_much_is_disconnected(said):
     """kvbus does not read the bytes beyond the limit, so they never use its memory."""
     async with crowd() as them:
         peer = await them.connect()
@@ -231,7 +231,7 @@ async def test_a_client_that_sends_more_than_it_may_is_closed(said):
         assert await them.probe() == 200
 
 
-async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
+async def test_a_probe_is_answered_while_all_connections_wait_for_an_answer(monkeypatch):
     """The server closes the newest connection that waits for an answer, so that a health probe can connect.
 
     The other clients get their answers.
@@ -269,7 +269,7 @@ async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monke
             assert await peer.status() == 200
 
 
-async def test_a_thousand_idle_connections_hold_few_descriptors_and_little_memory():
+async def test_idle_http_connections_beyond_the_limit_are_closed():
     async with crowd() as them:
         peers = [await them.connect() for _ in range(1000)]
         await eventually(lambda: them.closed["too_many"] == 1000 - connections.MAX_CONNECTIONS, "closed")

@@ -198,7 +198,7 @@ def expected(who: Who, method: str, path: str, open_: str) -> int:
 
 @pytest.mark.parametrize("open_", ["status", "probes"])
 @pytest.mark.parametrize("who", WHO, ids=[who.name for who in WHO])
-async def test_every_endpoint_gives_every_caller_what_it_may_read(
+async def test_every_endpoint_answers_every_caller_according_to_its_rights(
     who: Who, open_: str, tmp_path: Path, pki: Pki
 ) -> None:
     async with callers(tmp_path, pki if who.tls else None, http_open=open_) as here:

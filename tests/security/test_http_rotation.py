@@ -87,7 +87,7 @@ def ends(connection: socket.socket) -> bool:
     return True
 
 
-async def test_a_token_is_added_and_taken_away_and_its_stream_ends(tmp_path: Path) -> None:
+async def test_a_removed_token_is_refused_and_its_stream_ends(tmp_path: Path) -> None:
     async with callers(tmp_path) as here:
         tokens, counts = tmp_path / "tokens", here.bus.daemon.process.key_reloads
         new = new_token()
@@ -103,7 +103,7 @@ async def test_a_token_is_added_and_taken_away_and_its_stream_ends(tmp_path: Pat
         assert await status(here, f"Authorization: Bearer {new}|") == 200
 
 
-async def test_a_token_that_may_read_no_content_any_more_ends_its_stream(tmp_path: Path) -> None:
+async def test_a_token_that_loses_its_right_to_content_loses_its_stream(tmp_path: Path) -> None:
     async with callers(tmp_path) as here:
         async with following(here) as stream:
             put(tmp_path / "tokens", line_of("router-a", RIGHT, content=False))
@@ -112,7 +112,7 @@ async def test_a_token_that_may_read_no_content_any_more_ends_its_stream(tmp_pat
 
 
 @pytest.mark.parametrize("bad", ["", "nonsense", f"a {WRONG}", None], ids=["empty", "nonsense", "a token", "none"])
-async def test_a_bad_file_of_tokens_opens_nothing_and_throws_nobody_out(tmp_path: Path, bad: str | None) -> None:
+async def test_a_bad_token_file_changes_no_access_and_ends_no_stream(tmp_path: Path, bad: str | None) -> None:
     async with callers(tmp_path) as here:
         tokens, counts = tmp_path / "tokens", here.bus.daemon.process.key_reloads
         async with following(here) as stream:
@@ -141,7 +141,7 @@ async def serial(here: Callers, authority: Authority) -> str:
     return await asyncio.to_thread(look)
 
 
-async def test_a_certificate_changes_and_nobody_is_cut_off(tmp_path: Path) -> None:
+async def test_a_new_certificate_is_used_without_ending_streams(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     async with callers(tmp_path, pki) as here:
         counts, first = here.bus.daemon.process.key_reloads, await serial(here, pki.authority)
@@ -159,7 +159,7 @@ async def test_a_certificate_changes_and_nobody_is_cut_off(tmp_path: Path) -> No
         assert here.bus.daemon.process.http_closed["revoked"] == 0
 
 
-async def test_a_bad_certificate_keeps_no_token_alive(tmp_path: Path) -> None:
+async def test_a_removed_token_is_refused_even_if_the_certificate_is_bad(tmp_path: Path) -> None:
     pki = Pki(tmp_path)
     async with callers(tmp_path, pki) as here:
         put(pki.server.certificate, b"nonsense")
@@ -169,7 +169,7 @@ async def test_a_bad_certificate_keeps_no_token_alive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_tls_of_today_and_none_before(tmp_path: Path, pki: Pki, version: ssl.TLSVersion) -> None:
+async def test_the_http_server_accepts_only_tls_1_2_and_1_3(tmp_path: Path, pki: Pki, version: ssl.TLSVersion) -> None:
     async with callers(tmp_path, pki) as here:
         context = ssl.create_default_context(cafile=pki.authority.certificate)
         context.minimum_version = context.maximum_version = version
@@ -187,7 +187,7 @@ async def test_tls_of_today_and_none_before(tmp_path: Path, pki: Pki, version: s
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100])
-async def test_a_handshake_that_dawdles_is_closed(
+async def test_a_slow_tls_handshake_is_closed(
     tmp_path: Path, pki: Pki, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvbus.http.connections.TIMEOUT", 0.3)
@@ -203,7 +203,7 @@ async def test_a_handshake_that_dawdles_is_closed(
         assert process.http_closed["slow"] + process.http_closed["tls"] - before == 10
 
 
-async def test_handshakes_count_as_connections_and_a_probe_gets_in(tmp_path: Path, pki: Pki) -> None:
+async def test_a_probe_is_answered_during_a_flood_of_tls_handshakes(tmp_path: Path, pki: Pki) -> None:
     async with callers(tmp_path, pki) as here:
         process = here.bus.daemon.process
         peers = await asyncio.to_thread(
@@ -219,7 +219,9 @@ async def test_handshakes_count_as_connections_and_a_probe_gets_in(tmp_path: Pat
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 1000, b"\x16\x03\x01\x00\x05hello"])
-async def test_what_is_no_handshake_is_closed_and_counted(tmp_path: Path, pki: Pki, garbage: bytes) -> None:
+async def test_bytes_that_are_not_a_tls_handshake_close_the_connection(
+    tmp_path: Path, pki: Pki, garbage: bytes
+) -> None:
     async with callers(tmp_path, pki) as here:
         peer = here.connect(REMOTE, plain=True)
         peer.sendall(garbage)
@@ -228,14 +230,14 @@ async def test_what_is_no_handshake_is_closed_and_counted(tmp_path: Path, pki: P
         assert here.bus.daemon.process.http_closed == {"tls": 1}
 
 
-async def test_huge_requests_are_refused_over_tls_too(tmp_path: Path, pki: Pki) -> None:
+async def test_oversize_requests_over_tls_are_refused(tmp_path: Path, pki: Pki) -> None:
     async with callers(tmp_path, pki) as here:
         huge = f"X: {'y' * 100_000}\r\n"
         assert (await asyncio.to_thread(here.ask, "GET", "/livez", huge)).status in {0, 400, 431}
         assert (await asyncio.to_thread(here.ask, "GET", "/livez")).status == 200
 
 
-def test_it_is_the_same_on_the_loop_that_a_bus_runs_on(tmp_path: Path, pki: Pki) -> None:
+def test_tokens_tls_and_reloads_work_on_uvloop(tmp_path: Path, pki: Pki) -> None:
     async def run() -> None:
         async with callers(tmp_path, pki) as here:
             assert await status(here, BEARER) == 200
@@ -254,7 +256,7 @@ def test_it_is_the_same_on_the_loop_that_a_bus_runs_on(tmp_path: Path, pki: Pki)
         runner.run(run())
 
 
-async def test_whoever_reads_content_is_written_down(
+async def test_every_read_of_content_is_logged_with_its_caller(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content_log, "EVERY", 0.0)
@@ -274,7 +276,7 @@ async def test_whoever_reads_content_is_written_down(
         assert size in {vars(each).get("bytes") for each in caplog.records}
 
 
-async def test_no_secret_leaves_by_another_way(
+async def test_answers_and_logs_contain_no_token_and_no_secret(
     tmp_path: Path, pki: Pki, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -38,7 +38,7 @@ def key_with(char: str) -> str:
     return next(public for public in (generate()[0].decode() for _ in range(1000)) if char in public)
 
 
-def test_a_pair_as_kvbus_writes_it_is_what_zmq_auth_reads_and_the_other_way_round(tmp_path):
+def test_kvbus_and_zmq_auth_read_the_key_files_of_each_other(tmp_path):
     ours = Pair(tmp_path, "ours")
     assert zmq.auth.load_certificate(ours.secret_file) == (ours.public, ours.secret)
     public_file, secret_file = zmq.auth.create_certificates(tmp_path, "theirs", metadata={"name": "router a"})
@@ -49,7 +49,7 @@ def test_a_pair_as_kvbus_writes_it_is_what_zmq_auth_reads_and_the_other_way_roun
     assert zmq.auth.load_certificate(public_file)[0] == public
 
 
-def test_a_public_key_in_place_of_the_secret_one_is_called_that(tmp_path):
+def test_the_error_names_a_public_key_in_place_of_a_secret_key(tmp_path):
     public, _ = generate()
     file = tmp_path / "ours.key"
     file.write_text(certificate(public))
@@ -62,20 +62,20 @@ def test_a_public_key_in_place_of_the_secret_one_is_called_that(tmp_path):
     )
 
 
-def test_a_bare_key_is_enough(tmp_path):
+def test_a_file_with_only_a_key_is_accepted(tmp_path):
     public, secret = generate()
     assert read_secret(private(tmp_path / "secret", f"{secret.decode()}\n")) == (public, secret)
     assert read_public(private(tmp_path / "public", f"# of a router\n{public.decode()}")) == public
 
 
-def test_what_looks_like_a_comment_or_an_assignment_may_be_part_of_a_key(tmp_path):
+def test_a_key_may_contain_hash_and_equals_signs(tmp_path):
     assert read_public(private(tmp_path / "odd", key_with("="))) == read_public(tmp_path / "odd")
     public = key_with("#")
     assert read_public(private(tmp_path / "bare", f"# a comment\n{public}\n{'#' * 40}\n")) == public.encode()
     assert len(read_allowed(private(tmp_path / "list", f"{public} router\n#\n"))) == 1
 
 
-def test_an_allow_list_in_a_file_or_in_a_directory(tmp_path):
+def test_an_allow_list_may_be_a_file_or_a_directory(tmp_path):
     keys = [generate()[0] for _ in range(3)]
     listed = tmp_path / "list"
     listed.write_text(f"# routers\n{keys[0].decode()} a\n\n  {keys[1].decode()}\tb # old\n{keys[2].decode()}\n")
@@ -93,7 +93,7 @@ def test_an_allow_list_in_a_file_or_in_a_directory(tmp_path):
     assert read_allowed(tmp_path / "empty") == {}
 
 
-def test_a_kubernetes_mount_is_links_to_links(tmp_path):
+def test_keys_of_a_mounted_kubernetes_secret_are_read_through_links(tmp_path):
     """kvbus reads a key from a Kubernetes Secret with fsGroup and defaultMode 0440.
 
     The group may read such a file, and its path leads through two symbolic links.
@@ -116,7 +116,7 @@ def test_a_kubernetes_mount_is_links_to_links(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o601, 0o666, 0o444])
-def test_a_secret_key_that_others_may_touch_is_refused(tmp_path, mode):
+def test_a_secret_key_that_other_users_can_access_is_refused(tmp_path, mode):
     pair = Pair(tmp_path, "kvbus")
     pair.secret_file.chmod(mode)
     with pytest.raises(KeyFileError, match=rf"other users can read it \(mode {mode:04o}\)") as caught:
@@ -125,7 +125,7 @@ def test_a_secret_key_that_others_may_touch_is_refused(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640, 0o660])
-def test_owner_and_group_may(tmp_path, mode):
+def test_a_secret_key_may_be_readable_for_owner_and_group(tmp_path, mode):
     pair = Pair(tmp_path, "kvbus")
     pair.secret_file.chmod(mode)
     assert read_secret(pair.secret_file)[0] == pair.public
@@ -155,14 +155,14 @@ OTHER = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
         (read_allowed, "x" * (MAX_FILE_BYTES + 1), "too large"),
     ],
 )
-def test_what_is_no_key_is_refused_and_never_told(tmp_path, read, text, wrong):
+def test_a_file_without_a_valid_key_is_refused_and_not_quoted(tmp_path, read, text, wrong):
     with pytest.raises(KeyFileError, match=wrong) as caught:
         read(private(tmp_path / "file", text))
     assert SECRET not in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
-def test_files_that_are_not_there_or_are_none(tmp_path):
+def test_missing_files_and_directories_and_pipes_are_refused_as_keys(tmp_path):
     with pytest.raises(KeyFileError, match="No such file"):
         read_secret(tmp_path / "nothing")
     with pytest.raises(KeyFileError, match="is not a regular file"):
@@ -179,7 +179,7 @@ def test_files_that_are_not_there_or_are_none(tmp_path):
         read_allowed(tmp_path / "keys")
 
 
-def test_every_bad_file_of_a_configuration_at_once(tmp_path):
+def test_all_bad_key_files_of_a_configuration_are_reported_together(tmp_path):
     keys = Keyring(tmp_path)
     keys.bus.secret_file.chmod(0o644)
     keys.allowed.write_text("nonsense")
@@ -195,7 +195,7 @@ def test_every_bad_file_of_a_configuration_at_once(tmp_path):
     ]
 
 
-def test_a_key_is_in_no_representation(tmp_path):
+def test_repr_and_str_of_curve_keys_do_not_show_the_secret_key(tmp_path):
     keys = Keyring(tmp_path)
     curve = client_keys(keys.router.secret_file, keys.bus.public_file)
     assert keys.router.secret.decode() not in repr(curve)
@@ -216,7 +216,7 @@ def test_a_key_is_in_no_representation(tmp_path):
         ({"endpoint": "tcp://*:5657", "curve_secret_key_file": "/s", "curve_client_keys": "/c"}, None),
     ],
 )
-def test_what_leaves_in_clear_is_known(output, clear):
+def test_an_output_that_sends_tokens_unencrypted_is_reported(output, clear):
     config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc:///e"}], "outputs": [output]})
     assert in_clear(config) == (
         []
@@ -229,7 +229,7 @@ class TestKeygen:
     def run(self, *args):
         return CliRunner().invoke(main, ["keygen", *map(str, args)])
 
-    def test_a_pair(self, tmp_path):
+    def test_keygen_writes_a_key_pair_and_prints_the_public_key(self, tmp_path):
         done = self.run("kvbus", "-d", tmp_path / "new")
         assert done.exit_code == 0
         public, secret = read_secret(tmp_path / "new" / "kvbus.key_secret")
@@ -240,7 +240,7 @@ class TestKeygen:
         told = self.run("--public-of", tmp_path / "new" / "kvbus.key_secret")
         assert told.stdout == f"{public.decode()}\n"
 
-    def test_nothing_is_overwritten_unasked(self, tmp_path):
+    def test_keygen_does_not_overwrite_a_key_without_force(self, tmp_path):
         assert self.run("kvbus", "-d", tmp_path).exit_code == 0
         before = (tmp_path / "kvbus.key_secret").read_text()
         done = self.run("kvbus", "-d", tmp_path)
@@ -253,22 +253,22 @@ class TestKeygen:
         assert stat.S_IMODE((tmp_path / "kvbus.key_secret").stat().st_mode) == 0o600
 
     @pytest.mark.parametrize(("args", "code"), [([], 2), (["a/b"], 2), (["kvbus", "-d", "/proc/nowhere"], 78)])
-    def test_what_cannot_be(self, args, code):
+    def test_keygen_refuses_invalid_arguments(self, args, code):
         assert self.run(*args).exit_code == code
 
-    def test_the_public_key_of_a_file_that_is_none(self, tmp_path):
+    def test_keygen_public_of_a_missing_file_fails(self, tmp_path):
         done = self.run("--public-of", tmp_path / "nothing")
         assert isinstance(done.exception, SystemExit | ConfigError)
         assert done.exit_code in (1, 78)
 
 
-def test_an_output_without_tokens_is_said_to_leave_hashes():
+def test_an_output_without_tokens_is_reported_to_send_hashes_unencrypted():
     outputs = [{"endpoint": "tcp://*:5657", "token_ids": "drop"}]
     (said,) = in_clear(load(None, env={}, overrides={"sources": [{}], "outputs": outputs}))
     assert "block hashes leave this machine unencrypted" in said
 
 
-def test_a_broker_without_tls_is_said_to_be_reached_in_clear():
+def test_a_kafka_output_without_tls_is_reported_as_unencrypted():
     def said(**keys):
         output = {"type": "kafka", "endpoint": "tcp://kafka-0:9092", **keys}
         return in_clear(load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]}))

@@ -11,7 +11,7 @@ from tests.system.test_per_topic import OUTPUT, Workers, reading
 from tests.system.test_reload import Fleet, at, running
 
 
-async def test_who_is_off_the_list_goes_and_all_others_stay(tmp_path: Any) -> None:
+async def test_removing_a_key_per_topic_disconnects_only_its_router(tmp_path: Any) -> None:
     keys = Keyring(tmp_path)
     pairs = [Pair(tmp_path, name) for name in "ab"]
     keys.allow(*pairs)

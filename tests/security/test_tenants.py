@@ -191,7 +191,7 @@ async def relayed(bus: Bus, engine: Engine) -> None:
     await eventually(lambda: bus.caught_up(engine.seq), "everything relayed")
 
 
-async def test_each_tenant_has_its_own_blocks_and_numbers_and_nobody_elses(keys: Keys) -> None:
+async def test_each_tenant_gets_only_its_own_blocks_and_seqs(keys: Keys) -> None:
     async with tenants_bus(keys) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -217,7 +217,7 @@ async def test_each_tenant_has_its_own_blocks_and_numbers_and_nobody_elses(keys:
                 assert f'kvbus_router_{metric}{{output="routers",router="a"}} 0.0' in metrics
 
 
-async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
+async def test_the_snapshot_of_a_tenant_has_only_its_own_blocks(keys: Keys) -> None:
     port = free_port()
     async with tenants_bus(keys, output={"snapshot_endpoint": f"tcp://127.0.0.1:{port}"}) as (bus, engine):
         some_traffic(engine)
@@ -238,7 +238,7 @@ async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:
             assert all(b"\xce" + block.to_bytes(4, "big") in everything for block in engine.of(name))
 
 
-async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys) -> None:
+async def test_a_router_of_a_tenant_rebuilds_its_view_by_a_replay(keys: Keys) -> None:
     """A tenant's router joins late and requests a replay from seq 0, which the journal no longer has.
 
     It gets all blocks that it may read.
@@ -260,7 +260,9 @@ async def test_a_router_that_checks_numbers_rebuilds_what_it_may_read(keys: Keys
             nothing_of_others(a)
 
 
-async def test_a_key_that_is_revoked_is_cut_at_once_and_alone(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+async def test_revoking_a_key_immediately_disconnects_only_its_router(
+    keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     async with tenants_bus(keys) as (bus, engine):
         some_traffic(engine)
@@ -304,7 +306,7 @@ async def reloaded(daemon: Any) -> None:
     reloader.close()
 
 
-async def test_a_router_whose_rights_change_comes_back_to_another_view(keys: Keys) -> None:
+async def test_a_router_whose_rights_change_reconnects_to_another_view(keys: Keys) -> None:
     async with tenants_bus(keys) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -326,7 +328,7 @@ async def test_a_router_whose_rights_change_comes_back_to_another_view(keys: Key
             assert len(bus.daemon.views.of_output(0)) == 2
 
 
-async def test_a_list_that_cannot_be_read_changes_nothing(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreadable_allow_list_changes_no_rights(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     async with tenants_bus(keys) as (bus, engine):
         some_traffic(engine)
         await relayed(bus, engine)
@@ -343,7 +345,7 @@ async def test_a_list_that_cannot_be_read_changes_nothing(keys: Keys, caplog: py
             nothing_of_others(a)
 
 
-async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) -> None:
+async def test_the_port_of_a_rank_refuses_a_key_without_a_right_to_the_rank(keys: Keys) -> None:
     keys.write(a="sources=engine/1", b="sources=other", all="")
     first_port = ports_in_a_row(8)
     engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{first_port + at}" for at in range(0, 8, 2))
@@ -368,7 +370,7 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
             assert (a.read(), b.read()) == (0, 0)
 
 
-async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, tmp_path: Any) -> None:
+async def test_each_view_continues_after_a_restart_with_saved_state(keys: Keys, tmp_path: Any) -> None:
     """After a restart with its saved state, kvbus continues the stream of each tenant with that tenant's blocks.
 
     The engine has removed the first block of each chain before the restart. Only this block named the tenant, so only
@@ -403,7 +405,7 @@ async def test_a_restart_with_its_state_goes_on_where_each_view_was(keys: Keys, 
                     nothing_of_others(a)
 
 
-async def test_a_line_for_a_new_source_opens_its_port_when_it_comes(keys: Keys) -> None:
+async def test_a_key_with_a_pattern_may_read_matching_sources_that_are_added_later(keys: Keys) -> None:
     """A pattern in the allow-list gives the key a right to all matching sources, also to sources that are added later.
 
     If a source that does not match the pattern later gets the slot of a matching one, the key has no right to it.
@@ -453,7 +455,7 @@ def ports_open_to(fleet: Fleet, name: str, keys: Keys) -> set[int]:
         ({"bind": False}, "cannot limit what a key reads"),
     ],
 )
-def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, Any], wrong: str) -> None:
+def test_rights_that_an_output_cannot_enforce_are_refused(keys: Keys, output: dict[str, Any], wrong: str) -> None:
     files = keys.output | ({"curve_server_key_file": str(keys.router.public_file)} if "bind" in output else {})
     ports = {"endpoint": "tcp://127.0.0.1:6000", "replay_endpoint": "tcp://127.0.0.1:6001"}
     overrides = {"sources": [{}], "outputs": [ports | files | output]}
@@ -464,7 +466,7 @@ def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, An
     read_keys(config)
 
 
-async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
+async def test_the_key_of_an_engine_can_publish_only_as_its_worker(keys: Keys, tmp_path: Any) -> None:
     """An engine's key can publish only as the worker whose list has the key, on the port of every rank.
 
     A key that the list restricts to one rank can publish only as this rank. The same holds after a reconnection.
@@ -526,9 +528,7 @@ async def dials(bus: Bus, pair: Pair, keys: Keys, label: str, port: int, *, let_
         context.destroy(0)
 
 
-async def test_rights_that_change_while_kvbus_is_down_begin_at_numbers_that_nobody_has_seen(
-    keys: Keys, tmp_path: Any
-) -> None:
+async def test_seqs_never_go_back_when_rights_change_while_kvbus_is_stopped(keys: Keys, tmp_path: Any) -> None:
     """A router's seqs never go back when new rights give it another view.
 
     This also holds if both views existed before the change, because the seqs of the other view may be lower.

@@ -56,7 +56,7 @@ def live(families):
     return found
 
 
-def test_every_metric_is_documented_and_every_documented_one_is_there(families):
+def test_the_documented_metrics_are_exactly_the_existing_metrics(families):
     written, shown = documented(), live(families)
     silent = {f"{each.name}_total" if each.type == "counter" else each.name for each in families if not each.samples}
     assert "kvbus_router_queue_batches" in silent, "no router with a name is connected"
@@ -66,7 +66,7 @@ def test_every_metric_is_documented_and_every_documented_one_is_there(families):
     assert silent <= written.keys()
 
 
-def test_every_line_of_a_table_is_read():
+def test_every_row_of_the_metrics_tables_is_compared():
     """This module reads every row of the tables. A row that it could not read would not be compared."""
     assert len(re.findall(r"^\| `kvbus_", BUS, re.MULTILINE)) == len(documented())
 
@@ -84,7 +84,7 @@ def test_every_value_of_a_bounded_label_is_documented(families):
     assert values <= in_prose, "values of a label that nobody is told of"
 
 
-def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_start():
+def test_metrics_have_every_refusal_and_disconnect_reason_from_the_start():
     assert {*REFUSALS, *DISCONNECTS} == set(Reason)
 
 
@@ -114,7 +114,7 @@ def counted_by_name(paths):
                         yield name, each.value
 
 
-def test_every_reason_that_the_code_names_is_shown_from_the_start_and_documented(families):
+def test_every_counted_reason_is_documented_and_in_the_first_scrape(families):
     shown = {
         (family.name.removeprefix("kvbus_").removeprefix("output_"), value)
         for family in families
@@ -130,7 +130,7 @@ def test_every_reason_that_the_code_names_is_shown_from_the_start_and_documented
         assert f"`{reason}`" in TEXT, name
 
 
-def test_names_follow_the_rules(families):
+def test_metric_names_follow_the_openmetrics_rules(families):
     for family in families:
         assert family.documentation
         assert not family.name.endswith(("_count", "_sum", "_bucket", "_created"))

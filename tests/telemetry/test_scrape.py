@@ -54,7 +54,7 @@ def read(bus: Bus) -> str:
     return exposition.render(readings_of(exposition)).decode()
 
 
-async def test_the_metrics_of_a_part_that_is_not_configured_are_absent() -> None:
+async def test_metrics_of_parts_that_are_not_configured_are_absent() -> None:
     async with running_bus(output={"replay_endpoint": None}) as bus:
         text = read(bus)
     for absent in (
@@ -82,7 +82,7 @@ async def test_the_age_of_a_batch_is_measured_by_the_clock_of_its_engine() -> No
     assert 'kvbus_batch_age_seconds_bucket{le="30.0"} 3.0' in text
 
 
-async def test_what_is_no_number_is_1_if_it_is_true() -> None:
+async def test_boolean_values_are_exported_as_1_or_0() -> None:
     async with running_bus() as bus:
         exposition = Exposition(bus.daemon)
 
