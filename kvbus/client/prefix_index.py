@@ -398,7 +398,7 @@ _LENGTH: Final = Struct("<Q")
 def _root(lora: Adapter, shape: Shape) -> bytes:
     """Return the digest that a prompt's first block uses instead of a parent's prefix digest, because it has no parent.
 
-    It depends on the LoRA adapter and on the form of the blocks.
+    It depends on the LoRA adapter, the number of tokens in a block, and whether a token is a pair (EAGLE).
     """
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
@@ -434,7 +434,7 @@ def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
 
 
 def _labels(event: BlockStored, lora_name: str | None, *, root: bool) -> tuple[Shape, list[Label]] | None:
-    """Return the form and the contents of a store's blocks; None if their tokens are unknown.
+    """Return the size (`Shape`) and the contents (`Label`) of a store's blocks; None if their tokens are unknown.
 
     Args:
         event: the store.

@@ -383,7 +383,8 @@ class Changes:
     async def _open_source(self, stream: SourceStream) -> None:
         """Open a source's socket, with several attempts, because its address may have been released a moment ago.
 
-        If another process holds the address, the source has no connection until discovery reports a change.
+        If all attempts fail because another process holds the address, the source has no connection. kvbus tries again
+        only when discovery reports a change.
         """
         daemon = self._daemon
         for _ in range(BIND_ATTEMPTS):

@@ -52,7 +52,10 @@ current: Final[ContextVar[Reading]] = ContextVar("reading")
 
 
 class ContentLog:
-    """The log of the answers, blocks and bytes that clients read over HTTP, and the counters for its next lines."""
+    """The log of the answers, blocks and bytes that clients read over HTTP.
+
+    It collects the counts, and writes them as log lines every :data:`EVERY` seconds.
+    """
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()

@@ -186,7 +186,7 @@ class Link:
         self.cut(reset=False)
 
     async def listen(self) -> None:
-        """Listen again, after `refuse` has stopped it."""
+        """Accept connections again, if `refuse` has stopped the link from accepting them."""
         async with self._binding:
             if self._server is None:
                 await self.start()

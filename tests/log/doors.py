@@ -216,7 +216,7 @@ class KafkaDoor(Door):
         return "topic_denied" if right.resource is Resource.TOPIC else "transactional_id_denied"
 
     async def aclose(self) -> None:
-        """Do nothing, because no other test uses the users that this test created."""
+        """Do nothing: the user and its rights may stay on the server, because no other test uses this user."""
 
 
 class LockedNats(NatsServer):

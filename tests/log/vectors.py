@@ -89,7 +89,10 @@ def _written(each: Step) -> dict[str, Any]:
 
 
 def squeezed(data: bytes) -> bytes:
-    """Compress data in zlib's format, with the only strategy whose result is the same in all versions of zlib."""
+    """Compress data in zlib's format, with run-length encoding (``Z_RLE``).
+
+    The result is then the same in all versions of zlib.
+    """
     packing = zlib.compressobj(9, zlib.DEFLATED, 15, 8, zlib.Z_RLE)
     return packing.compress(data) + packing.flush()
 

@@ -67,7 +67,10 @@ class Router:
         self.updates = self.removed = 0
 
     async def follow(self, *, until_synced: bool = False) -> None:
-        """Read the stream for ever. With ``until_synced``, stop when the state is complete."""
+        """Read the stream until the task is cancelled.
+
+        With ``until_synced``, read only until the client has received the complete first replay or snapshot.
+        """
         async with self._subscriber:
             while True:
                 update = await self._subscriber.receive()

@@ -1,4 +1,7 @@
-"""Tests for CURVE with ``layout: per_topic``: one endpoint has one allow-list for all streams that a router reads."""
+"""Tests for CURVE with ``layout: per_topic``.
+
+All streams share one endpoint, so they share one list of the routers that may connect.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def publisher(context, endpoint, *, bind=True):
 
 
 async def bound_again(context, endpoint):
-    """Return a publisher bound to an address that the previous publisher may not have released yet."""
+    """Try to bind an address until the previous publisher has released it, and return the new publisher."""
     found = []
 
     def bind():

@@ -245,7 +245,7 @@ class SimLoop:
         return self._readers.pop(fd, None) is not None
 
     def readable(self, fd: int) -> None:
-        """Schedule the callback that reads a descriptor for the next iteration of the loop."""
+        """Call the reader callback of a descriptor in the next iteration of the loop."""
         handle = self._readers.get(fd)
         if handle is not None:
             self.mark((fd, "r"), handle._run)  # noqa: SLF001

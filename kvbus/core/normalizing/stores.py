@@ -92,7 +92,10 @@ class StoreApplier:
             cache.copies.add(table, block, further)
 
     def _leave_out(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
-        """Remember the blocks of a store that kvbus does not announce to routers."""
+        """Remember the blocks of a store that kvbus does not announce to routers.
+
+        So kvbus recognizes the engine's removals of these blocks later.
+        """
         cache, medium = self._cache, key[1]
         if chunk.hash_only:
             cache.refused.add((medium, Filtered.TOKENLESS))

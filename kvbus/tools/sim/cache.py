@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """An event of the cache: one copy of each block was removed from a tier."""
+    """An event of the cache: one copy of each block in ``blocks`` was removed from a tier."""
 
     blocks: tuple[Block, ...]
     tier: str
