@@ -19,6 +19,9 @@ class Watch:
         self._shell = subprocess.Popen(watches, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0)
 
     def close(self) -> None:
-        """Stop watching, because the process group should continue or has ended."""
+        """End the watching shell, so that it kills no process.
+
+        Call it if the process group should continue, or has ended.
+        """
         self._shell.kill()
         self._shell.communicate()

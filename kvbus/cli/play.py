@@ -171,7 +171,7 @@ def command(
 def open_publisher(publisher: EnginePublisher) -> None:
     """Start a publisher, and print whether it binds its endpoint or connects to it.
 
-    The line is printed because a user may expect the opposite.
+    This depends on the endpoint and on ``--bind``, and the user may expect the opposite.
 
     Raises:
         click.UsageError: an endpoint is malformed.

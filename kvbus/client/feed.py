@@ -134,9 +134,10 @@ class Feed:
         """
 
     def of(self, topic: bytes) -> Feed:
-        """Return the feed of one topic. It is used if each topic of a subscription is a separate stream (``by_topic``).
+        """Return the feed for one topic of this feed's subscription; make it if there is none.
 
-        The workers of this feed have the name ``NAME/TOPIC``.
+        It is needed if each topic is a separate stream (``by_topic``). The workers of the returned feed have the name
+        ``NAME/TOPIC``, where ``NAME`` is the name of this feed.
         """
         found = self._topics.get(topic)
         if found is None:

@@ -213,7 +213,10 @@ class Sequence:
         return self._take()
 
     def live(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Handle a message of the live stream."""
+        """Handle a message of the live stream.
+
+        Return what follows from it: updates for the user, and requests to send.
+        """
         message = parse_live(frames, _LIMITS)
         if isinstance(message, Reason):
             self._out.append(Rejected(None, frames[0], message))

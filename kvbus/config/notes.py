@@ -16,7 +16,7 @@ from kvbus.core.wire.profiles import PROFILES
 
 
 def notes(config: Config) -> list[str]:
-    """Return a note for each output whose routers may have wrong blocks in their views."""
+    """Return a note for each output whose configuration may give routers a wrong view of the live blocks."""
     return [config.as_written(each) for each in (*_clears(config), *_replays(config))]
 
 

@@ -306,8 +306,8 @@ class ReplayAnswer:
         """Yield the batches of a state under the seqs from ``first`` on, and then empty batches up to the state's seq.
 
         The state's seq is the newest seq of the stream at the time of the snapshot. If too many empty batches were
-        needed, the answer begins later than ``first``. ``begun`` says that batches of the answer were already sent.
-        Return the snapshot that holds the state.
+        needed, the answer begins later than ``first``. How many are too many depends on ``begun``, which says whether
+        batches of the answer were already sent (:meth:`_begins_late`). Return the snapshot that holds the state.
         """
         state, stream = self.state, self.state.stream
         snapshot = state.ending_after(first)  # this call may publish empty batches, which change the stream's next_seq

@@ -121,7 +121,7 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
 
 
 class Loader:
-    """The loader of a checkpoint: it fills a new relay, blob by blob.
+    """The loader of a checkpoint, which is a sequence of blobs (encoded records). It fills a new relay, blob by blob.
 
     The caller then applies the records of the write-ahead log with :meth:`Relay.apply_record`.
     """

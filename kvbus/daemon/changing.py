@@ -120,9 +120,10 @@ def only_list(before: Curve | None, now: Curve | None) -> bool:
 
 
 def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
-    """Return whether connected peers must connect again after a change of keys, so that kvbus checks their keys.
+    """Return whether connected peers must connect again after a change of keys, so that kvbus checks their keys again.
 
-    If the change has only added keys to the list of clients, the result is False.
+    Peers stay connected if the change has only added keys to the list of clients: their own keys are as valid as
+    before.
     """
     if before is None or now is None:
         return before is not now
@@ -149,8 +150,8 @@ class Changes:
             keys: the CURVE keys for the next sources and for the outputs.
 
         Raises:
-            BindError: an endpoint of an added stream cannot be bound. Removed workers have already lost the slots that
-                new workers need, but nothing else has changed. The caller may try again.
+            BindError: an endpoint of a stream for a new source cannot be bound. The caller may try again. Nothing has
+                changed, except that the streams of removed workers are closed if new workers need their slots.
             ConfigError: the keys need more views than ``limits.max_views``. Nothing has changed.
         """
         daemon = self._daemon

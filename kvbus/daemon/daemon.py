@@ -220,10 +220,10 @@ class Daemon:
         self.discovery.start()
 
     def _open_source(self, source: SourceStream) -> None:
-        """Connect to an engine.
+        """Open the connection of one source when kvbus starts.
 
-        If the endpoint of an engine that discovery has found is not usable, the error is logged and the start
-        continues.
+        If the source was discovered and its endpoint is not usable, log the error, so that kvbus starts with the other
+        sources.
 
         Raises:
             BindError: an endpoint from the configuration cannot be bound or dialled.

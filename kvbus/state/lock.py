@@ -143,7 +143,7 @@ class DirectoryLock:
         return _read_mark(self._opened)
 
     def write_mark(self, mark: Mark) -> None:
-        """Overwrite the mark in the lock file, which shows the progress of the database."""
+        """Overwrite the mark in the lock file, which says how far the database was written (:class:`Mark`)."""
         content = _MARK.pack(_MAGIC, *mark)
         content += _CRC.pack(crc32(content))
         if os.pwrite(self._opened, content, 0) < len(content):

@@ -273,7 +273,8 @@ def _sides(theirs: str, ours: str) -> str:
 async def _opened(connection: Connection) -> Opened:
     """Wait for the end of the handshake, and return the event that reports it.
 
-    If the peer's READY has not come within :data:`READY_S`, send kvbus's READY first.
+    In the handshake, both sides send READY. kvbus waits up to :data:`READY_S` for the peer's READY before it sends its
+    own.
 
     Raises:
         TimeoutError: the peer sends nothing, or stops during the handshake.

@@ -94,7 +94,10 @@ class Pump:
         self.kick()
 
     def kick(self) -> None:
-        """Read the socket in the next iteration of the event loop. Call this after a send on the socket."""
+        """Read the socket in the next iteration of the event loop.
+
+        Call this after a send on the socket, because the send may have consumed libzmq's signal that messages wait.
+        """
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
 

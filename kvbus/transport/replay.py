@@ -72,7 +72,7 @@ class _Asked(NamedTuple):
     """A replay request that has not been answered completely.
 
     Attributes:
-        answer: the relay's answer, which also has the outcome to count.
+        answer: the relay's answer. kvbus counts it by its outcome.
         messages: yields the messages of the answer.
         refused: whether kvbus refuses the request, because too many requests wait.
     """

@@ -50,7 +50,8 @@ def test_a_short_fault_campaign_has_no_failure() -> None:
 def test_a_fault_campaign_reports_a_wrong_view_of_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """The campaign reports that a router's view is wrong.
 
-    For this, the test adds a block that the engine's cache does not have to the recorded blocks of the engine.
+    The campaign compares the router's view with a record of the engine's blocks. To make them differ, the test adds to
+    this record a block that does not exist.
     """
     honest: Callable[..., engines.Truth] = engines.truth_of
 

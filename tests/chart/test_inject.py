@@ -59,9 +59,9 @@ def test_the_presets_of_the_policy_equal_the_presets_of_the_chart(router: str) -
 
 
 def applied(pod: Any) -> Any:
-    """Apply the admission policy, which adds kvbus to pods, to a pod with the API server's own code.
+    """Return a pod as the API server would change it by the admission policy that adds kvbus to pods.
 
-    Return the changed pod.
+    The policy is run by the API server's own code, without a server.
     """
     command = [str(Path(PLATFORMS or "", "policy")), str(HERE / "policy.yaml")]
     done = subprocess.run(command, input=json.dumps(pod), capture_output=True, text=True, timeout=60, check=False)

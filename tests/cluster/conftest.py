@@ -46,7 +46,7 @@ def api(server: ApiServer) -> Iterator[Api]:
 
 @pytest.fixture(scope="session")
 def elsewhere(server: ApiServer) -> str:
-    """The namespace `elsewhere`, which a preset of the chart names in addition to its own."""
+    """The namespace `elsewhere`. A preset of the chart names it in addition to the release's own namespace."""
     return server.api.namespace(RESTRICTED, "elsewhere")
 
 

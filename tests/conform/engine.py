@@ -21,8 +21,8 @@ class Engine:
     """A simulated engine that stores a few blocks for each prompt, unless these blocks are live.
 
     Args:
-        good: whether the engine reports the events' endpoints, stores a live block only once, and sends clears
-    immediately.
+        good: whether the engine is free of faults. If False, its API does not list the endpoints of its events, it
+            stores live blocks again, and it sends no clear when its cache is emptied.
         limit: maximum length of a prompt, in tokens. None: the engine does not report its limit.
     """
 

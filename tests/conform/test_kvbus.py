@@ -33,8 +33,9 @@ async def test_kvbus_keeps_the_clauses_about_large_states_snapshots_and_curve(tm
 async def test_kvbus_sends_no_clear_in_the_first_epoch_without_state_on_subscription(on_subscribe: str) -> None:
     """If routers get no state on subscription, kvbus sends no clear in the first epoch of its output.
 
-    So it does not keep clause 11.3 of the specification (docs/spec) there. Routers still notice the new epoch, because
-    they have to subscribe again.
+    Clause 11.3 of the specification (docs/spec) asks for a clear at the beginning of each epoch, so kvbus does not keep
+    this clause then. Routers notice the new epoch anyway: a new kvbus process has new connections, so they have to
+    subscribe again.
     """
     async with (
         running_bus(output={"on_subscribe": on_subscribe}) as bus,

@@ -41,7 +41,10 @@ def make_relay() -> Relay:
 
 
 class RecordingRelay:
-    """A relay that writes records for a write-ahead log, and an engine whose replay has only the newest batch."""
+    """A relay that writes records for a write-ahead log. It gets its events from a test and from a simple engine.
+
+    To a replay request, the engine answers only with its newest batch.
+    """
 
     def __init__(self) -> None:
         self.relay = make_relay()

@@ -1,4 +1,4 @@
-"""Tests for the differences between two configurations that a reload applies, and for those that it refuses."""
+"""Tests for a reload: the differences between two configurations that it can apply, and those that it refuses."""
 
 from __future__ import annotations
 

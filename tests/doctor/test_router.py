@@ -15,7 +15,10 @@ from kvbus.tools.starting import ROUTERS, configuration
 
 
 def lacks(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
-    """Return the unmet requirements of each output; an empty list if any output meets all of them."""
+    """Return, for each output, the requirements of the router that the output does not meet.
+
+    If the router can read at least one output, doctor finds no problem, and the list is empty.
+    """
     first = [{"name": f"out{n}", "endpoint": f"tcp://127.0.0.1:{7000 + n}", **each} for n, each in enumerate(outputs)]
     over = {"sources": [{"endpoint": "tcp://127.0.0.1:6999"}], "outputs": first, "worker": "w:1", "model": "m"}
     report = understood(load(None, env={}, overrides=over), router)

@@ -29,7 +29,7 @@ Handler = Callable[[web.Request], web.Response]
 class Engine:
     """A simulated engine rank with a real publisher.
 
-    Its blocks are small, so that few hundred tokens cause many events.
+    Its blocks are small, so that a few hundred tokens cause many events.
 
     The docstring of `tests.doubles` explains how it differs from `tests.properties.world.Engine`. The ``ts`` of a batch
     is the number of batches that this engine has published so far, in all its epochs. The count includes the batch

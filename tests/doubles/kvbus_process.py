@@ -112,7 +112,7 @@ class Program:
         return code
 
     async def ends(self, patience: float = 60) -> int:
-        """Wait until the process ends without blocking the event loop, and return its exit code."""
+        """Wait for the end of the process, without blocking the event loop, and return the exit code."""
         await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
         return self.ended()
 

@@ -360,7 +360,7 @@ class LlmdWithReplay(StrictRouter):
     async def read_on(self) -> set[int]:
         """Request a replay if necessary, and apply the live stream.
 
-        Return the hashes of all blocks that are integers.
+        Return the hashes of all blocks in the view, without those that are byte strings.
         """
         try:
             if not self._begun or self.disconnected():

@@ -40,7 +40,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def a_library_that_bears_no_fork() -> Iterator[None]:
-    """A fork handler that aborts each forked child, as gRPC's handler sometimes does."""
+    """Make each fork abort the child during the test, as a fork handler of gRPC sometimes does."""
     _aborts.append(True)
     yield
     _aborts.clear()

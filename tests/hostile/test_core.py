@@ -169,7 +169,10 @@ def test_a_changed_rank_is_counted_and_routers_get_the_first_rank():
 
 
 def test_an_endless_replay_is_cancelled_after_120_seconds():
-    """After 120 s of batches without END, kvbus cancels the request, and the source is live."""
+    """An engine answers a replay request with more and more batches, but without END.
+
+    After 120 s, kvbus cancels the request, and continues with the live stream: the source's state becomes ``live``.
+    """
     script = Script(replay=True, probe_interval=1.0) >> up()
     script.whatever()
     seq = 0

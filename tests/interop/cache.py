@@ -100,8 +100,10 @@ class Cache:
 
     @property
     def known(self) -> Known:
-        """The live blocks, the most recently stored blocks, and all their ancestors, which tests look up in a
-        router.
+        """The blocks that tests look up in a router.
+
+        They are the live blocks, the newest stored blocks, which may be removed by now, and all ancestors of these
+        blocks.
         """
         wanted = set(self.live)
         for block in [*self.live, *list(self._ever)[-self._recent :]]:

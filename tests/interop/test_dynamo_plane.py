@@ -307,7 +307,7 @@ def test_the_rank_in_the_batches_overrides_the_position_in_the_configuration(
 ) -> None:
     """By its position in the configuration the source is rank 0, but its batches name rank 1.
 
-    This happens behind a load balancer that distinguishes ranks.
+    A router must find its blocks under rank 1.
     """
     frontend("register")
     frontend("router")

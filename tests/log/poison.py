@@ -1,4 +1,4 @@
-"""Unreadable data that a client might write into a log, if it may write under keys of its own."""
+"""Invalid data that another program than kvbus might write into a log. Tests give it to kvbus's readers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,10 @@ from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_pr
 
 @dataclass
 class BusState:
-    """A Prometheus that still runs, and the time at which all faults were active."""
+    """The Prometheus that has scraped some kvbus processes with faults, and the results of the run.
+
+    Prometheus is still running, so tests can query it. ``at`` is the time at which all faults were active.
+    """
 
     server: Prometheus
     at: float = 0.0

@@ -73,7 +73,7 @@ class Views:
 
 
 class OfAPod:
-    """A router that keeps its view in each form that real routers use (:class:`Views`)."""
+    """A router that keeps several views, as the different real routers do (:class:`Views`)."""
 
     def __init__(self, *place: Any) -> None:
         super().__init__(*place)
@@ -84,17 +84,20 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """A router that keeps its view in each form of real routers, and applies every batch."""
+    """A router that applies every batch. It keeps several views, as the different real routers do (:class:`Views`)."""
 
 
 class Checks(OfAPod, Checking):
-    """A router that keeps its view in each form of real routers, and requests missing batches."""
+    """A router that requests missing batches.
+
+    It keeps several views, as the different real routers do (:class:`Views`).
+    """
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """A router that keeps its view in each form of real routers, and requests a replay whenever it connects.
+    """A router that requests a replay whenever it connects, the first time from 0.
 
-    The first replay is from 0.
+    It keeps several views, as the different real routers do (:class:`Views`).
     """
 
 

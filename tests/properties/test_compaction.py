@@ -134,7 +134,7 @@ def stale(stage, upto):
 
 
 def with_junk(router, sources):
-    """Add to a router's view one dead block for each source, and return the router."""
+    """Return the router after adding one dead block for each source to its view."""
     for rank in range(sources):
         router.believe(rank, f"long gone {rank}")
     return router
@@ -323,9 +323,9 @@ class Heard(Routers):
 
 
 def long_stage(profile, number):
-    """Return a stream whose first seq is ``number``, as after a long uptime.
+    """Return a stream of three sources whose first seq is ``number``, as after a long uptime.
 
-    Its state has one block of each of three sources.
+    Its state has three blocks, one of each source.
     """
     stage = Stage(3, 4, "unsigned", profile=profile, first=number)
     stage.there = Heard(number)

@@ -1,10 +1,11 @@
-"""Tests for a router that checks only seqs: it becomes exact even if a replay answer breaks off and the live stream
-continues.
+"""Tests for a router that checks only seqs: it becomes exact even if the connection of a replay request breaks.
 
 The router requests a replay when it sees a gap in the seqs, and does not look at the events. The connection of its
 request breaks after any number of messages. Its live connection continues, either with all batches or from a state that
-kvbus sent because it had to drop batches. The router reads live batches before, between and after its requests. kvbus
-never sends an END without batches. A router that does not repeat a broken request is exact if the state is one batch.
+kvbus sent because it had to drop batches. The router reads live batches before, between and after its requests.
+
+Some routers repeat the request until an answer ends with END. A router that does not do so may keep only a part of a
+state, so it is exact only if each state is one batch.
 """
 
 from __future__ import annotations

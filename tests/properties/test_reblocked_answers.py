@@ -77,7 +77,7 @@ def blocks_of(events):
 def state_of(reader):
     """Return the number of blocks in each batch of the state that a reader got.
 
-    A batch belongs to the state if it was not also sent live.
+    The batches of the state are those that differ from the live batch of the same seq.
     """
     stage = reader.stage
     sent = dict(enumerate(stage.batches, stage.first))

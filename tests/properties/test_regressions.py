@@ -60,9 +60,9 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
 
 
 def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
-    """Batches that the engine's replay buffer no longer has when kvbus connects do not count as lost.
+    """When kvbus connects, batches that the engine's replay buffer has already dropped do not count as lost.
 
-    A former kvbus counted them, if the first batch of the replay buffer had already arrived live.
+    An older version of kvbus counted them if the oldest batch of the replay buffer had also arrived live.
     """
     world = World(Setup(buffer_steps=3))
     world.publish(0, [("chain", 3, "GPU")], 7)
@@ -129,9 +129,10 @@ def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_kn
 
 
 def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
-    """kvbus must notice that it has accepted a batch of the old epoch in the new one.
+    """A late batch of the old epoch must not stay in the new epoch as if it were one of its batches.
 
-    The new epoch of an engine skipped seq 2. Batch 2 of the old epoch arrived late, and filled this gap.
+    The engine restarted, and sent no batch 2 in the new epoch. So kvbus first accepts batch 2 of the old epoch, which
+    arrives late, as the missing batch. It must notice the error and become exact.
     """
     world = World(Setup(on_lost="keep"))
     world.connect(0)

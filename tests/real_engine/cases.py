@@ -60,8 +60,9 @@ Each case starts its own kvbus, so kvbus joins late.
 
 
 def traffic(*kinds: str, count: int = 80, models: Sequence[str] = (MODEL,)) -> Play:
-    """Return a case that twice sends requests of these kinds, and each time compares the blocks of the engine, kvbus
-    and the routers.
+    """Return a case that twice sends ``count`` requests of some kinds (by default, of all kinds).
+
+    After each time, it compares the blocks of the engine, kvbus and the routers.
     """
 
     async def play(scene: Scene) -> None:

@@ -1,6 +1,6 @@
 """Tests that give the specification's test vectors to the published decoders of vLLM and SGLang.
 
-Their known errors are in docs/spec/results.
+The known errors of these decoders are listed in docs/spec/results.
 """
 
 from __future__ import annotations

@@ -190,9 +190,10 @@ def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number
 
 
 def test_an_llm_d_that_asks_again_gets_every_number() -> None:
-    """The router has lost its blocks and requests a second replay from 0, and gets all batches.
+    """A router that loses its blocks can get them again by a second replay from 0, which has all batches.
 
-    To its first request kvbus answered only END, because the router got the state on subscription.
+    The answer to its first request had no batches, only END, because the router had already got the state on
+    subscription.
     """
 
     async def test() -> None:

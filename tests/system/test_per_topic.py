@@ -133,11 +133,12 @@ def _lose_the_state(directory: Path) -> None:
 
 
 async def test_beside_ports_that_follow_the_list() -> None:
-    """Another source takes the slot of a removed source.
+    """A source is removed, and another source gets its slot. kvbus has an output with ports and an output with topics.
 
-    At an output with ports, the stream of this slot's port continues.
+    At the output with ports, the slot has a fixed port, so the stream at this port continues with the new source.
 
-    At an output with topics, the stream of the removed source's topic ends, and a new one begins.
+    At the output with topics, each source has its own topic. So the stream of the removed source ends, and a new stream
+    begins.
     """
     ports = ports_in_a_row(4)
     output = {"name": "routers", "endpoint": at(ports), **OUTPUT}

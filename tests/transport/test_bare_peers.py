@@ -33,9 +33,10 @@ duration suffices to see the first PING.
 
 @pytest.mark.slow
 async def test_peers_without_zmtp_commands_stay_connected_and_get_no_command(context):
-    """Connect peers without ZMTP commands to each kind of socket of kvbus.
+    """Connect peers that do not know ZMTP's commands to each kind of socket of kvbus.
 
-    They are busy peers, silent peers, and a peer that is reading a replay answer.
+    Some peers are busy, some are silent, and one is reading a replay answer. kvbus must not send any of them a command
+    such as PING, and must not close their connections because they send none.
     """
     bound, engine_port, replay_port = (free_port() for _ in range(3))
     loop = asyncio.get_running_loop()

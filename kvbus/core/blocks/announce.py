@@ -155,10 +155,10 @@ def removals_of(index: Index) -> list[AnyEvent]:
 
 
 def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
-    """Yield the live blocks of an index as runs: ranges ``[first, end)`` of a chunk, each with the key of its table.
+    """Yield the live blocks of an index as runs.
 
-    For a reblocked chunk, a run is a range of its sub-blocks. Blocks that are in one of the indexes ``known`` are left
-    out.
+    A run is a range ``[first, end)`` of a chunk's blocks, or of its sub-blocks if the chunk is reblocked. Each run has
+    the key of its table. Blocks that routers know already, because an index in ``known`` has them, are left out.
     """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in in_order(index):

@@ -93,7 +93,8 @@ class Chunk(msgspec.Struct, gc=False):
     def out_parent(self) -> Hash | None:
         """The hash by which routers know the parent of the first sub-block.
 
-        It is None if there is no such parent, and in a chunk that is not reblocked.
+        It is None if the first sub-block has no parent. It is also None if the chunk is not reblocked: the chunk then
+        has no sub-blocks, and routers know its blocks by the engine's hashes.
         """
         return None if self.rest is None else self.rest.out_parent
 

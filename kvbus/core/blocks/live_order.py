@@ -246,8 +246,8 @@ def tokens_of(chain: Sequence[Chunk]) -> Raw:
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
     """Return the ``extra_keys`` of a chain of blocks as one msgpack array. Each block has its own chunk.
 
-    The ``extra_keys`` of all blocks must have the same form. If they have no keys, return null, an empty array or None,
-    as the blocks have it.
+    Either all blocks must have one entry of keys, or all must have none in the same form. If they have none, return
+    this form: a msgpack null, an empty msgpack array, or None if the field is absent.
     """
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
     if not keys or keys[0][0] != _ONE_KEY:

@@ -1,4 +1,7 @@
-"""The rows of the catalogue of findings about this kvbus: its outputs, its routers and its machine."""
+"""The kinds of findings about kvbus itself: about its outputs, its routers and its machine.
+
+Each kind is a row of the catalogue of findings (:mod:`kvbus.core.findings`).
+"""
 
 from __future__ import annotations
 

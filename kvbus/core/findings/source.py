@@ -173,9 +173,9 @@ def _named(reasons: Iterable[Reason]) -> str:
 def _of_blocks(source: Source) -> Iterator[Finding]:
     """Yield the findings about a stream whose events are valid but probably not intended.
 
-    An announced cache hit (``kv_cache_report_mode=full``) looks like a second copy that the engine has computed: both
-    are a store of live blocks. In a recording of vLLM without that mode, up to one store in thirteen has this form. So
-    the form proves nothing: kvbus reports it, but does not treat such stores differently.
+    With ``kv_cache_report_mode=full``, vLLM announces each cache hit as a store of live blocks. But a second copy that
+    the engine has computed is a store of live blocks, too: in a recording without that mode, up to one store in
+    thirteen. So such a store proves nothing. kvbus reports many of them, but does not treat them differently.
     """
     stats, normalizer = source.stats, source.normalizer
     if normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:

@@ -8,10 +8,10 @@ There are three kinds of streams, and no message says of which kind its stream i
 * *Two sizes* (hybrid models): the same tokens are announced in small and in large blocks on one medium. kvbus sends the
   small blocks and leaves the large ones out.
 
-One fact distinguishes the kinds: an engine with fixed blocks sooner or later puts several blocks into one store, but
-the store of a radix node has only one hash. If kvbus learns the size only after it has announced blocks, it announces
-the group again. After a few stores of a size, one store of another size does not change the size: kvbus rejects that
-store.
+One fact shows that blocks are not radix nodes: an engine with fixed blocks sooner or later puts several blocks into one
+store, but the store of a radix node has only one hash. If kvbus learns the size only after it has announced blocks, it
+announces the group again. After a few stores of a size, one store of another size does not change the size: kvbus
+rejects that store.
 
 There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block that is smaller
 than the group's blocks. kvbus does not send tail blocks. Once the group's size is known or pinned, kvbus learns nothing
@@ -256,8 +256,8 @@ class BlockSizes:
 
     Attributes:
         groups: the sizes of each group, in the order of the groups' first stores.
-        relearned: whether kvbus has announced blocks in another way than it would announce them now. The caller resets
-            it.
+        relearned: whether kvbus has learned something about block sizes, and would now announce earlier blocks
+            differently. The caller announces them again, and sets this to False.
     """
 
     def __init__(self, pinned: int | None, index: Index) -> None:

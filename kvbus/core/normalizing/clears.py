@@ -45,7 +45,7 @@ class Clears:
         """Record that a clear has emptied the engine's cache, so that earlier missing batches do not matter any more.
 
         Return whether it is certain that the cache is empty. It is not certain if the clear applies only to the device:
-        another tier may hold blocks, although no event has named it yet.
+        the engine may hold blocks on another tier, although kvbus has not received an event about that tier yet.
         """
         self._cache.stream.presumed = not self.all_tiers
         return self.all_tiers

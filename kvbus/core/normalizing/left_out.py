@@ -28,11 +28,13 @@ _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
 
 class SuppressedBlocks:
-    """The blocks of one source that are in the engine's cache but not in the index of live blocks.
+    """The blocks of one source that are in the engine's cache, but that kvbus does not announce to routers.
+
+    They are coarse blocks and tail blocks, and are not in the index of live blocks.
 
     Args:
         stats: the counters of the source, which count these blocks.
-        copies: the counter of copies, which decides whether each copy of a block needs its own removal.
+        copies: the counter of copies. It says whether a removal removes a block, or only one of its copies.
     """
 
     def __init__(self, stats: SourceStats, copies: Copies) -> None:
@@ -165,9 +167,10 @@ class SuppressedBlocks:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Move tail blocks that have to be announced now from this object into the index.
+        """Look at each tail block again after kvbus has learned more about the group's block size.
 
-        The caller must then count all blocks again.
+        Blocks that turn out to be complete blocks are moved into the index, so that kvbus announces them. Coarse blocks
+        are remembered as coarse. The caller must then count all blocks again.
         """
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):

@@ -201,8 +201,8 @@ def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, remova
     """Give a store without tokens the tokens that its blocks have on another medium. Split the store where necessary.
 
     The adapter, the cache salt and the session are copied with the tokens: without them, the blocks would belong to
-    another prompt. Blocks that do not follow each other get separate stores, parents first. If no medium
-    has the tokens of a block, set only the store's block size.
+    another prompt. Blocks that do not follow each other get separate stores, parents first. If a block is known, but
+    without tokens there too, copy only its block size to the store.
 
     Returns:
         The stores. The list is empty unless all blocks have known tokens and the same block size.

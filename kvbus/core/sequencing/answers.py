@@ -263,9 +263,9 @@ class Requests:
             self.open = None
 
     def match(self, request: int) -> OpenRequest | None:
-        """Return the open request if it has the id ``request``.
+        """Return the open request if a message with the request id ``request`` answers it.
 
-        Otherwise return None, and count the message as part of a late answer to an older request.
+        Otherwise return None, and count the message, because it belongs to a late answer to an older request.
         """
         if self.open is None or self.open.id != request:
             self._stats.stale_replies += 1
@@ -349,7 +349,7 @@ class Requests:
         return self.caught_up
 
     def _take_compacted(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Pass a batch of an answer to the gap tracker, which uses a state only when it has the complete state.
+        """Give the gap tracker a batch of an answer that may be a state (:meth:`GapTracker.compacted`).
 
         Return the sequencer's next input; None if nothing changes.
         """
@@ -366,14 +366,13 @@ class Requests:
     def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, may_be_state: bool) -> Finding:
         """Return the sequencer's next input after a batch of an answer. None: kvbus may deliver or hold the batch.
 
-        If the batch shows that the answer is a state, mark the answer. A state has the seqs of delivered batches, with
-        other content. This does not prove another epoch: the publisher has only dropped the requested batches. There
-        are two cases:
+        A publisher that has dropped the requested batches may send a state. Its batches have seqs of delivered batches,
+        but other content. This does not prove another epoch. What kvbus does depends on why it asked:
 
         * After a disconnection or a gap, batches are missing, so kvbus reads the epoch again from the beginning. It
           also does so if the publisher dropped batches while it answered.
-        * If kvbus only asked because the stream was silent, perhaps nothing was lost. The end of the state shows
-          whether batches were lost (:meth:`_state_over`).
+        * If kvbus only asked because the stream was silent, perhaps nothing was lost. So it only sets ``is_state``. The
+          end of the state shows whether batches were lost (:meth:`_state_over`).
 
         Batch 0 never counts as the beginning of a state, because batch 0 of a restarted SGLang begins with a clear,
         too.

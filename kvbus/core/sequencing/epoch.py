@@ -103,8 +103,8 @@ class History:
 
         Args:
             first: the seq from which on all batches are known; :data:`NOTHING` if no batch of the epoch is known.
-            pending: whether the publisher may still have the missing batches. None means: only if the last request got
-                no answer.
+            pending: whether the publisher may still have the missing batches. If it is None, :attr:`pending` becomes
+                true if the last request got no complete answer and ``first`` is above 0, and is otherwise unchanged.
         """
         self.first = first
         self._emptied = False
@@ -282,9 +282,10 @@ class UnverifiedBatches:
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
-        """Keep a live batch whose seq is too high for a gap (:meth:`Epoch.is_far`).
+        """Keep a live batch whose seq is so high that kvbus does not take the absent batches before it for a gap.
 
-        Return the last :data:`MIN_CONSECUTIVE` such batches if their seqs are consecutive, otherwise an empty list.
+        :meth:`Epoch.is_far` decides this. Return the last :data:`MIN_CONSECUTIVE` such batches if their seqs are
+        consecutive, otherwise an empty list.
         """
         if self._ahead and self._ahead[-1][0] + 1 != seq:
             self._ahead.clear()
@@ -296,7 +297,10 @@ class UnverifiedBatches:
         return now >= self._ask_after
 
     def epoch_confirmed(self, now: float) -> None:
-        """Record that the publisher is still in the known epoch: the stale batches were late copies."""
+        """Record that the publisher is still in the known epoch.
+
+        So the stale batches were late copies of batches of this epoch, and are dropped.
+        """
         if self.stale:
             self.forget()
             self._ask_after = now + STALE_PAUSE

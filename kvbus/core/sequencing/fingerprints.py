@@ -58,12 +58,13 @@ class Fingerprints:
     def matches(self, seq: int, payload: bytes, following: int) -> bool | None:
         """Return whether a batch equals the batch that was delivered under the same seq.
 
-        Return None if the fingerprint of the delivered batch is not known.
+        Return None if the fingerprint of the delivered batch is not known: only those of batch 0 and of the newest
+        delivered batches are kept.
 
         Args:
             seq: the seq of the batch.
             payload: the payload of the batch.
-            following: one past the newest delivered batch.
+            following: the seq after that of the newest delivered batch.
         """
         recent = following - RING <= seq < following
         known = self._first if seq == 0 else self._ring[seq % RING] if recent else None

@@ -480,7 +480,7 @@ class Sequencer:
             seq: the last batch that the snapshot includes; -1 if the publisher has not published a batch yet; less than
                 -1 if it has no snapshot.
             now: the time.
-            same_epoch: whether the publisher's id is unchanged. Then an old snapshot does not prove a restart.
+            same_epoch: whether the publisher's id is unchanged. Then a low ``seq`` does not mean that it has restarted.
         """
         asked = self._requests.match(request)
         if asked is None or asked.purpose not in (Purpose.SNAPSHOT, Purpose.HISTORY):

@@ -198,8 +198,8 @@ class Batch(msgspec.Struct):
         ts: time of the batch, in seconds since 1970.
         events: the events, in the engine's order.
         rank: the data-parallel rank of the publisher; None if the engine sends no rank (vLLM 0.9.0).
-        unknown: names of unknown fields and events, limited in number and safe to display. None if one call decoded all
-            events.
+        unknown: names of unknown fields and events, limited in number and safe to display. None if there cannot be any,
+            because kvbus decoded all events in one call, which accepts only known fields.
         extras: the fields that no struct defines, by the position of their event in ``events``.
         rejects: one reason for each rejected event.
     """

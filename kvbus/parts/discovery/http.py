@@ -53,7 +53,10 @@ class HttpDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield a set after each answer of the engine: the engine, or nothing if the engine publishes no events."""
+        """Yield the set of engines after each answer of the engine.
+
+        It contains this engine. It is empty if the engine publishes no events.
+        """
         disconnected = self._services.disconnected
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:

@@ -82,12 +82,12 @@ async def translated_errors(location: KafkaLocation) -> AsyncIterator[None]:
 async def insisted(location: KafkaLocation, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
     """Wait up to :data:`REQUEST` seconds for a coroutine of aiokafka, which by itself would try again forever.
 
-    Stop waiting as soon as a broker refuses kvbus.
+    Meanwhile ask the brokers from time to time. Stop waiting as soon as a broker refuses kvbus.
 
     Args:
         location: the servers of the log.
-        options: the client's options for TLS and authentication. The files from which they were read may have changed
-            since.
+        options: the options for TLS and authentication that the coroutine's client uses. kvbus asks the brokers with
+            the same options, although the files may have newer ones.
         work: the coroutine.
 
     Raises:

@@ -183,8 +183,8 @@ class RedisWriter:
     async def claim(self) -> None:
         """Claim the stream: store a new token and the next epoch in the stream's hash.
 
-        The values that are already in the hash are parsed here and not in the script, because an invalid value would
-        make the script fail each time.
+        The old values of the hash are parsed here, because here an invalid value counts as 0. In the script, it would
+        be an error each time, and no writer could claim the stream.
         """
         former, floor = self._former.get(self._key, (0, START))
         moved = True

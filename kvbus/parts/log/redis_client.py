@@ -153,7 +153,7 @@ async def translated_errors(location: RedisLocation, seconds: float = REQUEST) -
 
 
 def is_of_wrong_type(answer: object) -> bool:
-    """Return whether the server's answer is an error, because the requested key holds another type of value."""
+    """Return whether the server refused a command because the key holds a value of the wrong type."""
     return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
 
 

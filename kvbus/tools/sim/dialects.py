@@ -265,10 +265,11 @@ class BatchEncoder:
     def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
         """Return the live blocks of a cache as a correct reader of this dialect's stream sees them.
 
-        The result has an entry for each live block (group_idx, medium and hash), parents before children. An entry has
-        ``hash`` (int; hex for bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``,
-        ``block_size`` and ``prefix``. ``prefix`` is the SHA-256 of the complete prefix (token ids as 4-byte little
-        endian). It identifies the content of a block in every dialect.
+        The result has one entry for each combination of group, medium and hash, parents before children. The keys of an
+        entry are ``hash`` (a hash of bytes is given as hexadecimal text), ``group_idx``, ``medium``, ``copies``,
+        ``kind``, ``parent``, ``tokens``, ``block_size`` and ``prefix``. ``prefix`` is the SHA-256 of all tokens from
+        the prompt's beginning to the block's end, each as four bytes, little endian. So it identifies the content of a
+        block in every dialect.
 
         ``live`` has the live blocks by group index, tier and digest.
         """

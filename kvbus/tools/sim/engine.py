@@ -114,7 +114,7 @@ class SimEngine:
     def flush(self, now: float) -> Iterator[bytes]:
         """Yield the payloads that were not published yet.
 
-        Once the caller has published them, the stream matches `truth`.
+        Once the caller has published them, a reader of the stream has exactly the blocks that :meth:`truth` returns.
 
         `now` is the timestamp of the batches, Unix time in seconds.
         """

@@ -134,10 +134,10 @@ OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "t
 
 
 async def test_a_router_at_kvbus_passes_cases_that_it_fails_at_the_engine():
-    """Two routers read a kvbus that reads the kit's engine: the client library, and a router that never requests a
-    replay.
+    """Two routers read kvbus, which reads the kit's simulated engine. One is the client library.
 
-    Both end with the engine's blocks, even in cases that the second router breaks when it reads the engine directly.
+    The other router never requests a replay. If it reads the engine directly, it has wrong blocks after some cases.
+    Behind kvbus, both routers have the engine's blocks also after these cases.
     """
     never = [case for case in CASES if case.name in {"loss", "tail-loss", "reordered", "restart", "late-join"}]
     async with running_bus(source={"clears": "all"}, output={"heartbeat": 1.0, "profile": "vllm"}) as bus:

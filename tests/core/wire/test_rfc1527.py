@@ -14,7 +14,10 @@ MS = 1_763_000_000_123
 
 
 def event(kind, *, legacy=True, **more):
-    """Return one event of a Mooncake pool. ``more`` are further fields, and fields with another value than null."""
+    """Return one event of a Mooncake pool.
+
+    ``more`` are fields to add, or to set to another value than the usual one.
+    """
     said = {"event_id": 7, "timestamp": MS, "event_type": kind}
     if legacy:
         said["type"] = {"stored": "BlockStored", "removed": "BlockRemoved"}.get(kind, "AllBlocksCleared")

@@ -213,7 +213,10 @@ def test_cancelling_a_receive_loses_nothing(loops):
 
 
 def test_a_closing_subscriber_does_not_send_its_due_replay_request(loops, monkeypatch):
-    """Nobody would close the connection of the request before the ZeroMQ context ends."""
+    """A closed subscriber must not send a request: the request would open a connection that nobody closes.
+
+    An open connection would keep the ZeroMQ context from ending.
+    """
     sent = []
 
     async def main():

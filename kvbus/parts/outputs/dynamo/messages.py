@@ -301,7 +301,8 @@ class Connection:
     def _message(self, seq: int, batch: Batch) -> bytes:
         """Return the encoded message of one batch.
 
-        A batch without events uses no event ids, and a router ignores its message.
+        Each event gets the next event id of this connection. The message of a batch without events has no event id. A
+        router ignores it.
         """
         if self._seq is not None and seq != self._seq + 1:
             self._id += 1

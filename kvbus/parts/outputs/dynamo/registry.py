@@ -43,7 +43,7 @@ class Scope(NamedTuple):
 
     @property
     def events(self) -> str:
-        """The path of the event sources of this endpoint's workers in Dynamo's discovery store."""
+        """The path in Dynamo's discovery store of the records of all event publishers of this endpoint's workers."""
         return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
 
 

@@ -1,6 +1,7 @@
 """Probes of a running publisher: requests to its replay and snapshot endpoints, and to the engine's HTTP API.
 
-The HTTP API is that of OpenAI, with the engine's own paths.
+In the HTTP API, prompts are sent to the paths of OpenAI's API. For the cache and the event endpoints, each engine has
+its own paths.
 """
 
 from __future__ import annotations

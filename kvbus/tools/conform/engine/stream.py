@@ -415,7 +415,7 @@ class Stream:
         return self._sent.get(message.seq) == zlib.crc32(message.payload)
 
     def contradicts(self, message: Message) -> bool:
-        """Return whether a batch with this seq but another payload was processed before."""
+        """Return whether an earlier batch had the same seq as this message, but another payload."""
         return message.seq in self._sent and not self.knows(message)
 
     def _number(self, message: Message, *, connected: bool) -> bool:

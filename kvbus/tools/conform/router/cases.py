@@ -61,9 +61,10 @@ class Restart(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A step of a case: wait until the router has read all messages.
+    """A step of a case: wait until the router has read all messages that were sent.
 
-    A fault that comes earlier may have no effect, because the router does not hold the blocks yet.
+    Without this step, the next step may come too early. For example, a removal may be lost, but the router does not
+    hold the block yet, so that nothing is wrong.
     """
 
 
