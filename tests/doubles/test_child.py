@@ -47,7 +47,7 @@ def a_library_that_bears_no_fork() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("a_library_that_bears_no_fork")
-async def test_a_child_begins_whatever_a_library_does_at_a_fork(tmp_path: Path) -> None:
+async def test_a_child_starts_even_if_a_library_aborts_forked_processes(tmp_path: Path) -> None:
     child = Child("child", ["cat"], tmp_path, piped=True)
     await child.start()
     assert child.process is not None
@@ -56,7 +56,7 @@ async def test_a_child_begins_whatever_a_library_does_at_a_fork(tmp_path: Path) 
     await child.close()
 
 
-async def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+async def test_a_child_ends_with_its_parent_process(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTS_ONE, str(tmp_path)]
     parent = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None

@@ -34,7 +34,7 @@ async def seqs(router: RawSubscriber, count: int) -> list[int]:
         return [int.from_bytes((await router.recv())[1], "big") for _ in range(count)]
 
 
-async def test_everything_passes() -> None:
+async def test_the_proxy_passes_every_message() -> None:
     async with linked() as (engine, _, router):
         payloads = [bytes([n]) * (n * 1000) for n in range(60)]  # frames with short and with long lengths
         for payload in payloads:
@@ -43,7 +43,7 @@ async def test_everything_passes() -> None:
             assert [(await router.recv())[2] for _ in payloads] == payloads
 
 
-async def test_single_messages_are_dropped_doubled_and_swapped() -> None:
+async def test_the_proxy_drops_doubles_and_swaps_single_messages() -> None:
     async with linked() as (engine, link, router):
         link.wire.drop = 2
         for _ in range(4):
@@ -61,7 +61,7 @@ async def test_single_messages_are_dropped_doubled_and_swapped() -> None:
 
 
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_cut_connection_is_made_anew(reset: bool) -> None:
+async def test_a_router_reconnects_after_a_cut_connection(reset: bool) -> None:
     async with linked() as (engine, link, router):
         assert link.cut(reset=reset) == 1
         await engine.wait_for_subscriber(60, count=2)
@@ -70,7 +70,7 @@ async def test_a_cut_connection_is_made_anew(reset: bool) -> None:
         assert link.accepted == 2
 
 
-async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
+async def test_a_stalled_proxy_delays_all_messages_and_loses_none() -> None:
     async with linked() as (engine, link, router):
         assert link.stall() == 1
         for _ in range(50):
@@ -81,7 +81,7 @@ async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
         assert await seqs(router, 50) == list(range(50))
 
 
-async def test_half_open() -> None:
+async def test_a_router_does_not_notice_a_half_open_connection() -> None:
     """If the proxy closes only the engine's side of a connection, the router notices nothing.
 
     The router reconnects after the proxy has closed the router's side, too.
@@ -99,7 +99,7 @@ async def test_half_open() -> None:
         assert await seqs(router, 1) == [3]
 
 
-async def test_refused_until_it_listens_again() -> None:
+async def test_a_proxy_refuses_connections_until_it_listens_again() -> None:
     async with linked() as (engine, link, _):
         await link.refuse()
         await eventually(lambda: link.connections == 0, "every connection closed")
@@ -107,7 +107,7 @@ async def test_refused_until_it_listens_again() -> None:
         await engine.wait_for_subscriber(60, count=2)
 
 
-def test_a_stream_is_cut_into_messages_wherever_it_is_broken() -> None:
+def test_the_splitter_finds_messages_in_chunks_of_any_size() -> None:
     greeting = bytes(64)
     command = b"\x04\x05READY"
     message = b"\x01\x01t" + b"\x01\x08" + (7).to_bytes(8, "big") + b"\x02" + (300).to_bytes(8, "big") + b"p" * 300
@@ -120,7 +120,7 @@ def test_a_stream_is_cut_into_messages_wherever_it_is_broken() -> None:
         assert splitter.waiting == 0
 
 
-async def test_a_connection_is_cut_after_so_many_bytes_once() -> None:
+async def test_a_connection_is_cut_only_once_after_the_given_bytes() -> None:
     async with linked() as (engine, link, router):
         link.cut_after(5_000)
         engine.publish(bytes(1_000))

@@ -27,14 +27,14 @@ def explore(scene: str, depth: int) -> Search:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_order_keeps_every_promise(scene: str) -> None:
+def test_every_order_of_actions_keeps_every_invariant(scene: str) -> None:
     found = explore(scene, DEPTH[scene]).found
     assert len(found.levels) == DEPTH[scene]
     assert all(found.levels), "a search that finds no new state sees nothing"
     assert {*found.exact_after} <= {*FAULTS, "no fault"}
 
 
-def test_the_running_scene_is_quiet_and_exact() -> None:
+def test_the_running_scene_has_no_open_action_and_exact_routers() -> None:
     with one_block_a_batch():
         model = Search("running", Limits(0)).at(())
     assert next(model.fair(), None) is None
@@ -61,7 +61,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_defect_is_found(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+def test_the_search_finds_each_defect(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     where, name, instead, scene, what = DEFECTS[defect]
     monkeypatch.setattr(where, name, instead)
     with pytest.raises(CounterExampleError, match=what):

@@ -14,14 +14,14 @@ TEXTS = texts()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_streams_are_those_that_were_recorded(name):
+def test_the_output_streams_match_the_recorded_hashes(name):
     assert digest(CASES[name]()) == recorded().get(name), f"make golden ARGS='--print \"{name}\"' prints its streams"
 
 
-def test_no_case_was_taken_away():
+def test_every_recorded_hash_has_a_golden_case():
     assert recorded().keys() == CASES.keys()
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_texts_are_those_that_were_recorded(name):
+def test_the_texts_match_the_recorded_files(name):
     assert TEXTS[name]() == (DATA / name).read_text()

@@ -45,7 +45,7 @@ DEFECTS: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_batch_that_is_not_counted_breaks_the_equation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncounted_batch_breaks_the_equation_of_missing_batches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GapTracker, name, DEFECTS[name])
     errors = (run(*draw(seed))[1] for seed in SEEDS)
     first = next((error for error in errors if error is not None), None)

@@ -13,7 +13,7 @@ PINNED = st.one_of(st.none(), st.sampled_from([1, 4, 16]))
 
 
 @given(STORES, PINNED, st.booleans())
-def test_a_treatment_is_always_possible(stores, pinned, numbered):
+def test_the_treatment_of_each_block_size_is_always_possible(stores, pinned, numbered):
     detector = BlockSizeDetector(pinned, numbered)
     for size, blocks in stores:
         detector.observe(size, blocks)
@@ -32,7 +32,7 @@ def test_a_treatment_is_always_possible(stores, pinned, numbered):
 
 
 @given(STORES, PINNED, st.booleans())
-def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numbered):
+def test_the_detector_reports_every_change_of_an_earlier_treatment(stores, pinned, numbered):
     detector = BlockSizeDetector(pinned, numbered)
     before: dict[tuple[int, int], Treatment] = {}
     base = 0
@@ -47,7 +47,7 @@ def test_whoever_is_not_told_of_a_change_need_not_look_back(stores, pinned, numb
 
 
 @given(st.lists(st.tuples(SIZES, st.just(1)), max_size=80), st.integers(2, 8), PINNED)
-def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(singles, blocks, pinned):
+def test_single_blocks_do_not_change_the_proven_size_of_a_numbered_group(singles, blocks, pinned):
     detector = BlockSizeDetector(pinned, numbered=True)
     detector.observe(48, blocks)
     for size, one in singles:
@@ -57,7 +57,7 @@ def test_single_blocks_never_make_a_proven_size_of_a_numbered_group_another(sing
 
 
 @given(STORES)
-def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
+def test_single_blocks_below_the_configured_size_do_not_change_the_detector(stores):
     one, other = BlockSizeDetector(16), BlockSizeDetector(16)
     for size, blocks in stores:
         one.observe(size, blocks)
@@ -67,7 +67,7 @@ def test_what_is_smaller_than_pinned_and_comes_alone_teaches_nothing(stores):
 
 
 @given(st.lists(SIZES, min_size=2, max_size=SETTLE_EVENTS).filter(lambda sizes: len(set(sizes)) > 1), st.randoms())
-def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, random):
+def test_radix_nodes_of_several_sizes_are_divided_by_their_common_divisor(sizes, random):
     random.shuffle(sizes)
     detector = BlockSizeDetector()
     for size in sizes:
@@ -78,7 +78,7 @@ def test_nodes_of_several_sizes_are_cut_at_their_divisor_in_any_order(sizes, ran
 
 
 @given(SIZES, st.lists(st.integers(1, 9), min_size=1, max_size=80))
-def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
+def test_blocks_of_a_single_size_are_never_divided(size, counts):
     detector = BlockSizeDetector()
     for blocks in counts:
         assert detector.observe(size, blocks) is False
@@ -86,7 +86,7 @@ def test_one_size_is_native_whatever_the_number_of_blocks(size, counts):
 
 
 @given(SIZES, st.integers(2, 8), st.lists(st.booleans(), min_size=1, max_size=80))
-def test_two_granularities_with_the_fine_one_first(fine, factor, which):
+def test_larger_blocks_after_fine_blocks_are_coarse(fine, factor, which):
     detector = BlockSizeDetector()
     detector.observe(fine, 2)
     for is_coarse in which:

@@ -251,7 +251,7 @@ STEPS = st.lists(
     profile="dynamo",
 )
 @settings(max_examples=60, deadline=None)
-def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal: int, profile: str) -> None:
+def test_each_kvbus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal: int, profile: str) -> None:
     chain = Chain(profile, profile, "vllm", journal=journal)
     for step in steps:
         chain.step(*step)
@@ -261,7 +261,7 @@ def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal
         assert not bus.relay.sources[0].partial
 
 
-def test_heartbeats_are_no_other_epoch() -> None:
+def test_a_chained_kvbus_does_not_take_heartbeats_for_a_new_epoch() -> None:
     """In a chain of kvbuses, the last one requests a replay after a loss, a reconnection and a silence.
 
     All replayed heartbeats have the same ``ts``, and must not look like batches of another epoch.
@@ -282,7 +282,7 @@ def test_heartbeats_are_no_other_epoch() -> None:
 
 
 @pytest.mark.parametrize("journal", [1, 2, 5, 8])
-def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
+def test_a_chained_kvbus_does_not_take_a_probed_state_for_a_new_epoch(journal: int) -> None:
     """The last relay must not take a state of the first relay for another epoch.
 
     The last relay requests batches with each probe of the idle stream, and after a loss. The journal of the first
@@ -306,7 +306,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 
 
 @pytest.mark.parametrize("again", ["live", "away"])
-def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
+def test_a_chained_kvbus_does_not_take_a_state_for_missing_batches_for_a_restart(again: str) -> None:
     """The last relay must not take a state of the first relay for a restart.
 
     It notices missing batches by the next batch or by a reconnection. The first relay's journal no longer has them, so

@@ -161,7 +161,7 @@ STEPS = st.lists(
     st.sampled_from(["llm-d", "aibrix"]),
     st.permutations(FAMILIES),
 )
-def test_routers_of_a_pod_hold_what_its_ranks_hold(
+def test_routers_of_a_pod_hold_the_blocks_of_its_ranks(
     steps: Any, sources: int, journal: int, profile: str, families: list[Any]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -183,7 +183,7 @@ def test_routers_of_a_pod_hold_what_its_ranks_hold(
 X = [("store", None, "GPU", [1])]
 
 
-def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it() -> None:
+def test_a_block_of_an_expired_engine_is_sent_when_another_rank_stores_it() -> None:
     stage = PodStage(2, 100, "aibrix")
     stage.say(1, X)
     stage.expire(1)
@@ -192,7 +192,7 @@ def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it
     assert len(stage.truth) == 1
 
 
-def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
+def test_a_block_size_learned_late_keeps_the_blocks_of_another_rank() -> None:
     """After kvbus has learned a block size, it announces the rank's blocks again under new hashes.
 
     kvbus must send removals of the old hashes, because a clear would also remove the blocks of the other rank.
@@ -220,14 +220,14 @@ def types(payloads: list[bytes]) -> list[str]:
     return [event["type"] for payload in payloads for event in unpack(payload)[1]]
 
 
-class TestOneStreamARank:
+class TestOneStreamPerRank:
     """Tests of an output with one stream per rank, for routers that clear all ranks together.
 
     The streams are separate connections, so their batches have no common order. A clear on one stream may therefore
     arrive before or after a store on another stream.
     """
 
-    def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:
+    def test_a_clear_is_sent_as_removals_while_another_rank_has_blocks(self) -> None:
         relay = per_source()
         relay.handle(BatchReceived(0, batch(1, store([1]), store([2], 1))), 0.0)
         relay.handle(BatchReceived(1, batch(1, store([1]))), 0.0)
@@ -250,7 +250,7 @@ class TestOneStreamARank:
         assert types(state_of(relay, 1)) == ["BlockStored"]
         assert kept
 
-    def test_a_state_has_a_clear_again_once_no_other_rank_has_blocks(self) -> None:
+    def test_a_state_has_a_clear_again_after_the_other_ranks_are_empty(self) -> None:
         relay = per_source()
         for i in range(2):
             relay.handle(BatchReceived(i, batch(1, store([1]))), 0.0)

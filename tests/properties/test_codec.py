@@ -64,24 +64,24 @@ def mutated(draw):
 @given(st.binary(max_size=200))
 @example(b"\xc7\x00\xff")
 @example(b"\x93\xcb" + bytes(8) + b"\x91\xc1\x00")
-def test_any_bytes(body):
+def test_the_codec_decodes_or_rejects_random_bytes(body):
     codec(body)
 
 
 @given(mutated())
-def test_captured_bytes_after_accidents(body):
+def test_the_codec_decodes_or_rejects_changed_bytes_of_captures(body):
     codec(body)
 
 
 @given(st.lists(st.one_of(MAPS, ARRAYS, VALUES), max_size=4), SCALARS, SCALARS)
-def test_well_formed_nonsense(events, ts, rank):
+def test_the_codec_decodes_or_rejects_well_formed_nonsense(events, ts, rank):
     codec(pack([1.0, events, 0]))
     codec(pack([ts, events, rank]))
     codec(pack({"ts": 1.0, "events": events, "data_parallel_rank": 0}))
 
 
 @given(st.lists(st.one_of(MAPS, ARRAYS, VALUES), max_size=4))
-def test_nonsense_beside_good_events_costs_them_nothing(events):
+def test_nonsense_events_do_not_affect_good_events_of_a_batch(events):
     batch = decode_batch(pack([1.0, [store([1, 2], 3), *events, removed([1])], 0]))
     assert isinstance(batch, Batch)
     kept = plain_all([batch.events[0], batch.events[-1]])
@@ -90,7 +90,7 @@ def test_nonsense_beside_good_events_costs_them_nothing(events):
 
 
 @given(st.lists(mutated(), min_size=1, max_size=6))
-def test_the_relay_lives_through_it_and_what_leaves_keeps_every_rule(bodies):
+def test_the_relay_sends_only_valid_events_after_random_batches(bodies):
     script = Script()
     for seq, body in enumerate([*bodies, payload(store([2**40]))]):
         script >> raw(b"", seq.to_bytes(8, "big"), body)
@@ -102,5 +102,5 @@ def test_the_relay_lives_through_it_and_what_leaves_keeps_every_rule(bodies):
 
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
-def test_any_frames(frames):
+def test_the_parsers_read_or_reject_random_frames(frames):
     message(frames, 20)

@@ -120,7 +120,7 @@ class Reader:
         return self.router
 
     @property
-    def told(self):
+    def answered_batches(self):
         """The decoded batches of the answer, for tests in which nothing is published after the request."""
         return [unpack(self.payloads[seq]) for seq in sorted(self.payloads)]
 
@@ -142,7 +142,7 @@ def with_junk(router, sources):
 
 @given(SCRIPTS, SOURCES, KINDS)
 @example([(0, [STORE, ("evict", None, "GPU", 1)]), (0, [STORE] * 4), (0, [])], 2, "signed")
-def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources, kind):
+def test_every_snapshot_is_the_state_of_its_moment(script, sources, kind):
     stage = Stage(sources, 1, kind)
     for at, (source, wanted) in enumerate(script):
         stage.say(source, wanted)
@@ -161,7 +161,7 @@ def ask_at_once(stage, router, sources):
 
 
 @given(SCRIPTS, SOURCES, KINDS)
-def test_what_is_told_is_told_in_order(script, sources, kind):
+def test_a_state_in_an_answer_has_the_required_order(script, sources, kind):
     stage = Stage(sources, 1, kind)
     for source, wanted in script:
         stage.say(source, wanted)
@@ -171,8 +171,8 @@ def test_what_is_told_is_told_in_order(script, sources, kind):
             stage.say(at, script[-1][1])
     reader = Reader(stage)
     reader.finish()
-    told = [(rank, event) for _, events, rank in reader.told for event in events]
-    by_rank = [(rank, [event for _, event in run]) for rank, run in groupby(told, key=lambda pair: pair[0])]
+    events = [(rank, event) for _, events, rank in reader.answered_batches for event in events]
+    by_rank = [(rank, [event for _, event in run]) for rank, run in groupby(events, key=lambda pair: pair[0])]
     assert [rank for rank, _ in by_rank] == list(range(sources)), "one source after the other, each under its own rank"
     for rank, (first, *stores) in by_rank:
         assert first["type"] == "AllBlocksCleared"
@@ -196,7 +196,9 @@ def test_what_is_told_is_told_in_order(script, sources, kind):
 
 
 @given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
-def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sources, journal, kind, data):
+def test_routers_are_exact_with_live_batches_between_messages_of_an_answer(
+    before, during, sources, journal, kind, data
+):
     stage = Stage(sources, journal, kind)
     readers = []
     for source, wanted in before:
@@ -215,7 +217,7 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
 
 
 @given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
-def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, sources, journal, kind, data):
+def test_a_router_continues_an_interrupted_answer_from_its_next_seq(before, during, sources, journal, kind, data):
     """The router keeps the received part of a broken answer and requests the rest, as llm-d does.
 
     Other batches are published in between.
@@ -238,7 +240,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 
 @pytest.mark.parametrize("blocks", [1, 512])
 @pytest.mark.parametrize("journal", [1, 3, 6])
-def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
+def test_a_router_is_exact_wherever_its_answer_is_interrupted(monkeypatch, journal, blocks):
     """A replay answer breaks off inside a state of many batches, so the router's next request begins at a seq of
     this state.
     """
@@ -254,7 +256,7 @@ def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
 
 
 @given(SCRIPTS, SCRIPTS, SOURCES, KINDS, st.data())
-def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
+def test_answers_share_the_bytes_of_a_snapshot(before, during, sources, kind, data):
     stage = Stage(sources, 2, kind)
     for node in range(3):  # so that a journal of two batches never reaches back to the first
         stage.say(0, [("store", None, "GPU", [node])])
@@ -279,7 +281,7 @@ def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
 
 
 @given(SCRIPTS, SOURCES)
-def test_folded_hashes_are_told_as_they_were_sent(script, sources):
+def test_a_state_for_dynamo_has_the_folded_hashes_of_the_live_batches(script, sources):
     stage = Stage(sources, 1, "bytes", profile="dynamo")
     for source, wanted in script:
         stage.say(source, wanted)
@@ -290,7 +292,7 @@ def test_folded_hashes_are_told_as_they_were_sent(script, sources):
 
 @pytest.mark.parametrize("sources", [2, 3])
 @pytest.mark.parametrize("start", range(12))
-def test_every_source_is_told_however_few_numbers_are_left_before_a_shared_cut(sources, start):
+def test_a_shared_snapshot_with_few_seqs_before_it_contains_every_source(sources, start):
     stage = Stage(sources, 4, "unsigned")
     for node in range(12):
         stage.say(node, [("store", None, "GPU", [node])])
@@ -335,7 +337,7 @@ def long_stage(profile, number):
 
 
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.late_replay])
-def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(profile):
+def test_the_answer_to_a_new_router_does_not_grow_with_the_uptime(profile):
     """A new router gets the state and then the journal. This takes as many messages at high seqs as at low ones."""
     sent = set()
     for number in (10**4, 10**6, 10**8):
@@ -349,7 +351,7 @@ def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(
 
 
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
-def test_llm_d_is_sent_every_number(profile):
+def test_llm_d_gets_a_batch_for_every_requested_seq(profile):
     """llm-d gets a batch for every requested seq, because it refuses an answer that begins later.
 
     If it got a state on subscription, the answer is only END.
@@ -362,7 +364,7 @@ def test_llm_d_is_sent_every_number(profile):
 
 @pytest.mark.parametrize("number", [10**4, 10**6, 10**8])
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
-def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, number):
+def test_llm_d_gets_only_end_if_its_subscription_brings_the_state(profile, number):
     stage = long_stage(profile, number)
     frames = [b"id", b"", bytes(8)]
     (answer,) = stage.handle(ReplayAsked(0, 0, frames, has_state=True))
@@ -370,7 +372,7 @@ def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, n
     assert answer.done
 
 
-def test_who_stands_before_a_late_answer_gets_the_journal():
+def test_a_router_that_lacks_a_few_batches_gets_them_from_the_journal():
     """A router that lacks a few batches gets only these batches from the journal.
 
     Only a request that begins inside a state gets the complete state, even if the journal has the seq.

@@ -147,7 +147,7 @@ another block.
 """
 
 
-def test_no_stream_says_that_only_the_last_copy_is_removed():
+def test_equal_streams_of_two_pools_may_leave_different_blocks():
     """Two LRU pools of the same size send the same bytes, but one holds a block that the other does not hold.
 
     Therefore no rule that sees only the stream is correct for both: neither ``count`` nor ``last`` nor any other rule.
@@ -166,7 +166,7 @@ def test_no_stream_says_that_only_the_last_copy_is_removed():
 
 @pytest.mark.parametrize("rule", ["count", "last", "ignore"])
 @given(history=HISTORIES, each=st.booleans())
-def test_an_engine_that_says_how_many_are_left_is_known_exactly(rule, history, each):
+def test_kvbus_is_exact_for_an_engine_with_remaining_copy_counts(rule, history, each):
     bench, pool, name = Bench(duplicates=rule), Pool(each=each, says=True), Naming("signed")
     for batch in history:
         bench.feed(*pool.events(name, batch))
@@ -175,7 +175,7 @@ def test_an_engine_that_says_how_many_are_left_is_known_exactly(rule, history, e
 
 @pytest.mark.parametrize("rule", ["last", "ignore"])
 @given(history=HISTORIES)
-def test_the_operator_may_say_that_it_is_the_last_one(rule, history):
+def test_kvbus_is_exact_with_duplicates_last_if_one_removal_deletes_all_copies(rule, history):
     bench, pool, name = Bench(duplicates=rule), Pool(each=False), Naming("signed")
     for batch in history:
         bench.feed(*pool.events(name, batch))
@@ -183,7 +183,7 @@ def test_the_operator_may_say_that_it_is_the_last_one(rule, history):
 
 
 @given(HISTORIES, st.sets(st.integers(0, 20)))
-def test_an_engine_that_removes_each_copy_is_known_exactly_where_copies_count(history, restarts):
+def test_kvbus_is_exact_with_duplicates_count_if_each_copy_is_removed(history, restarts):
     bench, pool, name = Bench(), Pool(each=True), Naming("signed")
     for at, batch in enumerate(history):
         if at in restarts:

@@ -93,7 +93,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
 
 
 @pytest.mark.parametrize("most", [SLICE, 1000], ids=["asks on until END", "a state is one batch"])
-def test_no_interruption_leaves_a_router_wrong(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+def test_a_router_is_exact_after_any_interruptions_of_answers(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     cut_states(monkeypatch, most // SLICE, most)
     wrong: list[int] = []
     broken = 0
@@ -106,7 +106,7 @@ def test_no_interruption_leaves_a_router_wrong(monkeypatch: pytest.MonkeyPatch, 
     assert not wrong, f"{len(wrong)} of {broken} worlds with an interruption"
 
 
-def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_may_not_notice_an_interruption_of_a_state_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """This is a limit that docs/PROTOCOL.md states: a router has to repeat its request until an answer ends with END.
 
     Batch 2 is lost, the journal no longer has it, and the later batches wait in the live queue. The answer is a state

@@ -27,7 +27,7 @@ def entries_of(journal):
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), max_bytes=st.integers(1, 60))
-def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches, max_batches, max_bytes):
+def test_a_journal_holds_the_newest_batches_within_its_limits(batches, max_batches, max_bytes):
     journal = Journal(max_batches, max_bytes)
     for seq, size in enumerate(batches):
         journal.append(seq, body(seq, size), empty=size is None)
@@ -42,7 +42,7 @@ def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), max_bytes=st.integers(1, 60))
-def test_it_lets_go_of_no_more_than_it_must(batches, max_batches, max_bytes):
+def test_a_journal_drops_no_more_batches_than_necessary(batches, max_batches, max_bytes):
     journal, everything = Journal(max_batches, max_bytes), Journal(10**9, 10**9)
     for seq, size in enumerate(batches):
         journal.append(seq, body(seq, size), empty=size is None)
@@ -54,7 +54,7 @@ def test_it_lets_go_of_no_more_than_it_must(batches, max_batches, max_bytes):
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), start=st.integers(0, 70))
-def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches, start):
+def test_an_answer_from_the_journal_is_contiguous_and_has_an_end(batches, max_batches, start):
     stream = OutputStream(b"", PROFILES["vllm"], Journal(max_batches, 10**6), heartbeat=0.0, rank=0)
     for seq, size in enumerate(batches):
         stream.append(body(seq, size) or b" ", 0.0, empty=size is None)
@@ -68,7 +68,7 @@ def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), seq=st.integers(0, 70))
-def test_positions_find_the_entry_or_the_nearest(batches, max_batches, seq):
+def test_the_position_of_a_seq_is_its_entry_or_the_nearest(batches, max_batches, seq):
     journal = Journal(max_batches, 10**6)
     for number, size in enumerate(batches):
         journal.append(number, body(number, size), empty=size is None)

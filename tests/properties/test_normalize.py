@@ -164,7 +164,7 @@ KINDS = st.sampled_from(["signed", "unsigned", "bytes"])
 
 
 @given(HISTORIES, KINDS)
-def test_the_router_holds_what_the_engine_holds_after_every_batch(history, kind):
+def test_the_router_holds_the_engines_blocks_after_every_batch(history, kind):
     bench, model, name = Bench(), Model(), Naming(kind)
     for events in play(model, name, history):
         bench.feed(*events)
@@ -175,7 +175,7 @@ def test_the_router_holds_what_the_engine_holds_after_every_batch(history, kind)
 
 
 @given(HISTORIES, KINDS)
-def test_as_a_set_where_copies_are_not_counted(history, kind):
+def test_the_router_is_exact_for_an_engine_without_copies_with_duplicates_ignore(history, kind):
     bench, model, name = Bench(duplicates="ignore"), Model(count=False), Naming(kind)
     for events in play(model, name, history):
         bench.feed(*events)
@@ -185,7 +185,7 @@ def test_as_a_set_where_copies_are_not_counted(history, kind):
 
 
 @given(HISTORIES)
-def test_an_engine_whose_clear_is_of_every_tier(history):
+def test_the_router_is_exact_if_a_clear_empties_every_tier(history):
     bench, model, name = Bench(), Model(clears_all=True), Naming("signed")
     bench.feed(cleared(), first_of_epoch=True)
     for events in play(model, name, history, groups=False):
@@ -209,7 +209,7 @@ def cache_of(bench):
 
 
 @given(HISTORIES, KINDS)
-def test_how_an_event_is_spelled_makes_no_difference(history, kind):
+def test_the_encoding_of_an_event_does_not_change_the_output(history, kind):
     """Of two engines, one omits null fields and encodes token ids in more bytes than necessary.
 
     Both give the same output.
@@ -225,7 +225,7 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 
 @given(HISTORIES, KINDS)
-def test_what_is_cached_makes_no_difference(history, kind):
+def test_empty_caches_do_not_change_the_output(history, kind):
     """A normalizer whose caches are empty, as after a restart, sends the same bytes and holds the same blocks as one
     whose caches are full.
     """
@@ -254,14 +254,14 @@ def positional(event):
 
 
 @given(HISTORIES, KINDS)
-def test_by_position_or_as_maps_it_is_the_same(history, kind):
+def test_positional_events_give_the_same_output_as_maps(history, kind):
     one, other, name = Bench(), Bench(), Naming(kind)
     for events in play(Model(), name, history, groups=False):
         assert one.feed(*events) == other.feed(*map(positional, events))
 
 
 @given(HISTORIES, st.sampled_from([1, 2]))
-def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
+def test_the_router_holds_all_sub_blocks_of_divided_blocks(history, base):
     bench, model, name = Bench(block_size=base), Model(), Naming("unsigned")
     for events in play(model, name, history):
         bench.feed(*events)
@@ -279,7 +279,7 @@ def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
 
 
 @given(HISTORIES, st.data())
-def test_coarse_duplicates_change_nothing(history, data):
+def test_coarse_duplicates_of_blocks_do_not_change_the_router(history, data):
     """Routers stay exact if the engine also sends each pair of blocks as one larger block, as a hybrid model does.
 
     The larger block has its own hash.
@@ -311,7 +311,7 @@ def test_coarse_duplicates_change_nothing(history, data):
 
 
 @given(HISTORIES, st.data(), st.booleans())
-def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
+def test_larger_blocks_of_a_tier_are_divided_into_device_blocks(history, data, proven):
     """kvbus divides the chunks that a connector stores on disk. Each chunk has two blocks, and its own hash.
 
     One removal deletes a complete chunk.
@@ -436,7 +436,7 @@ TURNS = st.lists(
 
 
 @given(TURNS)
-def test_nodes_of_any_size_are_the_same_prefixes(turns):
+def test_radix_nodes_of_any_size_give_the_engines_prefixes(turns):
     bench, radix = Bench(), Radix()
     for turn in turns:
         events = []
@@ -489,7 +489,7 @@ WILD = st.one_of(WILD_STORES, WILD_STORES, WILD_STORES, WILD_REMOVALS, st.just(c
     st.sampled_from(["count", "last", "ignore"]),
     st.sampled_from([None, 2, 4]),
 )
-def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_size):
+def test_random_events_give_output_that_keeps_every_rule(batches, duplicates, block_size):
     bench = Bench(duplicates=duplicates, block_size=block_size, max_blocks=12)
     for events in batches:
         bench.feed(raw=payload(*events))
@@ -520,7 +520,7 @@ def test_every_event_is_accounted_for(batches):
     assert stats.stored + stats.removed + sum(bench.rejected.values()) >= stores + removals + unknown
 
 
-def test_the_tree_of_this_model_is_one():
+def test_the_radix_model_splits_nodes_and_separates_prefixes():
     """Check `Radix`, the model of an engine with a radix tree: it distinguishes prefixes and splits nodes.
 
     Without such nodes, the tests that use the model would find no defect.

@@ -11,7 +11,7 @@ from tests.properties.soak import soak
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_router_knows_what_its_engines_hold(seed):
+def test_every_router_is_exact_in_random_worlds(seed):
     """Run random worlds of one seed. `make soak` uses other seeds."""
     steps, worlds, failure = soak(1_000_000 + seed, 30_000 if LONG else 10_000)
     assert failure is None, failure

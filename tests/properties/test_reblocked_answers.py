@@ -97,7 +97,7 @@ def reader_of(stage, start):
 
 
 @given(SCRIPTS, st.integers(1, 2), FIRSTS, st.data())
-def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, data):
+def test_an_answer_and_the_live_batches_after_it_are_the_complete_state(script, sources, first, data):
     kind, pinned, turns = script
     with pytest.MonkeyPatch.context() as patch:
         cut_states(patch, SLICE, MOST)
@@ -142,7 +142,7 @@ def coarse_stage(batches, events, first=0):
 
 
 @pytest.mark.parametrize(("batches", "events", "first"), [(100, 3, 0), (25, 6, 1000)], ids=["few numbers", "many"])
-def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
+def test_an_answer_has_all_sub_blocks_of_blocks_of_1024_tokens(batches, events, first):
     stage = coarse_stage(batches, events, first)
     reader = Reader(stage)
     router = reader.finish()
@@ -154,7 +154,7 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
 
 
 @pytest.mark.parametrize("back", [1, 2, 3])
-def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
+def test_a_state_with_more_batches_than_seqs_gets_additional_seqs(back):
     """A router requests a replay from one of the newest seqs, and gets a state.
 
     The state has more batches than there are seqs from there to the newest one, so kvbus first publishes empty batches.
@@ -169,7 +169,7 @@ def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
     assert max(state_of(reader)) <= MOST_BLOCKS
 
 
-def test_a_state_that_fits_costs_nobody_an_empty_batch():
+def test_a_state_that_fits_into_the_seqs_adds_no_empty_batch():
     stage = coarse_stage(6, 6)
     newest = stage.end
     assert Reader(stage).finish().blocks == stage.there.blocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.properties.world import Setup, World
 
 
-def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() -> None:
+def test_an_old_snapshot_is_not_requested_for_ever() -> None:
     """If an engine behind a proxy restarts and its snapshot does not fill a gap, kvbus soon stops requesting it.
 
     An earlier version requested the snapshot again and again.
@@ -22,7 +22,7 @@ def test_a_snapshot_that_knows_less_than_was_seen_is_not_asked_for_for_ever() ->
     world.quiescence()
 
 
-def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -> None:
+def test_an_engine_that_answered_no_probe_has_to_prove_its_epoch_later() -> None:
     """With ``on_lost: keep``, kvbus got no answer after a reconnection, and continued the old epoch.
 
     But the engine had begun a new epoch, in which it had no block and published no batch. kvbus must still notice this
@@ -39,7 +39,7 @@ def test_an_engine_that_was_believed_unseen_has_to_show_its_last_batch_later() -
     world.quiescence()
 
 
-def test_an_index_that_was_full_for_another_medium_than_was_cleared_is_still_partial() -> None:
+def test_a_source_whose_cpu_blocks_were_refused_stays_partial_after_a_gpu_clear() -> None:
     world = World(Setup(max_blocks=5))
     world.publish(0, [("chain", 2, "GPU"), ("chain", 3, "GPU")], 2)
     world.publish(0, [("chain", 7, "CPU"), ("chain", 4, "GPU")], 3)
@@ -48,7 +48,7 @@ def test_an_index_that_was_full_for_another_medium_than_was_cleared_is_still_par
     assert world.relay.sources[0].partial
 
 
-def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
+def test_the_index_holds_max_blocks_after_a_skipped_seq() -> None:
     world = World(Setup(max_blocks=5, bytes_hashes=True, buffer_steps=10))
     world.publish(0, [("chain", 5, "GPU"), ("store", 4, "GPU"), ("remove", 5, "GPU")], 4)
     world.skip_a_number(0)
@@ -59,7 +59,7 @@ def test_the_limit_of_the_index_holds_whichever_way_a_batch_goes() -> None:
     world.quiescence()
 
 
-def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
+def test_trimmed_batches_before_waiting_live_batches_do_not_count_as_missing() -> None:
     """When kvbus connects, batches that the engine's replay buffer has already dropped do not count as lost.
 
     An older version of kvbus counted them if the oldest batch of the replay buffer had also arrived live.
@@ -73,7 +73,7 @@ def test_an_answer_that_begins_with_what_is_held_is_a_beginning_too() -> None:
     assert world.relay.sources[0].stats.missing == 0
 
 
-def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
+def test_a_restart_whose_batches_fill_a_gap_of_the_old_epoch_is_noticed() -> None:
     """kvbus must notice a restart even if the new epoch passes the last seq of the old epoch before kvbus notices it.
 
     The engine is behind a proxy, so the restart does not break the connection.
@@ -90,7 +90,7 @@ def test_a_new_life_that_fills_a_gap_of_the_old_one_is_found_out() -> None:
     assert world.relay.sources[0].stats.restarts == 1
 
 
-def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None:
+def test_a_restart_whose_batch_has_the_next_expected_seq_is_noticed() -> None:
     """The last batch that kvbus delivered is from a new epoch, but kvbus took it for the next batch of the old epoch.
 
     kvbus must notice this by a replay that begins before that batch. If the replay began with it, kvbus would compare
@@ -109,7 +109,7 @@ def test_a_new_life_whose_batch_is_taken_for_the_next_one_is_found_out() -> None
     assert world.relay.sources[0].stats.restarts == 1
 
 
-def test_a_strangers_batch_taken_for_the_next_one_is_taken_back() -> None:
+def test_a_foreign_batch_with_the_next_expected_seq_is_corrected() -> None:
     world = World(Setup())
     world.publish(0, [("chain", 3, "GPU")], 5)
     world.connect(0)
@@ -119,7 +119,7 @@ def test_a_strangers_batch_taken_for_the_next_one_is_taken_back() -> None:
     assert world.relay.sources[0].stats.restarts == 1
 
 
-def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_know_it_again() -> None:
+def test_a_restart_after_a_snapshot_without_delivered_batches_is_noticed() -> None:
     world = World(Setup(engines=("snapshot",)))
     world.publish(0, [("store", 7, "GPU"), ("chain", 5, "GPU")], 2)
     world.quiescence()
@@ -128,7 +128,7 @@ def test_a_source_that_knows_its_engine_by_a_snapshot_alone_learns_by_what_to_kn
     assert world.relay.sources[0].stats.restarts == 1
 
 
-def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() -> None:
+def test_a_late_batch_of_the_old_epoch_in_a_new_gap_is_corrected() -> None:
     """A late batch of the old epoch must not stay in the new epoch as if it were one of its batches.
 
     The engine restarted, and sent no batch 2 in the new epoch. So kvbus first accepts batch 2 of the old epoch, which
@@ -146,7 +146,7 @@ def test_a_straggler_of_the_old_life_in_a_hole_of_the_new_one_is_taken_back() ->
     world.quiescence()
 
 
-def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
+def test_a_restart_after_a_snapshot_with_batch_0_is_counted_once() -> None:
     world = World(Setup(engines=("snapshot",)))
     world.publish(0, [("store", 2, "GPU"), ("chain", 5, "CPU")], 1)
     world.quiescence()
@@ -156,7 +156,7 @@ def test_batch_0_that_a_snapshot_told_of_is_known_again() -> None:
     assert world.relay.sources[0].stats.restarts == 1
 
 
-def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
+def test_a_batch_with_only_removals_has_folded_hashes_for_dynamo() -> None:
     """For Dynamo, kvbus must send byte hashes as integers, also in a batch that it otherwise relays unchanged."""
     world = World(Setup(outputs=("dynamo",), bytes_hashes=True))
     world.publish(0, [("chain", 6, "CPU")], 2)
@@ -164,7 +164,7 @@ def test_a_batch_of_removals_alone_is_said_in_the_words_of_its_output() -> None:
     world.quiescence()
 
 
-def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_reason() -> None:
+def test_an_orphan_of_a_refused_parent_keeps_its_source_partial() -> None:
     """A child on the CPU was dropped, because the full index had refused its parent on the GPU.
 
     The source must stay partial after a clear of the GPU, because the child is still missing on the CPU.
@@ -177,7 +177,7 @@ def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_rea
     world.quiescence()
 
 
-def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
+def test_a_clear_of_the_cpu_does_not_end_partial() -> None:
     """A clear of the CPU does not show that the engine's GPU is empty, so the source stays partial.
 
     The clear was the first event that kvbus got from an engine without a replay. The engine still had a block on the
@@ -191,7 +191,7 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
     assert world.relay.sources[0].partial
 
 
-def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
+def test_a_removed_block_with_copies_leaves_room_in_the_index() -> None:
     """One removal deleted a block with copies.
 
     Then a copy and a new block were stored, and kvbus wrongly refused the new block because of a full index.
@@ -203,7 +203,7 @@ def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
     world.quiescence()
 
 
-def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
+def test_kvbus_is_exact_again_after_a_conflict_of_two_publishers() -> None:
     """A second publisher causes a conflict of limited duration. kvbus is exact again when only one publisher is
     left.
     """

@@ -71,7 +71,7 @@ STEPS = st.lists(
 
 @settings(max_examples=400)
 @given(STEPS, st.integers(1, 3), st.sampled_from([1, 3, 10_000]), st.booleans(), st.permutations(FAMILIES))
-def test_every_router_that_is_connected_in_the_end_is_exact(
+def test_every_connected_router_is_exact_at_the_end(
     steps: Any, sources: int, journal: int, filled: bool, families: list[type[Trusting]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -104,7 +104,7 @@ def test_a_connected_router_gets_empty_batches_while_another_gets_the_state() ->
     late.holds(stage.truth)
 
 
-def test_the_first_transfer_does_not_begin_at_0() -> None:
+def test_the_first_transfer_does_not_begin_at_seq_0() -> None:
     """A state on subscription never has seq 0.
 
     If batch 0 begins with AllBlocksCleared, a reader concludes that the engine is SGLang, whose clears apply to every

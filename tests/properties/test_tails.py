@@ -61,7 +61,7 @@ class Pool:
         return Counter(name for _, names in self.memory for name in names)
 
     @property
-    def whole(self):
+    def complete_blocks(self):
         """Hashes of the complete blocks in the model's memory, that is, without tail blocks."""
         return {names[0] for prompt, names in self.memory if names and len(prompt) % WHOLE == 0}
 
@@ -71,7 +71,7 @@ class Pool:
     def prompt(self, tokens, reuse):
         """Add a prompt. Send its new complete blocks in one event, then its tail block."""
         ends = range(WHOLE, len(tokens) + 1, WHOLE)
-        new = [end for end in ends if not (reuse and name_of(tokens, end) in self.whole)]
+        new = [end for end in ends if not (reuse and name_of(tokens, end) in self.complete_blocks)]
         if new:
             self.fill(tokens, new[0] - WHOLE, ends[-1])
         self.tail(tokens, [])
@@ -119,7 +119,7 @@ class Pool:
 
 
 @given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
-def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
+def test_routers_hold_exactly_the_complete_blocks_without_tails(turns, pinned, proven):
     """Routers hold the engine's complete blocks, and no tail blocks.
 
     If ``block_size`` is not configured, kvbus may announce a tail block as a block before it gets the first complete
@@ -142,11 +142,13 @@ def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
         assert bench.normalizer.entries == len(pool.names)
         if not seen and pinned != WHOLE:
             continue
-        assert {block for table in bench.normalizer.index.tables.values() for block in table.blocks} == pool.whole
+        assert {
+            block for table in bench.normalizer.index.tables.values() for block in table.blocks
+        } == pool.complete_blocks
         if pinned == FINE:
             assert len(bench.live) == len(set(prefixes(pool)))
         else:
-            assert bench.live == pool.whole
+            assert bench.live == pool.complete_blocks
         assert bench.announced().blocks == bench.router.blocks
     pool.evict(0, len(pool.memory))
     bench.feed(*pool.take_events())

@@ -207,15 +207,15 @@ class Tenant:
         super().apply(payload)  # type: ignore[misc]
 
 
-class Takes(Tenant, Trusting):
+class ApplyingTenant(Tenant, Trusting):
     """A router of a tenant that applies every batch."""
 
 
-class Checks(Tenant, Checking):
+class CheckingTenant(Tenant, Checking):
     """A router of a tenant that requests missing batches."""
 
 
-class AsksFromZero(Tenant, FromZero):
+class TenantFromZero(Tenant, FromZero):
     """A router of a tenant that requests a replay whenever it connects, the first time from 0."""
 
 
@@ -246,13 +246,15 @@ def location_of(tenant: str) -> Place:
     st.booleans(),
     st.booleans(),
 )
-def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
+def test_a_tenant_gets_exactly_its_own_blocks(
     steps: Any, dialect: str, sources: int, journal: int, merged: bool, filled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         cut_states(patch, SLICE, SLICE)
         stage = Views(dialect, sources, journal, merged=merged, filled=filled)
-        routers: list[Any] = [kind(location_of(tenant)) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
+        routers: list[Any] = [
+            kind(location_of(tenant)) for tenant in TENANTS for kind in (ApplyingTenant, CheckingTenant, TenantFromZero)
+        ]
         stage.play(routers, steps)
         stage.connect_all(routers)
         stage.say(0, [("store", "GPU", [(tenant, 0)]) for tenant in TENANTS])
@@ -276,7 +278,7 @@ def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
     st.lists(st.lists(EVENTS.filter(lambda event: event[1] != "CPU"), max_size=6), min_size=1, max_size=12),
     st.sampled_from(["vllm", "sglang", "lora"]),
 )
-def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any], dialect: str) -> None:
+def test_the_batches_of_a_tenant_do_not_depend_on_other_tenants(history: list[Any], dialect: str) -> None:
     """A tenant gets the same seqs, and the same blocks after each seq, as if the other tenant did not exist."""
     together, alone = (Views(dialect, 1, 100, merged=False, filled=True) for _ in range(2))
     for wanted in history:
@@ -287,14 +289,14 @@ def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any]
 
 def course(stage: Views) -> list[Any]:
     """Return the seqs of the stream of tenant a, each with the blocks that tenant a's router holds after it."""
-    router, found = Takes(location_of("a")), []
+    router, found = ApplyingTenant(location_of("a")), []
     for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)
         found.append((seq, frozenset(router.views.blocks)))
     return found
 
 
-def test_the_model_tells_tenants_apart() -> None:
+def test_the_model_distinguishes_tenants() -> None:
     stage = Views("vllm", 1, 100, merged=False, filled=True)
     stage.say(0, [("store", "GPU", [("a", 0), ("a", 1)]), ("store", "GPU", [("b", 0)]), ("store", "GPU", [("b", 1)])])
     assert {tenant: len(stage.truth(tenant)) for tenant in TENANTS} == {"a": 2, "b": 2}

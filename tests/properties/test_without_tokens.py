@@ -92,7 +92,7 @@ def holds_content(sent: bytes) -> bool:
     return SECRET.encode() in sent or TOKEN.search(sent) is not None
 
 
-def test_what_is_looked_for_is_found():
+def test_the_search_for_prompt_content_finds_marked_content():
     event = ["BlockStored", [1], None, [7], 1, None, "GPU", {"cache_salt": "s"}]
     assert holds_content(with_marks(pack([1.0, [event]])))
     assert TOKEN.search(pack([MARK + 5]))
@@ -100,7 +100,7 @@ def test_what_is_looked_for_is_found():
 
 
 @pytest.mark.parametrize("capture", sample(CAPTURES, 4))
-def test_no_token_leaves_and_the_blocks_are_the_same(capture):
+def test_an_output_without_tokens_sends_the_same_blocks_without_content(capture):
     pairs = list(PROFILES.values())
     specs = [
         OutputSpec(f"{number}-{kind}", profile, [None], heartbeat=0.0, publisher_ids=[PUBLISHER], journal_batches=50)
@@ -167,7 +167,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 @pytest.mark.parametrize("capture", ["vllm033_map_extras", "vllm033_lookahead", "sglang0523_radix_eagle"])
-def test_decoders_of_vllm_s_own_structs_read_it(capture):
+def test_the_structs_of_vllm_decode_an_output_without_tokens(capture):
     profile = PROFILES["vllm"].without_tokens()
     relay = Relay(
         [SourceSpec("e", 0, replay=False, probe_interval=0.0)],

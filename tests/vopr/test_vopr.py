@@ -60,7 +60,7 @@ def run_apart(hash_seed: int) -> str:
     return done.stdout
 
 
-def test_one_seed_is_one_run_byte_for_byte() -> None:
+def test_two_runs_of_a_seed_send_the_same_bytes() -> None:
     """Two runs of a seed send the same bytes to routers, as a checksum shows.
 
     They are two Python processes with different hash seeds.
@@ -71,14 +71,14 @@ def test_one_seed_is_one_run_byte_for_byte() -> None:
     assert checksums[0] == checksums[1]
 
 
-def test_a_plan_can_be_printed_and_read() -> None:
+def test_a_printed_plan_can_be_parsed() -> None:
     plan = plans.draw(5)
     seed, again = plans.parse(plans.text(5, plan))
     assert seed == 5
     assert [(name, args) for _, name, args in again] == [(name, args) for _, name, args in plan]
 
 
-def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_finds_and_shortens_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulation finds a daemon that the test breaks so that subscribing routers get no state."""
     monkeypatch.setattr(LivePublisher, "send_state", lambda *_: None)
     plan = plans.draw(1)
@@ -92,7 +92,7 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", sorted(FOUND_IN))
-def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
+def test_the_simulation_finds_each_old_defect(defect: str) -> None:
     """The simulation finds each old defect of kvbus when it is added again.
 
     If the random plans of faults have changed, `make vopr ARGS="--defect NAME"` shows which seeds find the defect now.
@@ -102,7 +102,7 @@ def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_part_of_a_state_is_found() -> None:
+def test_the_simulation_finds_a_router_with_part_of_a_state() -> None:
     seed, plan = plans.parse((Path(broken_answer.__file__).with_suffix(".script")).read_text())
     with broken_answer.put_back():
         _, error = plans.run(seed, plan)

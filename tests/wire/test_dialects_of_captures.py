@@ -85,7 +85,7 @@ def domain(values):
 
 @pytest.mark.parametrize(("capture", "dialect", "hashes", "options"), PAIRS, ids=[pair[0] for pair in PAIRS])
 class TestAgainstACapture:
-    def test_every_simulated_shape_is_a_captured_one(self, capture, dialect, hashes, options):
+    def test_every_simulated_event_has_a_captured_shape(self, capture, dialect, hashes, options):
         real = {shape(event) for event in events(captured(capture))}
         ours = {shape(event) for event in events(simulated(dialect, hashes, options))}
         assert ours <= real
@@ -93,19 +93,19 @@ class TestAgainstACapture:
             {"AllBlocksCleared"} & {known[0] for known in ours}
         )
 
-    def test_batches_have_the_captured_form(self, capture, dialect, hashes, options):
+    def test_simulated_batches_have_the_captured_form(self, capture, dialect, hashes, options):
         real = {tuple(map(kind, batch)) for batch in batches(captured(capture))}
         ours = {tuple(map(kind, batch)) for batch in batches(simulated(dialect, hashes, options))}
         assert ours == real
 
-    def test_hashes_are_numbers_of_the_captured_kind(self, capture, dialect, hashes, options):
+    def test_simulated_hashes_have_the_captured_type_and_size(self, capture, dialect, hashes, options):
         assert domain(hashes_of(simulated(dialect, hashes, options))) == domain(hashes_of(captured(capture)))
 
-    def test_a_life_begins_as_captured(self, capture, dialect, hashes, options):
+    def test_a_simulated_epoch_begins_like_a_captured_one(self, capture, dialect, hashes, options):
         real, ours = batches(captured(capture))[0][1], batches(simulated(dialect, hashes, options))[0][1]
         assert shape(ours[0]) == shape(real[0])
 
-    def test_fields_have_a_captured_type(self, capture, dialect, hashes, options):
+    def test_simulated_fields_have_a_captured_type(self, capture, dialect, hashes, options):
         def types(payloads):
             found = set()
             for event in events(payloads):
@@ -122,14 +122,14 @@ class TestAgainstACapture:
 @pytest.mark.parametrize(
     ("capture", "dialect"), [("syn_vllm033_tiers_storage", "vllm-0.33"), ("syn_sglang0523_tiers_disk", "sglang-0.5.23")]
 )
-def test_tiers_have_the_captured_names(capture, dialect):
+def test_simulated_tiers_have_the_captured_names(capture, dialect):
     def media(payloads):
         return {event.get("medium") for event in events(payloads)} - {None}
 
     assert media(simulated(dialect, None, {"tiers": TIERS})) == media(captured(capture))
 
 
-def test_positional_lengths_without_a_capture():
+def test_simulated_positional_events_have_the_length_of_their_release():
     """The simulator sends arrays of the right length for releases of which there is no capture.
 
     These releases send arrays of fixed length with trailing nulls (vLLM 0.14 to 0.18, llm-d-inference-sim). The lengths
@@ -148,7 +148,7 @@ def test_a_salted_store_of_sglang_0_5_18_has_an_eighth_element():
     assert any(len(event[1]) > 1 for event in stores)
 
 
-def test_trtllm_has_one_map_event_a_batch_and_no_medium():
+def test_simulated_trtllm_batches_have_one_map_event_without_medium():
     got = batches(simulated("trtllm", None, {}))
     assert {len(batch[1]) for batch in got} == {1}
     assert {shape(batch[1][0]) for batch in got} == {
@@ -158,19 +158,19 @@ def test_trtllm_has_one_map_event_a_batch_and_no_medium():
     assert domain(hashes_of(simulated("trtllm", None, {}))) == (True, False)
 
 
-def test_llm_d_sim_has_neither_sizes_nor_parents():
+def test_llm_d_sim_events_have_no_sizes_and_no_parents():
     stores = [event for event in events(simulated("llm-d-sim", None, {})) if event[0] == "BlockStored"]
     assert {(event[2], event[4]) for event in stores} == {(None, 0)}
     assert any(len(event[1]) > 1 for event in stores)
 
 
-def test_the_dynamo_mocker_has_large_tokens_and_neither_medium_nor_lora():
+def test_dynamo_mocker_events_have_large_tokens_and_no_medium_or_lora():
     stores = [e for e in events(simulated("dynamo-mocker", None, {})) if e["type"] == "BlockStored"]
     assert all(2**31 <= token < 2**32 for event in stores for token in event["token_ids"])
     assert {shape(e)[1:] for e in stores} == {("type", "block_hashes", "parent_block_hash", "token_ids", "block_size")}
 
 
-def test_an_early_sglang_page_names_no_parent_at_a_nodes_head_and_equal_pages_collide():
+def test_pages_of_early_sglang_omit_parents_and_have_colliding_hashes():
     engine = SimEngine("sglang-0.4.7", synthetic(1), options=EngineOptions(blocks=200))
     stores = [e for e in events(engine.step(1.0) for _ in range(300)) if e[0] == "BlockStored"]
     assert all(len(event[1]) == 1 for event in stores)

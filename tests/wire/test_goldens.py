@@ -96,21 +96,21 @@ def played(name):
 
 
 class TestEveryCapture:
-    def test_the_router_holds_exactly_what_the_engine_held_in_the_end_and_on_the_way(self, name, played):
+    def test_the_router_holds_the_engines_blocks_during_and_after_a_capture(self, name, played):
         assert matches_truth(name, played.router) is None
         assert played.held == points(name)
 
-    def test_the_stream_keeps_every_rule(self, name, played):
+    def test_the_relayed_capture_keeps_every_rule_of_a_stream(self, name, played):
         assert played.router.violations == []
         assert played.router.orphans == 0
         assert len(set(played.router.block_sizes.values())) == (2 if name == LMCACHE else 1)
         assert played.router.events > 0
 
-    def test_nothing_a_real_engine_says_is_rejected(self, name, played):
+    def test_no_event_of_a_real_engine_is_rejected(self, name, played):
         assert played.stats.rejected == {}
         assert set(played.stats.filtered) == FILTERED.get(name, set())
 
-    def test_the_state_can_be_told_from_nothing(self, played):
+    def test_a_new_router_learns_the_state_from_the_announced_blocks(self, played):
         router = PlainSetRouter()
         router.apply(0, encode_batch(list(played.normalizer.announce()), 0.0, 0))
         assert router.blocks == played.router.blocks
@@ -121,7 +121,7 @@ class TestEveryCapture:
         nowhere = sum((group, parent) not in anywhere for group, _, parent in held)
         assert nowhere <= router.orphans <= sum(key not in router.blocks for key in held)
 
-    def test_hashes_are_those_of_the_engine(self, name, played):
+    def test_relayed_hashes_are_those_of_the_engine(self, name, played):
         known = {block for m in load(name) for event in events_of(m.payload) for block in event.get("block_hashes", ())}
         told = {block for body in played.sent for event in events_of(body) for block in event.get("block_hashes", ())}
         if name in BY_PREFIX:
@@ -131,18 +131,18 @@ class TestEveryCapture:
         else:
             assert told <= known
 
-    def test_by_position_it_is_the_same(self, name):
+    def test_positional_output_gives_the_same_blocks(self, name):
         by_position = Played(name, profile="aibrix")
         assert matches_truth(name, by_position.router) is None
         assert by_position.held == points(name)
         assert by_position.router.violations == []
 
-    def test_for_dynamo_hashes_are_integers(self, name, played):
+    def test_dynamo_gets_integers_as_hashes(self, name, played):
         router = Played(name, profile="dynamo").router
         assert router.violations == []
         assert set(router.blocks) == {(group, medium, fold(block)) for group, medium, block in played.router.blocks}
 
-    def test_the_whole_relay_says_the_same(self, name, played):
+    def test_the_complete_relay_gives_the_same_blocks(self, name, played):
         script = Script()
         for message in load(name):
             script >> raw(message.topic, message.seq.to_bytes(8, "big"), message.payload)
@@ -155,7 +155,7 @@ class TestEveryCapture:
         assert script.stats.restarts == len(lives(name)) - 1
         assert script.stats.missing == 0
 
-    def test_decoding_and_encoding_lose_nothing(self, name):
+    def test_decoding_and_encoding_preserve_every_field(self, name):
         for message in load(name):
             batch = well_formed(message.payload)
             again = well_formed(encode_batch(batch.events, batch.ts, batch.rank))
@@ -167,7 +167,7 @@ class TestEveryCapture:
 
 
 @pytest.mark.parametrize("capture", ["vllm033_map_int", "sglang0523_map", "vllm0110_positional_bytes"])
-def test_single_copies_without_reblocking_leave_byte_for_byte_or_in_part(capture):
+def test_relayed_token_arrays_are_bytes_of_the_engines_batches(capture):
     """kvbus never rewrites tokens: each array of token ids that it sends was in a batch of the engine."""
     arrays = {
         bytes(event.token_ids)
@@ -185,7 +185,7 @@ def test_single_copies_without_reblocking_leave_byte_for_byte_or_in_part(capture
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
+def test_the_announced_blocks_are_those_of_the_router_at_any_moment(capture):
     turns: list[Any] = []
 
     def each(played):
@@ -201,7 +201,7 @@ def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
     assert len(turns) == len(load(capture))
 
 
-def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined():
+def test_a_chained_kvbus_derives_the_same_hashes_for_radix_pages():
     """Two kvbus derive the same hashes for pages of radix nodes.
 
     One relay reads the stream from the start, another learns the state from the first.
@@ -215,13 +215,13 @@ def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined()
 
 
 @pytest.mark.parametrize("capture", ["syn_sglang_variable", "vllm033_map_int", "sglang0523_hicache"])
-def test_pinned_to_the_size_it_has_nothing_changes(capture):
+def test_the_engines_own_block_size_as_configured_size_changes_nothing(capture):
     assert matches_truth(capture, Played(capture, block_size=16).router) is None
 
 
 @pytest.mark.parametrize("capture", ["vllm033_map_int", "vllm0110_positional_bytes", "sglang0523_hicache"])
 @pytest.mark.parametrize("size", [8, 4])
-def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
+def test_a_finer_configured_block_size_divides_every_block(capture, size):
     played = Played(capture, block_size=size)
     assert played.router.violations == []
     assert {len(block.tokens) for block in played.router.blocks.values()} == {size}
@@ -247,7 +247,7 @@ def test_pinned_to_a_finer_size_every_block_is_cut(capture, size):
         ("vllm033_offload_window", 0),
     ],
 )
-def test_all_groups_on_request(capture, masked):
+def test_groups_all_relays_the_blocks_of_every_group(capture, masked):
     """With ``groups: all``, routers get the blocks of all groups, not only of groups with prefix caching.
 
     ``masked`` is the number of the capture's stores in which vLLM leaves out the hashes of some blocks (masked blocks).
@@ -261,7 +261,7 @@ def test_all_groups_on_request(capture, masked):
     assert played.stats.filtered[Filtered.HASH_ONLY] == masked
 
 
-def test_counting_copies_is_what_makes_the_mamba_capture_exact():
+def test_the_mamba_capture_is_not_exact_without_counting_copies():
     """If kvbus did not count copies, it would remove blocks of which the engine has another copy.
 
     A router that gets this recorded stream from kvbus would then lack these blocks.
@@ -312,13 +312,13 @@ class OnlyTheLast(Played):
 
 
 class TestCopies:
-    def test_an_engine_that_removes_the_last_copy_alone(self, name):
+    def test_duplicates_last_is_exact_for_engines_that_remove_only_the_last_copy(self, name):
         if not name.startswith("vllm033"):
             return
         played = OnlyTheLast(name, duplicates="last")
         assert matches_truth(name, played.router) is None
 
-    def test_counting_it_leaves_dead_blocks(self):
+    def test_counting_copies_leaves_dead_blocks_for_vllm_55092(self):
         """If kvbus counts the copies of an engine with vllm#55092, routers keep dead blocks.
 
         Such an engine sends one removal for all copies of a block, and kvbus waits for as many removals as stores.
@@ -331,7 +331,7 @@ def pair(hashes, parent=None, **more):
     return store(hashes, parent, tokens=[1, 2] * len(hashes), block_size=2) | more
 
 
-class TestTheRouterItself:
+class TestPlainSetRouter:
     """Tests that `PlainSetRouter`, on which the other tests rely, detects streams that break the rules."""
 
     @pytest.mark.parametrize(
@@ -350,13 +350,13 @@ class TestTheRouterItself:
             ([pair([1], b"x")], "parent b'x'"),
         ],
     )
-    def test_a_broken_rule_is_written_down(self, events, complaint):
+    def test_the_router_records_a_broken_rule(self, events, complaint):
         router = PlainSetRouter()
         router.apply(0, payload(*events))
         assert len(router.violations) == 1
         assert complaint in router.violations[0]
 
-    def test_envelopes_and_gaps(self):
+    def test_the_router_records_wrong_envelopes_and_gaps(self):
         router = PlainSetRouter()
         router.apply(5, payload())
         router.apply(5, payload(removed([1])))
@@ -365,7 +365,7 @@ class TestTheRouterItself:
         router.apply(8, msgspec.msgpack.encode([1.0, []]))
         assert [wrong.split(":")[0] for wrong in router.violations] == ["seq 7", "seq 7", "seq 8"]
 
-    def test_a_difference_is_told(self):
+    def test_a_difference_from_the_truth_is_described(self):
         router = Played("vllm033_map_int").router
         router.blocks.pop(next(iter(router.blocks)))
         router.blocks[(0, "GPU", 12345)] = next(iter(router.blocks.values()))
@@ -374,7 +374,7 @@ class TestTheRouterItself:
         )
 
     @pytest.mark.parametrize("name", CAPTURES)
-    def test_a_truth_is_never_empty(self, name):
+    def test_the_truth_of_a_capture_is_not_empty(self, name):
         assert len(truth(name)) >= 9
         assert matches_truth(name, PlainSetRouter()) is not None
 

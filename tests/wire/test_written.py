@@ -104,18 +104,18 @@ def events_of(name: str) -> list[Any]:
     return [event for message in load(name) for event in decode(message.payload)[1]]
 
 
-def test_each_has_the_form_that_is_written() -> None:
+def test_each_synthetic_capture_has_its_documented_form() -> None:
     assert set(FORMS) == set(WRITTEN)
     assert all(events_of(name) for name in FORMS)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_it_is_made_again_as_it_is(name: str) -> None:
+def test_each_synthetic_capture_is_reproduced_exactly(name: str) -> None:
     kept = tuple((DATA / f"{name}.{suffix}").read_text() for suffix in ("jsonl", "truth.json"))
     assert written(name) == kept
 
 
-def test_a_salt_is_in_the_keys_of_a_prompts_first_block_alone() -> None:
+def test_a_salt_is_only_in_the_keys_of_the_first_block_of_a_prompt() -> None:
     stores = [event for event in events_of("syn_sglang_39991") if isinstance(event, SglangStored)]
     first = [event for event in stores if event.cache_salt and event.parent_block_hash is None]
     assert first
@@ -129,13 +129,13 @@ def test_hashes_of_tensorrt_llm_are_signed() -> None:
     assert min(hashes) < 0 < max(hashes) < 2**63
 
 
-def test_a_pool_says_hashes_alone() -> None:
+def test_pool_events_contain_only_hashes() -> None:
     pool = [event for event in events_of("syn_mooncake_rfc1527") if event.medium == "cpu"]
     assert {len(event.seq_hashes) for event in pool} == {1}
     assert {(event.block_size, event.token_ids, event.parent_hash) for event in pool} == {(None, None, None)}
 
 
-def test_a_pools_block_leaves_with_the_salt_of_the_engines() -> None:
+def test_a_pool_block_is_sent_with_the_salt_of_the_engines_block() -> None:
     script = Script()
     salts: dict[Any, set[tuple[str, str | None]]] = {}
     for message in load("syn_mooncake_rfc1527"):
