@@ -73,7 +73,11 @@ def over_budget(taken: Mapping[str, float], allowed: Mapping[str, float]) -> lis
 
 
 class Budgets:
-    """The pytest plugin. Each worker process measures its tests, and the main session prints the sums."""
+    """The pytest plugin that compares the CPU seconds of the tests with their budgets.
+
+    Each worker process measures its tests. The main session prints the sums, and fails if one of them exceeds its
+    budget.
+    """
 
     def __init__(self, allowed: Mapping[str, float]) -> None:
         self.cpu: dict[str, float] = defaultdict(float)

@@ -147,7 +147,7 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """The names of the feed's workers, including those of its topics."""
+        """The name of this feed's workers, and the names of the workers of each topic's feed (see :meth:`of`)."""
         return [self._name, *(name for each in self._topics.values() for name in each.names)]
 
     def clear(self) -> None:

@@ -159,7 +159,9 @@ class PrefixRouter:
         self._check()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait as `settled` does, in a program without an event loop.
+        """Wait until each stream's state is complete or known to be unavailable.
+
+        This is `settled` for a program without an event loop.
 
         Args:
             timeout: maximum seconds to wait; None for no limit.

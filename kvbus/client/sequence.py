@@ -208,7 +208,7 @@ class Sequence:
         return self._take()
 
     def interrupted(self, now: float) -> list[Output]:
-        """Handle the loss of the live connection."""
+        """Record that the live connection is lost, and return the resulting updates."""
         self._sequencer.down(now)
         return self._take()
 

@@ -62,9 +62,9 @@ class _Claim:
         return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
 
     def mixes(self, other: _Claim) -> bool:
-        """Return whether one topic can begin with the topic prefixes of both sources.
+        """Return whether a topic can begin with the topic prefixes of both claims' sources.
 
-        Then both sources would get the batches of this topic.
+        Both sources would get the batches of such a topic.
         """
         mine, theirs = self.topic or "", other.topic or ""
         return mine.startswith(theirs) or theirs.startswith(mine)

@@ -33,10 +33,10 @@ def _clears(config: Config) -> list[str]:
 
 
 def _replays(config: Config) -> list[str]:
-    """Return notes about routers that may request a replay from the engine for a stream of kvbus.
+    """Return notes about routers that may request replays from the engine itself in place of kvbus.
 
-    With ``interpose``, routers connect to the engine's own address. They may also learn the engine's replay endpoint,
-    but the engine's seqs differ from kvbus's.
+    With ``interpose``, routers connect to the engine's own address. If they also learn the engine's replay endpoint,
+    they get replays with the engine's seqs, but live batches with kvbus's seqs.
     """
     engines = [source.replay_endpoint for source in config.sources if source.replay_endpoint is not None]
     return [

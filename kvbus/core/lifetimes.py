@@ -94,8 +94,8 @@ class Lifetimes:
     def _hear(self, key: TableKey, table: Table, block: Hash | None, now: float) -> None:
         """Restart the lifetime of a block and its ancestors, because the engine has stored the block.
 
-        Of blocks that are restarted at the same time, the first one expires first. So a child is restarted before its
-        parent.
+        If several lifetimes are restarted at the same time, the one that is restarted first ends first. A child must
+        not outlive its parent, so its lifetime is restarted before the parent's.
         """
         while block is not None and (chunk := table.blocks.get(block)) is not None:
             if self._heard.get((*key, block)) == now:

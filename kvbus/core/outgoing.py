@@ -253,7 +253,7 @@ class Outgoing:
         *,
         cleared: Cleared = (),
     ) -> None:
-        """Publish the events of a source's newest batch on the outputs whose routers need adapted batches.
+        """Publish the events of a source's newest batch on the outputs whose routers cannot read every batch unchanged.
 
         ``cleared`` has, for each AllBlocksCleared among the events, a function that builds removals of the cleared
         blocks, for routers that must not get the AllBlocksCleared.

@@ -70,7 +70,7 @@ class BusLog:
         return self._bus.standing
 
     def since(self, router: RouterKey, finding: Finding) -> Finding:
-        """Return a finding about a router with the time at which it began."""
+        """Return the finding about a router with its field ``since`` set to the time at which it began."""
         return self._routers.get(router, Findings(self._daemon.as_written)).since(finding)
 
     def _found(self, age: float) -> Iterator[Finding]:

@@ -26,12 +26,13 @@ When it is reached, kvbus writes the lines immediately and begins again.
 
 
 class Reading:
-    """An answer with blocks or batches that is being sent to a client, and its counters for the content log.
+    """An HTTP answer with blocks or batches that is being sent to a client, and its counters for the content log.
 
     Attributes:
-        status: the status code of the answer; 200 until the answer is complete.
-        blocks: number of blocks sent since the last line in the log.
-        bytes: number of bytes sent since the last line in the log.
+        status: the answer's HTTP status. It is 200 until the answer is complete, because only then kvbus records the
+            real status.
+        blocks: number of blocks sent since the last log line that counted this answer.
+        bytes: number of bytes sent since that log line.
     """
 
     def __init__(self, caller: str, path: str) -> None:

@@ -383,7 +383,7 @@ def reached(directory: Path) -> int:
 def files(directory: Path) -> dict[str, int]:
     """Return the sizes in bytes of the state's files in a directory, by file name.
 
-    Files that were moved aside are included.
+    The renamed files of a refused state are included.
     """
     return {
         path.name: path.lstat().st_size

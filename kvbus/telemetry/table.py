@@ -68,9 +68,9 @@ def row(
     *,
     part: str = "",
 ) -> Row:
-    """Return a row of the table.
+    """Return a row of the table; see :class:`Row` for the arguments.
 
-    ``read`` is a function that returns the value from an item, or the dotted name of the item's attribute.
+    ``read`` may also be the dotted name of an item's attribute, in place of a function that returns its value.
     """
     return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys, part)
 

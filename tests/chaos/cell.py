@@ -31,7 +31,9 @@ HOST: Final = "127.0.0.1"
 
 
 class Cell:
-    """A cell of the campaign in one generation, that is, from its construction to its end.
+    """A cell of the campaign in one generation: an engine, kvbus, its routers and the links between them.
+
+    For the next generation, the campaign builds the cell anew.
 
     Args:
         seed: seed of the plan.

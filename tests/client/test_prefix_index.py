@@ -264,9 +264,10 @@ def name_of(variant, chain):
 
 
 def content_of(worker, variant, chain):
-    """Return the content of the last block of a chain.
+    """Return the content of the last block of a chain, for a worker and a variant.
 
-    Worker "b" has other content than the other workers for the same hash, if the hash belongs to variant 2.
+    The block's hash depends on the variant. For variant 2, worker "b" has other content under this hash than the other
+    workers.
     """
     return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
 

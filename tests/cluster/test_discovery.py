@@ -149,7 +149,10 @@ class Fleet:
             worker.go_on()
 
     async def untouched(self, *numbers: int) -> None:
-        """Check that kvbus connected to these engines only once, and that no block was cleared or missed."""
+        """Check that kvbus has connected to each of these engines only once, and that none of its batches was missing.
+
+        Check also that the router got no clear of their blocks.
+        """
         for worker in (self.workers[n] for n in numbers):
             assert worker.publisher.subscriptions == 1, worker.name
             topic = worker.name.encode()

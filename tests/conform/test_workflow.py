@@ -21,7 +21,7 @@ def test_each_input_of_the_workflow_reaches_the_shell_as_a_variable():
 
 
 def run(directory: Path, **given: str) -> tuple[int, list[dict[str, str]]]:
-    """Run the last command of the workflow, and return its exit code and the verdicts that it wrote."""
+    """Run the last command of the workflow ``conform.yml``, and return its exit code and the verdicts that it wrote."""
     (directory / "kvbus" / "bin").mkdir(parents=True)
     program = directory / "kvbus" / "bin" / "kvbus"
     program.write_text(f"#!{sys.executable}\nfrom kvbus.cli import main\nmain()\n")

@@ -72,7 +72,7 @@ def test_a_block_expires_later_if_it_was_stored_with_a_child(engine):
 
 @pytest.mark.parametrize("duplicates", ["count", "last", "ignore"])
 def test_copies_expire_with_their_block(duplicates):
-    """The copies of an expired block expire too, because the engine will not announce their removal either."""
+    """If a block expires, all its copies expire too, because the engine will not announce the removal of any of them."""
     engine = Engine(duplicates=duplicates)
     engine.sends(*[store([1], **CPU)] * 3)
     engine.waits(61)

@@ -189,9 +189,9 @@ class TestNumbering:
 
     @pytest.mark.parametrize("extra", [{}, {"not_known_yet": 1}], ids=["usual", "unusual"])
     def test_a_clear_is_sent_for_an_unexpected_rank_of_an_engine(self, extra):
-        """kvbus sends a clear for the rank in the engine's batches, too, if it is not the configured rank.
+        """If the engine's batches name another rank than the configured one, kvbus sends a clear for that rank, too.
 
-        Routers hold the blocks of a former kvbus process under the engine's own rank.
+        A previous kvbus process may have announced the engine's blocks under that rank, so routers may still hold them.
         """
         relay = self.relay(first_seqs=[5000])
         relay.handle(Started(7.0), 0.0)

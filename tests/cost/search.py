@@ -192,7 +192,7 @@ def bytes_for(endpoint: str, given: Input) -> float:
 
 
 def size_of(events: list[RelayEvent]) -> int:
-    """Return the size of an input: the bytes of its received frames, at least ``SMALLEST``."""
+    """Return the size of an input: the bytes of its received frames, or ``SMALLEST`` if they are fewer."""
     return max(SMALLEST, sum(len(frame) for event in events for frame in getattr(event, "frames", ())))
 
 
@@ -224,7 +224,10 @@ def search(endpoint: str, seed: int, inputs: int) -> tuple[float, Input]:
 
 
 def main() -> None:
-    """Search all endpoints, and print the most expensive input of each."""
+    """Search for expensive inputs at each of the core's ``ENDPOINTS``, and print the highest cost.
+
+    If this cost exceeds its budget, print the input, and fail.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--inputs", type=int, default=3000)

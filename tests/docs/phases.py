@@ -27,9 +27,9 @@ def phase_table() -> str:
 
 
 def diagram() -> str:
-    """Return the transitions as a Mermaid state diagram.
+    """Return the sequencer's transitions between its phases as a Mermaid state diagram.
 
-    A transition that most connected phases share is drawn only once, from the state `connected`.
+    If most phases with a connection share a transition, it is drawn only once, from the state `connected`.
     """
     edges: dict[tuple[str, str], list[str]] = {("[*]", Phase.AWAY): []}
     for phases, causes, targets in ROWS:

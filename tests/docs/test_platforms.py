@@ -97,9 +97,9 @@ def shown(name: str, first: str) -> Any:
 
 
 def test_the_values_of_llm_ds_page_and_of_kvbus_make_one_valid_pod() -> None:
-    """The values of llm-d's page and the values file of kvbus make a valid pod together.
+    """The values that docs/routers/llm-d.md shows and kvbus's values file for llm-d make a valid pod together.
 
-    The test merges them as llm-d-modelservice does: the pod's fields from kvbus's file, the container and the
+    The test merges them as llm-d-modelservice does: the pod's fields come from kvbus's file, the container and the
     annotations from the page.
     """
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")

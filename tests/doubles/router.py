@@ -112,8 +112,9 @@ class PlainSetRouter:
         }
 
     def path(self, group: int | None, block: int | bytes) -> list[Any]:
-        """Return the tokens from the root of the block tree, or from the first unknown ancestor, to the end of a
-        block.
+        """Return the tokens of a block and of its ancestors, beginning at the root of the block tree.
+
+        If the router does not know an ancestor, the tokens begin after this ancestor.
         """
         parts: list[tuple[Any, ...]] = []
         seen: set[int | bytes] = set()

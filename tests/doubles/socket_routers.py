@@ -308,7 +308,7 @@ class StrictRouter(SocketRouter):
         return self.next
 
     def restart(self) -> None:
-        """Drop all blocks and connect again from seq 0, like a new router process."""
+        """Drop all blocks and connect again, like a new router process, which expects seq 0 first."""
         self._hang_up()
         self.unsubscribe()
         self._held.clear()

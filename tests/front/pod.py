@@ -75,7 +75,10 @@ class Api:
         return response
 
     async def _upload(self, request: web.Request) -> web.Response:
-        """Read no part of a body before ``take`` is set. Then read all parts, and return their number of bytes."""
+        """Wait until the test sets ``take``, then read the body of the request, and return its number of bytes.
+
+        No part of the body is read before that.
+        """
         await self.take.wait()
         async for part in request.content.iter_any():
             self.taken += len(part)

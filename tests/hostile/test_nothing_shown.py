@@ -69,7 +69,7 @@ def every_bad_batch() -> list[bytes]:
 
 
 def streamed(place: Place) -> str:
-    """Return the text of the `/events` stream up to its first ``rates`` event."""
+    """Read the `/events` stream up to its first event with rates, which kvbus sends once a second, and return the text."""
     found = ""
     with urllib.request.urlopen(f"http://{place.http}/events", timeout=60) as answer:
         while "event: rates" not in found:

@@ -52,7 +52,10 @@ def stored(keys: list[list[str] | None]) -> BlockStored:
 async def test_llmd_finds_the_blocks_of_a_lora_adapter_through_kvbus(
     tmp_path: Path, profile: str, found: set[int]
 ) -> None:
-    """With vLLM's unchanged events llm-d finds no block, so kvbus removes the adapter's name from the extra keys."""
+    """llm-d finds the blocks of a LoRA adapter only if kvbus removes the adapter's name from the blocks' extra keys.
+
+    llm-d takes the name for an image, so with vLLM's unchanged events it finds none of these blocks.
+    """
     if reason := installed("llmd")():
         pytest.skip(reason)
     stream = Stream("127.0.0.1", free_port(), 0)

@@ -140,7 +140,7 @@ class Door(abc.ABC):
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Undo the changes of the server's settings."""
+        """Undo what the other methods have changed in the server's settings."""
 
 
 class KafkaDoor(Door):

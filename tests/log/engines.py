@@ -139,7 +139,8 @@ class Engines:
 def main() -> None:
     """Execute the commands on stdin until stdin ends.
 
-    The parent process sends a command only after the answer to the previous one, so `select` misses no buffered line.
+    `select` does not see a line that Python has already read into its buffer. There is no such line, because the parent
+    process sends a command only after the answer to the previous one.
     """
     engines = Engines(msgspec.json.decode(sys.argv[1], type=Spec))
     engines.fill()

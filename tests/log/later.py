@@ -61,9 +61,10 @@ def of_either_schema(data: bytes) -> record.Record:
 
 
 def main() -> None:
-    """Run kvbus with the functions of another version, which the first argument names (``former``, ``additive``, …).
+    """Run kvbus so that it writes and reads a log as another version would. The first argument names the version.
 
-    The functions are replaced before the modules that use them are imported.
+    ``former`` writes the previous schema, ``additive`` writes more fields, and ``breaking`` writes an invented next
+    schema. The functions are replaced before the modules that use them are imported.
     """
     kind = sys.argv.pop(1)
     replaced: dict[str, dict[str, Any]] = {

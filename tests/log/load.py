@@ -1,6 +1,6 @@
 """A set-up for tests of a log under load: an engine's stream, its writer, a reader of the log, and an aggregator.
 
-Every batch is counted.
+The tests check that each published batch is either appended or counted as dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cut a running member of a log's cluster off from the network: ``unshare --net python -m tests.log.partition nats``.
 
 Each member has its own network namespace. The clients are in this process's namespace, which routes between the
-members. The cut drops packets silently, so the kernel reports nothing. Afterwards the readers must hold the engine's
-blocks.
+members. The cut drops packets silently, so the kernel reports nothing. After each cut, the readers must again hold
+exactly the engine's blocks.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def flipped(data):
 
 
 def once(kind):
-    """Return a function that damages the first record of a kind."""
+    """Return a function that damages the first record of a kind that it gets, and leaves all others unchanged."""
     left = [kind]
 
     def change(data):

@@ -226,7 +226,8 @@ class Engine:
     def _see(self, run: list[tuple[list[int], str]]) -> None:
         """Add the blocks of consecutive stores to `visible`, the blocks that kvbus may announce.
 
-        A block is added if its parent is visible or in the same run of stores.
+        With ``orphans: pass`` every block is added. Otherwise a block is added if it has no parent, or if its parent is
+        visible or in the same run of stores.
         """
         waiting, run[:] = list(run), []
         while waiting:
@@ -1046,7 +1047,9 @@ class World:
 def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[str, Any]:
     """Return the part of a relay's state that must be equal before and after a recovery from the write-ahead log.
 
-    ``kept`` has the first seq of each journal that contains only batches after the checkpoint.
+    ``kept`` has, by output and stream, the first seq in the journal of the recovered relay; None if this journal is
+    empty. Only batches from this seq on are compared, because a recovered journal has only the batches after the
+    checkpoint.
     """
     return {
         "sources": [

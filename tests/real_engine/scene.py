@@ -90,7 +90,8 @@ class Scene:
     Args:
         engine: a running engine with blocks of earlier scenes.
         directory: directory of all files of this scene.
-        config: further configuration of kvbus. ``source`` and ``output`` are keys of its only source and output.
+        config: further configuration of kvbus. The mappings ``source`` and ``output`` in it have keys of kvbus's only
+            source and only output.
         outcome: the object that gets the results.
         counted: whether kvbus counts the engine's copies. A kvbus that reads another kvbus cannot count them.
     """
@@ -144,7 +145,8 @@ class Scene:
     async def quiet(self, what: str, *, within: float = QUIET, asleep: bool = False) -> None:
         """Compare all views with the engine until they are equal, for at most ``within`` seconds.
 
-        An engine that is ``asleep`` does not publish its last events.
+        Unless the engine is ``asleep``, wait also until it has published all its events. An engine that sleeps does not
+        publish its last events.
         """
         loop = asyncio.get_running_loop()
         begin = loop.time()

@@ -1,6 +1,7 @@
 """Fill or load a state directory in a process of its own: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
 
-It prints the peak memory of the process in kilobytes. The index stays small, however long the write-ahead log is.
+``fill`` relays batches until the state's database has ``BYTES`` bytes. The program prints the peak memory of its
+process in kilobytes. The relay has only ``LIVE`` blocks, however long the write-ahead log is.
 """
 
 from __future__ import annotations

@@ -149,9 +149,9 @@ class Directory:
         self.nodes: dict[str, EngineNode] = {}
 
     def find(self, endpoint: str) -> EngineNode | None:
-        """Return the engine at ``tcp://name:port``, or at ``tcp://@name:port``, an address that never moves.
+        """Return the engine at an address; None if no engine is there.
 
-        None if unknown.
+        A test may move ``tcp://name:port`` to another engine. ``tcp://@name:port`` always leads to the same engine.
         """
         return self.nodes.get(endpoint.removeprefix("tcp://").rpartition(":")[0])
 

@@ -125,8 +125,8 @@ def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
 def what_failed(error: Exception) -> str:
     """Return a text by which two runs with the same failure can be recognized.
 
-    It consists of the place that raised the error and of the error's text without numbers, because one check has
-    several errors.
+    It consists of the place that raised the error and of the letters of the error's text. The place alone is not
+    enough, because one check can raise different errors.
     """
     return f"{location_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 

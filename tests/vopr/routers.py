@@ -278,8 +278,10 @@ class Asking(Router):
             self._ask()
 
     def break_answer(self) -> None:
-        """Break the answer. A router that had been exact continues with the live batches, and requests a replay
-        only at a gap.
+        """Break the answer that the router is reading.
+
+        If the router has read a complete answer before, it continues with the live batches, and requests a replay only
+        at a gap. Otherwise it requests the replay again.
         """
         super().break_answer()
         if self.request is not None and self._synced:

@@ -79,7 +79,10 @@ def test_a_printed_plan_can_be_parsed() -> None:
 
 
 def test_the_simulation_finds_and_shortens_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulation finds a daemon that the test breaks so that subscribing routers get no state."""
+    """The simulation finds a defect of the daemon, and shortens the plan of faults with which it has found the defect.
+
+    The defect is that subscribing routers get no state. The short plan must still find it.
+    """
     monkeypatch.setattr(LivePublisher, "send_state", lambda *_: None)
     plan = plans.draw(1)
     _, error = plans.run(1, plan)

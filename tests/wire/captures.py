@@ -61,7 +61,7 @@ def lives(name: str) -> list[list[Message]]:
 def truth(name: str, *, every_group: bool = False) -> set[Key]:
     """Return the blocks that the engine's cache held at the end of a capture.
 
-    By default, return only the groups whose blocks carry prefixes.
+    By default, leave out the groups whose blocks a router cannot match with a prompt's prefix, such as sliding windows.
     """
     blocks = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
     return {

@@ -32,8 +32,8 @@ class Stream:
         media: the media that events have named.
         sizes: the block sizes, by group.
         clears_all_tiers: whether AllBlocksCleared applies to every memory tier, and not only to the device.
-        presumed: whether kvbus presumed that a clear applied to every tier, because events had named only the device.
-            kvbus then stopped reporting that earlier batches are missing.
+        presumed: whether kvbus presumed that a clear emptied every tier, because events had named only the device.
+            Batches missing before the clear do not matter for an empty cache, so kvbus stopped reporting them.
     """
 
     def __init__(self, sizes: BlockSizes) -> None:

@@ -156,9 +156,9 @@ class SuppressedBlocks:
     # -- other block sizes -----------------------------------------------------------------------------------------
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Move blocks that must not be announced any more from a table of the index into this object.
+        """Move the blocks that must not be announced any more from a table of the index into this object.
 
-        The caller must then count all blocks again.
+        The counts of blocks are then out of date: the caller must call ``count`` of the index and of ``tails``.
         """
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key, chunk)

@@ -87,8 +87,9 @@ class Normalizer:
     def _clear(self, run: Iterable[Step], clears: int) -> int:
         """Apply consecutive AllBlocksCleared events of a batch.
 
-        ``clears`` is the number of the batch's earlier clears that name no medium. A clear after them is a second one.
-        Return this number with the clears of ``run`` added, for the next call.
+        ``clears`` is the number of earlier clears in the batch that name no medium. If there was one, another
+        such clear removes the blocks that the first one left on tiers other than the device. Return ``clears`` plus the
+        number of such clears in ``run``, for the next call.
         """
         for event in cast("Iterable[AllBlocksCleared]", run):
             everything = clears_all(event)

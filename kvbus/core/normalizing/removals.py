@@ -108,7 +108,7 @@ class Removals:
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
         """Return the key of the table that holds the block which a removal names.
 
-        Return None if the removal names no group and several groups have the block.
+        Return None if the removal names no group and several groups have the block, because it may mean any of them.
         """
         group, medium = key
         if group is not None:

@@ -60,9 +60,10 @@ class ReplayEnd(msgspec.Struct):
 def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
     """Parse a live batch ``[topic, seq, payload]``. Return a reason if it is malformed.
 
-    ``seq`` is 8 bytes big-endian. If the frame has 24 bytes, a publisher id follows the seq. Further frames may follow
-    the payload. They come from a later version of an engine, and are ignored. In such a message, the third frame must
-    begin with the msgpack byte of an array or a map, because a frame with a seq never begins with such a byte.
+    ``seq`` is 8 bytes big-endian. If the frame has 24 bytes, a publisher id follows the seq. Further frames after the
+    payload, which a later version of an engine may send, are ignored. If there are any, the third frame must begin with
+    the msgpack byte of an array or a map. So it is the payload, because a frame with a seq never begins with such a
+    byte.
     """
     if len(frames) != 3 and not (3 < len(frames) <= limits.max_frames and frames[2][:1] >= b"\x80"):
         return Reason.FRAME_COUNT

@@ -1,7 +1,7 @@
 """Access to an engine's gRPC API: channels to it, and an encoder and a decoder of protobuf fields.
 
 The gRPC discoverer and the proxy of :mod:`kvbus.parts.front.grpc` use this module. They also import the gRPC library
-from here, so that its environment variable is always set first.
+from here, so that ``GRPC_VERBOSITY`` is set before the library is imported.
 """
 
 from __future__ import annotations

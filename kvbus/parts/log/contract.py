@@ -170,9 +170,9 @@ class Reader(Protocol):
         """
 
     async def reached(self, key: str) -> int:
-        """Return a number that says how far the stream is read. It can be compared with the number from :meth:`ends`.
+        """Return a number for the place in a stream up to which :meth:`take` has returned all records.
 
-        :meth:`take` has returned every record that the log had up to the place for which this number stands.
+        If it is at least the stream's number from :meth:`ends`, the stream has been read to that end.
         """
 
     async def close(self) -> None:

@@ -87,10 +87,11 @@ class Follower:
         counts: number of records that the reader did not get, by reason: ``double`` (a duplicate), ``old_epoch`` (of a
             former writer), ``malformed`` (not a record), ``damaged`` (the checksum is wrong), ``other_schema`` (this
             version cannot read it), ``known`` (part of a state that the reader already has), ``unusable`` (after
-            missing records and before the next state) and ``late`` (of an abandoned epoch). Three keys count something
-            else: ``lost`` is the number of missing records. ``expired`` is how many times the writer was silent for too
-            long. ``clock_set_back`` is how many times a stream began again at a lower epoch, because the log had lost
-            its epochs and the writer's clock was set back.
+            missing records and before the next state) and ``late`` (of an epoch that the reader gave up, because its
+            writer was silent for too long). Three keys count something else: ``lost`` is the number of missing records.
+            ``expired`` is how many times the writer was silent for too long. ``clock_set_back`` is how many times a
+            stream began again at a lower epoch, because the log had lost its epochs and the writer's clock was set
+            back.
     """
 
     def __init__(self) -> None:

@@ -186,7 +186,7 @@ class Keys:
         self.refused = refused
 
     def __call__(self, key: bytes | None) -> bytes | None:
-        """Return the key unchanged."""
+        """Deserialize the key of a record: return its bytes unchanged, or None if the record has no key."""
         return key
 
 

@@ -90,7 +90,10 @@ class NatsWriter:
             return
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append the records in one message, or in several messages if they are large."""
+        """Append the records in one message, or in several messages if they are large.
+
+        Return the position of the last record.
+        """
         position = START
         for group in _groups(records):
             data = msgspec.msgpack.encode(group)
@@ -230,8 +233,9 @@ class NatsLog:
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Return the newest pointer of each stream, or only that of one stream.
 
-        Each pointer is the newest message of its subject. The messages are read through JetStream's API, which answers
-        in JSON. So unusual subjects and headers of other clients' messages do no harm.
+        Each pointer is the newest message of its subject. The messages are read through JetStream's API, whose JSON
+        answers contain headers and data in base64. So unusual subjects and headers in other clients' messages cannot
+        break the reading.
         """
         found: dict[str, Pointer] = {}
         link = Link(self._location)

@@ -446,7 +446,7 @@ class Appender:
             self._missing, self._reason = "lost", reason
 
     async def _turn(self, writer: Writer) -> None:
-        """Write the stream in one writer epoch. Return when the stream is closed and all its items are in the log."""
+        """Write the queued items in one writer epoch. Return when the stream is closed and all items are in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
         self._ask_at = now()

@@ -35,8 +35,8 @@ class SourceJudge:
         index: the source's position in ``sources``.
         ranks: the probe results of each rank.
         beyond: the probe results of the port after the last rank's port; None if that port was not probed.
-        history: whether the replay was requested from seq 0.
-        spoke: endpoints from which the running bus has received a batch.
+        history: whether the doctor requested the replay of each rank from seq 0.
+        spoke: endpoints from which the running kvbus has received a batch; empty if no kvbus runs.
     """
 
     config: Config

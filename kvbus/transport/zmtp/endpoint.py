@@ -358,7 +358,7 @@ class Dialler(Endpoint):
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``. kvbus looks up the host name at every attempt.
-        role: PUB.
+        role: kvbus's socket type, which is PUB.
         handler: receives the events of the peer.
         settings: limits and timeouts.
         refused: called for each connection that does not become a peer; None for no call.

@@ -59,7 +59,8 @@ class TestRemainingCopyCounts:
     def test_repeated_stores_are_not_copies_for_an_engine_with_remaining_copy_counts(self):
         """With ``kv_cache_report_mode=full`` the engine stores a block again at each cache hit.
 
-        If kvbus counted stores, it could not distinguish these from copies.
+        kvbus must not count these stores as copies. It removes the block at the first removal, which says that no copy
+        remains.
         """
         bench = Bench()
         for _ in range(5):

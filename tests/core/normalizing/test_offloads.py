@@ -11,10 +11,9 @@ from tests.doubles.payloads import plain_all, store, tokens_of
 
 
 def test_an_offload_without_tokens_gets_salt_session_and_keys_of_its_blocks():
-    """If a store has no tokens, kvbus adds the salt, the session and the keys of the same blocks on another medium,
-    too.
+    """If a store has no tokens, kvbus adds those of the same blocks on another medium, with their salt and keys.
 
-    Without them, the block of one tenant would be announced as everybody's.
+    Without the salt and the keys, the block of one tenant would be announced as everybody's.
     """
     bench = Bench()
     salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}

@@ -302,10 +302,10 @@ def test_the_filler_for_a_foreign_batch_has_no_events(content: bytes) -> None:
 
 @pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
 def test_kvbus_corrects_a_wrong_guess_that_topics_share_their_seqs(refuted_by: bytes) -> None:
-    """kvbus corrects itself after it has mistaken the separate seqs of two topics for one common series.
+    """kvbus recovers after it has mistaken the separate seqs of two topics for one common series.
 
-    kvbus receives batch 0 of topic a, batch 1 of topic b, and batch 2 of topic a, because the other batches are lost.
-    Then a batch comes that contradicts a common series.
+    kvbus receives only batch 0 of topic a, batch 1 of topic b, and batch 2 of topic a, which look like one series. Then
+    it receives a batch that cannot belong to this series.
     """
     socket = Socket("each", A, B, replay=False)
     socket.up()

@@ -37,9 +37,9 @@ def batch(*events):
 
 
 def known(**more):
-    """Return a store event of an engine.
+    """Return a store event that has the tokens of its blocks, as an engine sends it.
 
-    It contains the tokens of its blocks, unlike the store events of a Mooncake pool.
+    The store events of a Mooncake pool have no tokens.
     """
     fields = {"seq_hashes": [1, 2], "token_ids": tokens_of(1) + tokens_of(2), "block_size": 16, "medium": "gpu"}
     return event("stored", legacy=False, base_block_idx=4, parent_hash=9, **fields | more)

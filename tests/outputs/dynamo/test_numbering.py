@@ -102,9 +102,9 @@ class Plane(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), lost=st.booleans())
     def state(self, which: int, lost: bool) -> None:
-        """Let a router connect or lose batches, so that kvbus sends it the state in two batches.
+        """Send the state in two batches to one router, which connects anew or, with ``lost``, has lost batches.
 
-        The other router gets two empty batches.
+        For each of these batches, the other router gets an empty batch with the same seq.
         """
         if not lost or self.connections[which] is None:
             self.connections[which] = self.numbering.connection()

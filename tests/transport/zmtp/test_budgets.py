@@ -212,7 +212,7 @@ async def test_a_peer_may_be_paused_after_each_of_its_messages():
 
 
 class Pausing(list):
-    """A list of received messages. After each one, it pauses the reading from the peer."""
+    """A list of received messages. It pauses the reading from the peer whenever a message is appended."""
 
     def __init__(self, peer):
         super().__init__()

@@ -67,9 +67,10 @@ def test_a_router_socket_completes_the_handshake_of_each_peer(data):
 
 
 def test_the_mechanism_is_sent_only_after_the_first_bytes_of_the_peer():
-    """kvbus sends the name of its security mechanism only after the peer's first bytes.
+    """kvbus sends the name of its security mechanism only after the beginning of the peer's greeting.
 
     If libzmq reads the name of another mechanism than its own, it closes the connection without sending its own name.
+    kvbus would then not learn the peer's mechanism.
     """
     protocol = Protocol(Role.PUB, accepting=True)
     assert protocol.data_to_send() == SIGNATURE + b"\3"

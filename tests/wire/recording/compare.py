@@ -29,7 +29,10 @@ class View:
         self._fed = 0
 
     def feed(self, batches: Sequence[tuple[float, int, bytes]]) -> None:
-        """Apply the batches that were published since the last call. ``batches`` has all batches from the start."""
+        """Apply the batches that were published since the last call.
+
+        ``batches`` has all batches from the start. Those of earlier calls are skipped.
+        """
         for _, seq, payload in batches[self._fed :]:
             events = self._normalizer.apply(well_formed(payload), first_of_epoch=seq == 0)
             if events:

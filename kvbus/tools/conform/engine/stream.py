@@ -461,7 +461,8 @@ class Stream:
     def _begin(self, message: Message, payload: Payload) -> None:
         """Judge the first received batch of an epoch.
 
-        If its seq is not 0, the kit has not seen the beginning of the epoch.
+        If its seq is not 0, the kit has not seen the beginning of the epoch. It then judges nothing, and may not know
+        all live blocks.
         """
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:

@@ -99,7 +99,10 @@ class Watch:
         return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
 
     async def run(self) -> None:
-        """Watch the publisher until all probes have ended and the watching time has passed."""
+        """Watch the publisher until the watching time has passed and all probes have ended.
+
+        The probes are prompts to the engine, replay and snapshot requests, and a second subscription.
+        """
         target = self._target
         if not target.bind and not await self._look():
             return

@@ -70,7 +70,7 @@ class _Rank:
         base: first seq of the case or, after a restart, of the epoch.
         framing: number of frames of each message in a replay answer, ``3`` or ``4``.
         numbers: seqs of the batches that were published so far.
-        faults: the faults of replay answers.
+        faults: the faults with which the publisher now answers replay requests; none by default.
     """
 
     publisher: EnginePublisher
@@ -99,7 +99,7 @@ class _Rank:
 
 
 class Engine:
-    """The simulated engine of a case. It carries out the steps with a publisher for each rank.
+    """The simulated engine of a case. It does what the case's steps say, with one publisher for each rank.
 
     Args:
         case: the case.
