@@ -69,7 +69,7 @@ RENAMED = {
 }
 
 
-def test_each_field_that_kvbus_reads_is_renamed_or_kept():
+def test_each_event_field_is_listed_as_renamed_or_kept():
     """Each field of an event is in the list of fields that are renamed or in the list of those that are kept.
 
     Fields on which kvbus bases decisions keep their values. A developer who adds a field must put it into a list.
@@ -198,7 +198,7 @@ NUMBERS = [0x5EC2E700 + at for at in range(64)]
 HASHES = [0x5EC2E75EC2E70000 + at for at in range(4)]
 
 
-def told():
+def recognisable_stream():
     """Return a stream that has recognisable values wherever an engine, or a defective engine, may put names or
     numbers.
     """
@@ -230,7 +230,7 @@ def told():
 
 @pytest.mark.parametrize("number", range(20))
 def test_an_anonymized_capture_contains_no_value_of_the_original(number):
-    messages = told()
+    messages = recognisable_stream()
     assert all(b"secret" in message.payload for message in messages)
     out = b"".join(message.topic + message.payload for message in anonymized(messages, b"%032d" % number))
     assert b"secret" not in out
@@ -240,7 +240,7 @@ def test_an_anonymized_capture_contains_no_value_of_the_original(number):
 
 
 def test_anonymized_captures_are_equal_only_for_equal_keys():
-    messages = told()
+    messages = recognisable_stream()
     assert anonymized(messages) == anonymized(messages)
     other = anonymized(messages, b"o" * 32)
     assert not [one for one, two in zip(anonymized(messages), other, strict=True) if one.payload == two.payload]

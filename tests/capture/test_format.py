@@ -23,7 +23,7 @@ def test_a_written_capture_is_read_back_unchanged(name, tmp_path):
     assert (path.read_bytes()[:2] == b"\x1f\x8b") is name.endswith(".gz")
 
 
-def test_every_line_is_in_the_file_when_write_returns(tmp_path):
+def test_a_capture_line_is_in_the_file_when_write_returns(tmp_path):
     path = tmp_path / "stream.jsonl"
     with CaptureWriter(path) as writer:
         writer.write(MESSAGES[0])

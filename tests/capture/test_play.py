@@ -32,7 +32,7 @@ def test_without_faults_every_batch_is_published_once():
     assert planned([0, 1, 4]) == (["0", "1", "4"], Stats(published=3))
 
 
-def test_a_seq_that_goes_back_is_a_restart():
+def test_a_seq_that_goes_back_is_played_as_a_restart():
     steps, stats = planned([0, 1, 2, 0, 1, 0])
     assert steps == ["0", "1", "2", "restart", "0", "1", "restart", "0"]
     assert stats.epochs == 3
@@ -93,7 +93,7 @@ async def test_each_repetition_of_a_loop_is_a_new_epoch():
             await task
 
 
-async def test_the_recorded_pace_can_be_sped_up():
+async def test_a_capture_can_be_played_faster_than_recorded():
     clock = asyncio.get_running_loop().time
     times = []
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine:

@@ -144,7 +144,7 @@ def built(folder: Path) -> list[Any]:
     return documents(done.stdout)
 
 
-def taken_by_kubernetes(spec: Any) -> None:
+def check_for_kubernetes(spec: Any) -> None:
     """Check that a pod spec is valid by Kubernetes' strict schema, and that each of its volume mounts has a volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     kubernetes.validate(
@@ -177,17 +177,17 @@ def test_every_pod_of_an_example_is_valid_for_kubernetes(example: Path) -> None:
     found = [spec for each in built(example) for spec in pod_specs(each)]
     assert found
     for spec in found:
-        taken_by_kubernetes(spec)
+        check_for_kubernetes(spec)
 
 
 def test_the_check_refuses_a_pod_with_a_misspelled_field_or_a_missing_volume() -> None:
-    """``taken_by_kubernetes`` must refuse a pod with a misspelled field, and a pod with a mount without its volume."""
+    """``check_for_kubernetes`` must refuse a pod with a misspelled field, and a pod with a mount without its volume."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     with pytest.raises(kubernetes.utils.ValidationError):
-        taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMount": []}]})
+        check_for_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMount": []}]})
     mount = {"name": "metrics-volume", "mountPath": "/.config"}
     with pytest.raises(AssertionError):
-        taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMounts": [mount]}]})
+        check_for_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMounts": [mount]}]})
 
 
 def test_leader_and_workers_of_the_set_start_engines_with_equal_arguments() -> None:

@@ -33,12 +33,12 @@ def names(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
 
 
-def test_the_rules_and_the_dashboard_are_copied() -> None:
+def test_the_files_of_rules_and_dashboards_are_copied_to_the_chart() -> None:
     assert all(source.exists() for source in sync.COPIES)
     assert set(sync.COPIES.values()) <= sync.expected().keys()
 
 
-def test_the_manifests_are_exactly_those_that_the_chart_renders() -> None:
+def test_the_manifests_equal_the_output_of_the_chart() -> None:
     rendered = sync.manifests()
     folders = (MANIFESTS / "component", MANIFESTS / "inject")
     assert {path for each in folders for path in each.rglob("*.yaml")} <= rendered.keys()

@@ -20,7 +20,7 @@ from tests.ports import ports_in_a_row
 pytestmark = pytest.mark.slow
 
 
-async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
+async def test_only_a_router_with_a_listed_key_gets_an_answer(tmp_path: Path) -> None:
     first = ports_in_a_row(5)
     public, secret = curve.generate()
     router_public, router_secret = curve.generate()

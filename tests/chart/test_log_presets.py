@@ -17,7 +17,7 @@ from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.config.logs import TYPES, settings_of
 from tests.chart.charts import CASES, Release, Values, helm, render
-from tests.chart.test_render import told
+from tests.chart.test_render import loaded_config
 from tests.security.certificates import Authority
 
 ROLES = ("leaf", "aggregator")
@@ -42,7 +42,7 @@ def access(config: Config, kind: str) -> dict[str, Any]:
 
 @each_kind
 def test_the_aggregator_preset_reads_the_log_of_the_leaf_preset(kind: str, tmp_path: Path) -> None:
-    leaf, reader = (access(told(rendered(role, kind), tmp_path), kind) for role in ROLES)
+    leaf, reader = (access(loaded_config(rendered(role, kind), tmp_path), kind) for role in ROLES)
     shared = {"endpoint", "more_servers", "topic", "stream", "prefix", "database", "cluster", "model", "tls_ca_file"}
     assert {key: leaf[key] for key in shared & leaf.keys()} == {key: reader[key] for key in shared & reader.keys()}
     assert leaf["username"] != reader["username"], "who reads may not write"
@@ -84,7 +84,7 @@ def test_passwords_of_a_log_are_only_in_mounted_files_of_a_secret(role: str, kin
     (mount,) = (each for each in release.kvbus["volumeMounts"] if each["name"] == "kvbus-log")
     assert (mount["mountPath"], mount["readOnly"]) == (MOUNT, True)
     assert release.pod["spec"]["securityContext"]["fsGroup"] == 65532
-    keys = access(told(release, tmp_path), kind)
+    keys = access(loaded_config(release, tmp_path), kind)
     assert [keys[name] for name in ("tls_ca_file", "password_file")] == [f"{MOUNT}/ca.crt", f"{MOUNT}/password"]
     said = json.dumps([*release.all("ConfigMap"), release.environment()])
     assert said.count("password") == said.count(f"{MOUNT}/password") + said.count("password_file: ")
@@ -113,13 +113,16 @@ def test_two_aggregators_share_an_address_and_restart_one_after_the_other(kind: 
 @each_kind
 def test_a_replaced_pod_has_time_to_send_its_queued_batches(role: str, kind: str, tmp_path: Path) -> None:
     release = rendered(role, kind)
-    assert release.pod["spec"].get("terminationGracePeriodSeconds", 30) > 2 * told(release, tmp_path).shutdown_timeout
+    assert (
+        release.pod["spec"].get("terminationGracePeriodSeconds", 30)
+        > 2 * loaded_config(release, tmp_path).shutdown_timeout
+    )
 
 
 @each_kind
 def test_the_network_policy_lets_an_aggregator_reach_only_dns_and_the_log(kind: str, tmp_path: Path) -> None:
     release = rendered("aggregator", kind)
-    keys = access(told(release, tmp_path), kind)
+    keys = access(loaded_config(release, tmp_path), kind)
     servers = [parse_endpoint(each) for each in (keys["endpoint"], *keys.get("more_servers", ()))]
     policy = release.one("NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -140,7 +143,7 @@ def test_a_network_policy_without_egress_rules_does_not_restrict_egress() -> Non
 def test_a_log_output_has_no_curve_keys_of_routers(kind: str, tmp_path: Path) -> None:
     curve: Values = {"existingSecret": "bus-curve"}
     values = CASES[f"leaf-{kind}"]
-    config = told(render({**values, "kvbus": {**values["kvbus"], "curve": curve}}), tmp_path)
+    config = loaded_config(render({**values, "kvbus": {**values["kvbus"], "curve": curve}}), tmp_path)
     routers, log = config.outputs
     assert routers.curve_secret_key_file is not None
     assert log.curve_secret_key_file is None

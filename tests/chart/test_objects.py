@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.chart.charts import CASES, CHART, ROOT, Values, containers, helm, load, render
-from tests.chart.test_render import told
+from tests.chart.test_render import loaded_config
 
 SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
 AGGREGATOR: Values = {
@@ -146,7 +146,7 @@ def test_values_with_routers_render_a_network_policy_with_open_http() -> None:
     assert render({"networkPolicy": {"enabled": False, "routers": [router]}}).all("NetworkPolicy") == []
 
 
-def test_prometheus_rules_are_those_of_the_files_with_the_changes_of_the_operator() -> None:
+def test_prometheus_rules_equal_the_rule_files_with_the_changes_of_the_operator() -> None:
     def rules(**values: Any) -> dict[str, Any]:
         release = render({"monitoring": {"prometheusRule": {"enabled": True, **values}}})
         found = [rule for group in release.one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
@@ -186,7 +186,7 @@ def test_the_pod_monitor_scrapes_the_http_port_of_kvbus() -> None:
     assert "kvbus-http" in {port["name"] for port in release.kvbus["ports"]}
 
 
-def test_the_dashboards_of_the_chart_equal_those_of_the_repository() -> None:
+def test_the_dashboards_of_the_chart_equal_the_dashboards_of_the_repository() -> None:
     release = render({"monitoring": {"dashboard": {"enabled": True}}})
     (found,) = (each for each in release.all("ConfigMap") if "kvbus.json" in each["data"])
     files = {file.name: json.loads(file.read_text()) for file in (ROOT / "deploy/grafana").glob("*.json")}
@@ -270,7 +270,7 @@ def test_the_documented_helm_command_for_real_engines_works(where: str, tmp_path
     assert re.findall(r"--set [^'\s]*\[", command) == []
     sets = [word for word in shlex.split(command.replace("\\\n", " ")) if word != "--set"]
     release = render(helm.parse_set_string(",".join(sets)))
-    (source,) = told(release, tmp_path).sources
+    (source,) = loaded_config(release, tmp_path).sources
     assert source.discover is not None
     settings = source.discover["kubernetes"]
     assert (settings["selector"], settings["port"], settings["replay_port"]) == ("app=ENGINE", "5557", "5558")

@@ -14,13 +14,13 @@ import pytest
 from kvbus.config import Config, render_topic
 from kvbus.config.notes import notes
 from tests.chart.charts import OF_THE_POD, Values, render
-from tests.chart.test_render import told
+from tests.chart.test_render import loaded_config
 
 ROOT = Path(__file__).parents[2]
 
 
 def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
-    return told(render({"kvbus": {"router": router, **kvbus}}), tmp_path)
+    return loaded_config(render({"kvbus": {"router": router, **kvbus}}), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_aibrix_preset_has_its_labels_and_one_port_for_all_ranks(tmp_path: P
         "model.aibrix.ai/port": "8000",
         "model.aibrix.ai/kv-events-enabled": "true",
     }
-    assert told(release, tmp_path).outputs[0].layout == "merged"
+    assert loaded_config(release, tmp_path).outputs[0].layout == "merged"
     assert {port["containerPort"] for port in release.kvbus["ports"]} == {5557, 5558, 9477}
 
 
@@ -84,7 +84,7 @@ def test_interpose_serves_routers_at_the_port_of_the_engine(tmp_path: Path) -> N
     From outside the pod, only kvbus's HTTP port is reachable.
     """
     release = render({"kvbus": {"router": "dynamo", "interpose": True, "dataParallelSize": 2}})
-    config = told(release, tmp_path)
+    config = loaded_config(release, tmp_path)
     (source,), (output,) = config.sources, config.outputs
     assert source.bind
     assert output.interpose
@@ -95,7 +95,7 @@ def test_interpose_serves_routers_at_the_port_of_the_engine(tmp_path: Path) -> N
     assert f"--endpoint={source.endpoint}" in release.engine["args"]
     claimed = {"networkPolicy": {"enabled": True}, "kvbus": {"interpose": True}}
     assert not render(claimed).one("NetworkPolicy")["spec"]["ingress"], "a rule without a port would open all"
-    asked = told(render({"kvbus": {"interpose": True, "ports": {"replay": 15757}}}), tmp_path)
+    asked = loaded_config(render({"kvbus": {"interpose": True, "ports": {"replay": 15757}}}), tmp_path)
     assert asked.outputs[0].replay_endpoint == "tcp://127.0.0.1:15757"
 
 
@@ -118,7 +118,7 @@ def test_the_container_has_only_the_pod_variables_that_it_uses() -> None:
 def test_the_configuration_may_contain_variables_of_the_pod(tmp_path: Path) -> None:
     config = {"worker": "$(NODE_NAME)-$(POD_NAME)", "log_level": "debug"}
     release = render({"kvbus": {"config": config}})
-    assert told(release, tmp_path).worker == "node-a-demo-0"
+    assert loaded_config(release, tmp_path).worker == "node-a-demo-0"
     assert "worker" not in str(release.file()), "a file would keep it as it is written"
 
 
@@ -126,7 +126,7 @@ def test_the_configuration_may_contain_variables_of_the_pod(tmp_path: Path) -> N
 @pytest.mark.parametrize("router", ["generic", "llm-d"])
 def test_each_rank_uses_the_same_port_offset_at_engine_and_kvbus(router: str, ranks: int, tmp_path: Path) -> None:
     release = render({"kvbus": {"router": router, "model": "m", "dataParallelSize": ranks}})
-    config = told(release, tmp_path)
+    config = loaded_config(release, tmp_path)
     events = dict(argument.removeprefix("--").split("=", 1) for argument in release.engine["args"][1:])
     first, last = config.streams()[0], config.streams()[-1]
     assert (first.endpoint, first.replay_endpoint) == (events["endpoint"], events["replay-endpoint"])

@@ -111,7 +111,7 @@ def test_the_check_finds_violations_of_the_pod_security_standard() -> None:
     assert {"hostNetwork", "volume v", "c: runAsNonRoot", "c: drop"} <= set(restricted(bad))
 
 
-def told(release: Release, tmp_path: Path) -> Config:
+def loaded_config(release: Release, tmp_path: Path) -> Config:
     """Return the configuration that kvbus loads from the file and the environment variables of a rendered release."""
     path = None
     if (text := release.file()) is not None:
@@ -127,7 +127,7 @@ def told(release: Release, tmp_path: Path) -> Config:
 def test_kvbus_loads_the_rendered_configuration(case: str, tmp_path: Path) -> None:
     values = CASES[case]
     release = render(values)
-    config = told(release, tmp_path)
+    config = loaded_config(release, tmp_path)
     assert "$(" not in str(config.to_dict())
     wanted = values.get("kvbus", {}).get("config", {})
     for key in wanted.keys() - {"sources", "outputs", "limits"}:
@@ -139,7 +139,7 @@ def test_kvbus_loads_the_rendered_configuration(case: str, tmp_path: Path) -> No
 @each_case
 def test_container_and_service_have_exactly_the_configured_ports(case: str, tmp_path: Path) -> None:
     release = render(CASES[case])
-    config = told(release, tmp_path)
+    config = loaded_config(release, tmp_path)
     bound = {config.http_address[1]} if config.http_address else set()
     for output in config.outputs:
         for slot in [stream.index for stream in config.streams()] if output.layout == "per_source" else [0]:
@@ -187,7 +187,7 @@ def test_every_mount_has_its_volume_and_state_dir_is_on_a_volume(case: str, tmp_
         mounts = [mount["name"] for each in containers(spec) for mount in each.get("volumeMounts", [])]
         assert set(mounts) == set(volumes)
     states = [mount["mountPath"] for mount in release.kvbus["volumeMounts"] if mount["name"] == "kvbus-state"]
-    config = told(release, tmp_path)
+    config = loaded_config(release, tmp_path)
     assert states == ([] if config.log_numbers else [str(config.state_dir)]), (
         "a log has the state of what is read there"
     )

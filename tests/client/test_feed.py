@@ -37,7 +37,7 @@ from tests.client.blocks import batch, removed, stored, tokens
 from tests.wire.captures import DATA, load
 
 
-class Fed:
+class FedIndex:
     """An index of prompt prefixes to which a Feed applies the events of one stream."""
 
     def __init__(self, *, copies=False):
@@ -56,7 +56,7 @@ class Fed:
 
 
 def test_each_rank_is_a_worker_and_a_clear_applies_to_one_rank():
-    fed = Fed().take(stored(1, 2)).take(stored(1), rank=1).take(stored(1, 2, 3), rank=None)
+    fed = FedIndex().take(stored(1, 2)).take(stored(1), rank=1).take(stored(1, 2, 3), rank=None)
     assert fed.held(1, 2, 3) == {None: 3, 0: 2, 1: 1}
     assert fed.index.workers == [Worker("a", 0), Worker("a", 1), Worker("a", None)]
     assert fed.take(AllBlocksCleared()).held(1, 2, 3) == {None: 3, 1: 1}
@@ -66,8 +66,8 @@ def test_each_rank_is_a_worker_and_a_clear_applies_to_one_rank():
 
 def test_a_removal_of_a_copied_block_removes_it_unless_copies_are_counted():
     events = (stored(1, 2), stored(1, 2), stored(2, parent=1), removed(2))
-    assert Fed().take(*events).held(1, 2) == {0: 1}
-    counting = Fed(copies=True).take(*events)
+    assert FedIndex().take(*events).held(1, 2) == {0: 1}
+    counting = FedIndex(copies=True).take(*events)
     assert counting.held(1, 2) == {0: 2}
     assert counting.take(removed(2)).held(1, 2) == {0: 2}
     assert counting.take(removed(2)).held(1, 2) == {0: 1}
@@ -75,7 +75,9 @@ def test_a_removal_of_a_copied_block_removes_it_unless_copies_are_counted():
 
 
 def test_copies_on_different_media_are_counted_separately():
-    fed = Fed(copies=True).take(stored(1), stored(1, medium="CPU"), stored(1, medium="CPU"), removed(1, medium="CPU"))
+    fed = FedIndex(copies=True).take(
+        stored(1), stored(1, medium="CPU"), stored(1, medium="CPU"), removed(1, medium="CPU")
+    )
     assert fed.take(removed(1)).held(1) == {0: 1}
     assert fed.take(removed(1, medium="CPU")).held(1) == {}
 
@@ -89,7 +91,7 @@ EVENTS = st.one_of(
 
 @given(copies=st.booleans(), said=st.lists(st.tuples(st.integers(0, 1), EVENTS), max_size=30))
 def test_random_stores_removals_and_clears_match_a_simple_count(copies, said):
-    fed = Fed(copies=copies)
+    fed = FedIndex(copies=copies)
     live: Counter[tuple[int, str, int]] = Counter()
     for rank, event in said:
         fed.take(event, rank=rank)
@@ -118,7 +120,7 @@ def test_a_feed_indexes_the_first_group_with_full_attention():
     window: dict[str, Any] = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window"}
     full: dict[str, Any] = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
     other: dict[str, Any] = {"group_idx": 2, "kv_cache_spec_kind": "full_attention"}
-    fed = Fed().take(stored(1, **window), stored(1, 2, **full), stored(1, 2, 3, **other))
+    fed = FedIndex().take(stored(1, **window), stored(1, 2, **full), stored(1, 2, 3, **other))
     assert fed.held(1, 2, 3) == {0: 2}
     assert fed.take(removed(1, group_idx=0), removed(1, group_idx=2)).held(1, 2, 3) == {0: 2}
     assert fed.take(removed(2, group_idx=1)).held(1, 2, 3) == {0: 1}
@@ -127,20 +129,20 @@ def test_a_feed_indexes_the_first_group_with_full_attention():
 
 
 def test_a_feed_chooses_the_indexed_group_for_each_rank():
-    fed = Fed().take(stored(1)).take(stored(1, 2, group_idx=0), rank=1)
+    fed = FedIndex().take(stored(1)).take(stored(1, 2, group_idx=0), rank=1)
     assert fed.held(1, 2) == {1: 2, 0: 1}
     assert fed.take(removed(2, group_idx=0), rank=1).held(1, 2) == {0: 1, 1: 1}
 
 
 def test_a_cleared_worker_may_begin_with_another_group():
-    fed = Fed().take(stored(1)).take(AllBlocksCleared(), stored(1, 2, group_idx=0))
+    fed = FedIndex().take(stored(1)).take(AllBlocksCleared(), stored(1, 2, group_idx=0))
     assert fed.held(1, 2) == {0: 2}
 
 
 def test_a_store_without_tokens_does_not_choose_the_group():
     placeholder = stored(7, medium="CPU")
     placeholder.token_ids, placeholder.block_size = msgspec.Raw(b"\x90"), 0
-    fed = Fed().take(placeholder, stored(1, group_idx=0))
+    fed = FedIndex().take(placeholder, stored(1, group_idx=0))
     assert fed.held(1) == {0: 1}
 
 
@@ -153,13 +155,13 @@ def test_a_store_without_tokens_does_not_choose_the_group():
     ],
 )
 def test_a_bad_event_is_skipped_and_counted(event, reason):
-    fed = Fed().take(event, stored(5))
+    fed = FedIndex().take(event, stored(5))
     assert fed.feed.status.refused == {reason: 1}
     assert fed.held(5) == {0: 1}
 
 
 def test_unreadable_events_are_counted_as_refused():
-    fed = Fed()
+    fed = FedIndex()
     batch = Batch(1.0, [], 0)
     batch.rejects.append(Reason.NOT_MSGPACK)
     fed.feed.apply(batch)
@@ -168,7 +170,7 @@ def test_unreadable_events_are_counted_as_refused():
 
 
 def test_a_store_without_blocks_or_tokens_changes_nothing():
-    fed = Fed().take(stored(), stored(1))
+    fed = FedIndex().take(stored(), stored(1))
     none = stored(9)
     none.token_ids = msgspec.Raw(b"\x90")
     assert fed.take(none).held(1) == {0: 1}
@@ -234,7 +236,7 @@ def test_a_feed_ends_a_capture_with_the_same_blocks_as_a_view(name):
 
 
 def test_a_feed_has_separate_workers_for_each_topic() -> None:
-    fed = Fed()
+    fed = FedIndex()
     one, two = fed.feed.of(b"kv@1"), fed.feed.of(b"kv@2")
     assert fed.feed.of(b"kv@1") is one
     for number, part in enumerate((one, two)):

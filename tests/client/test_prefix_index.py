@@ -157,7 +157,7 @@ def test_a_value_that_is_not_a_token_is_refused(tokens):
         index_of(("a", store([1], None, 1, size=1))).longest_prefix(tokens)
 
 
-def test_removed_blocks_leave_nothing_in_memory():
+def test_removed_blocks_use_no_memory():
     index = index_of()
 
     def come_and_go(first):
@@ -194,7 +194,7 @@ def test_removed_blocks_leave_nothing_in_memory():
 
 
 @dataclass
-class Known:
+class ModelBlock:
     """A block of a worker in the index :class:`Naive`: its parent, its content and its media.
 
     If all ancestors of the block are known, ``path`` is the prompt up to the block's end. Otherwise it is None.
@@ -218,7 +218,7 @@ class Naive:
         for at in range(first, len(chain)):
             parent = name_of(variant, chain[:at]) if at else None
             block = blocks.setdefault(
-                name_of(variant, chain[: at + 1]), Known(parent, content[at], None if at else content[:1])
+                name_of(variant, chain[: at + 1]), ModelBlock(parent, content[at], None if at else content[:1])
             )
             block.media.add(medium)
         changed = True

@@ -110,7 +110,7 @@ def test_lines_below_the_log_level_are_dropped():
     assert [line["message"] for line in _lines(stream)] == ["yes"]
 
 
-def test_setting_up_again_replaces_the_handler():
+def test_a_second_setup_replaces_the_log_handler():
     first, second = io.StringIO(), io.StringIO()
     setup(stream=first)
     setup(stream=second)

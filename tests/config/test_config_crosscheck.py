@@ -8,7 +8,7 @@ from kvbus.core.wire.profiles import PROFILES
 from tests.config.texts import text_of
 
 
-def test_a_source_with_a_used_slot_is_refused(read, problems):
+def test_sources_keep_their_slots_and_a_used_slot_is_refused(read, problems):
     three = "[{name: a, endpoint: 'ipc:///a'}, {name: c, endpoint: 'ipc:///c', slot: 2, data_parallel_size: 2}, "
     config = read(text_of(three + "{name: d, endpoint: 'ipc:///d'}]", "[{layout: merged}]"))
     assert [(stream.label, stream.index) for stream in config.streams()] == [("a", 0), ("c/0", 2), ("c/1", 3), ("d", 4)]

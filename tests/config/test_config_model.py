@@ -103,7 +103,7 @@ def test_any_text_is_unchanged_after_writing_and_reading_yaml(tmp_path_factory, 
         ({"curve_secret_key_file": "/s", "curve_client_keys": "/c"}, "state"),
     ],
 )
-def test_on_subscribe_follows_from_the_keys_of_the_output(keys, gets):
+def test_an_output_sends_the_state_on_subscription_by_default(keys, gets):
     overrides = {"sources": [{}], "outputs": [{"endpoint": "tcp://*:7000", **keys}]}
     assert load(None, env={}, overrides=overrides).outputs[0].on_subscribe == gets
 

@@ -12,7 +12,7 @@ from kvbus.config import ConfigError, load
 MINIMAL = "sources: [{}]\noutputs: [{}]\n"
 
 
-def test_defaults_are_the_documented_ones(read):
+def test_defaults_equal_the_documented_defaults(read):
     config = read(MINIMAL)
     effective = config.to_dict()
     assert effective.pop("worker")
@@ -151,14 +151,14 @@ def test_variables_change_elements_of_lists_in_the_file(read):
     assert config.limits.max_frames == 8
 
 
-def test_more_than_ten_elements_are_ordered_as_numbers(read):
+def test_variables_of_more_than_ten_elements_are_ordered_by_number(read):
     env = {f"KVBUS_SOURCES__{i}__NAME": f"s{i}" for i in range(12)}
     env |= {f"KVBUS_SOURCES__{i}__ENDPOINT": f"ipc:///s{i}" for i in range(12)}
     config = read("outputs: [{layout: merged}]", env=env)
     assert [s.name for s in config.sources] == [f"s{i}" for i in range(12)]
 
 
-def test_a_variable_may_set_a_json_list_and_others_its_elements(read):
+def test_variables_may_set_a_list_as_json_and_then_its_elements(read):
     env = {"KVBUS_SOURCES__0__TOPIC": "t", "KVBUS_SOURCES": '[{"endpoint": "ipc:///json"}]'}
     source = read("sources: [{}, {}]\noutputs: [{}]", env=env).sources
     assert [(s.endpoint, s.topic) for s in source] == [("ipc:///json", "t")]
@@ -231,14 +231,14 @@ def test_overrides_are_applied_in_order_and_replace_lists(read):
     assert config.http is None
 
 
-def test_overrides_do_not_change_the_callers_data():
+def test_loading_does_not_change_the_data_of_the_overrides():
     sources = [{"endpoint": "ipc:///a"}]
     overrides = {"sources": sources, "outputs": [{}], "sources[0].topic": "t"}
     load(None, env={}, overrides=overrides)
     assert sources == [{"endpoint": "ipc:///a"}]
 
 
-def test_a_variable_changes_one_use_of_an_alias(read):
+def test_a_variable_changes_only_one_use_of_a_yaml_alias(read):
     text = "sources: [&a {name: a, bind: true, endpoint: 'ipc:///a'}, *a]\noutputs: [{layout: merged}]"
     env = {"KVBUS_SOURCES__1__NAME": "b", "KVBUS_SOURCES__1__ENDPOINT": "ipc:///b"}
     assert [(s.name, s.endpoint, s.bind) for s in read(text, env=env).sources] == [

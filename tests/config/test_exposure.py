@@ -16,7 +16,9 @@ REMOTE = {"http": "0.0.0.0:9477"}
 CURVE = {"curve_secret_key_file": "/s", "curve_client_keys": "/c"}
 
 
-def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = None, **settings: Any) -> list[str]:
+def access_sentences(
+    source: dict[str, Any] | None = None, output: dict[str, Any] | None = None, **settings: Any
+) -> list[str]:
     given = {
         "sources": [{"endpoint": "ipc:///e", **(source or {})}],
         "outputs": [{"endpoint": "ipc:///o", **(output or {})}],
@@ -46,8 +48,8 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
         ),
     ],
 )  # fmt: skip
-def test_check_says_who_can_reach_the_http_server(settings: dict[str, Any], sentences: list[str]) -> None:
-    assert [each for each in said(**settings) if each.startswith("http")] == sentences
+def test_check_describes_the_access_to_the_http_server(settings: dict[str, Any], sentences: list[str]) -> None:
+    assert [each for each in access_sentences(**settings) if each.startswith("http")] == sentences
 
 
 @pytest.mark.parametrize(
@@ -92,8 +94,8 @@ def test_check_says_who_can_reach_the_http_server(settings: dict[str, Any], sent
         ),
     ],
 )
-def test_check_says_who_can_read_an_output(output: dict[str, Any], sentence: str) -> None:
-    assert said(output=output)[1:] == [f"outputs[0] routers: {sentence}"]
+def test_check_describes_the_access_to_an_output(output: dict[str, Any], sentence: str) -> None:
+    assert access_sentences(output=output)[1:] == [f"outputs[0] routers: {sentence}"]
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_check_says_who_can_read_an_output(output: dict[str, Any], sentence: str
         ),
     ],
 )
-def test_check_says_who_can_publish_to_a_source(source: dict[str, Any], sentences: list[str]) -> None:
-    assert said(source=source)[2:] == [f"sources[0] engine: {sentence}" for sentence in sentences]
+def test_check_describes_the_access_to_a_source(source: dict[str, Any], sentences: list[str]) -> None:
+    assert access_sentences(source=source)[2:] == [f"sources[0] engine: {sentence}" for sentence in sentences]
 
 
 def test_check_prints_the_access_to_outputs_on_stderr() -> None:
@@ -124,12 +126,12 @@ def test_check_prints_the_access_to_outputs_on_stderr() -> None:
 @pytest.mark.parametrize(
     ("listen", "who"), [("0.0.0.0:80", "anyone who reaches it"), ("[::1]:80", "programs on this machine")]
 )
-def test_check_says_who_can_use_the_api_through_the_proxy(listen: str, who: str) -> None:
+def test_check_describes_the_access_to_the_api_through_the_front(listen: str, who: str) -> None:
     front = {"listen": listen, "engine": "http://127.0.0.1:8001"}
-    assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
+    assert access_sentences(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
         f"front {listen}: {who} can use the complete API of http://127.0.0.1:8001, unencrypted"
     )
     calls = {"listen": listen, "engine": "127.0.0.1:50052"}
-    assert said(front_grpc=calls, output={"endpoint": "tcp://*:1"})[-1].startswith(
+    assert access_sentences(front_grpc=calls, output={"endpoint": "tcp://*:1"})[-1].startswith(
         f"front_grpc {listen}: {who} can use the complete API of 127.0.0.1:50052, unencrypted"
     )

@@ -62,7 +62,7 @@ def test_check_has_no_note_for_one_rank_or_separate_topics(tmp_path):
         ),
     ],
 )
-def test_check_notes_an_interposed_engine_replay_with_other_seqs(tmp_path, keys, noted):
+def test_check_notes_that_the_replay_of_an_interposed_engine_has_other_seqs(tmp_path, keys, noted):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"interpose: {keys}")
     found = notes(load(path, env={}, overrides={}))

@@ -205,7 +205,7 @@ def test_a_replay_that_repeats_one_batch_forever_is_given_up():
     assert script.source.sequencer.pending == 0
 
 
-def test_replies_to_no_request_are_counted_and_change_nothing():
+def test_replies_without_a_request_are_counted_and_change_nothing():
     script = begun(replay=True)
     script >> tick()
     script.whatever()

@@ -119,7 +119,7 @@ async def test_a_writer_whose_password_changed_writes_again_with_the_new_passwor
         assert secret not in repr(door.place())
 
 
-async def test_a_writer_that_loses_its_right_counts_the_refusal_until_it_has_it_again(door):
+async def test_a_writer_that_loses_its_right_counts_refusals_and_writes_again_later(door):
     async with fleet(door.kind) as log:
         leaf = log.leaf(door.log(door.place()))
         leaf.store(10)

@@ -100,7 +100,7 @@ class Aggregator:
         return [stream.next_seq for stream in self.daemon.relay.outputs[0].streams]
 
 
-class Sipping:
+class SlowReader:
     """A slow reader of a log: it returns two records at a time, with a pause. This makes a short log slow to read."""
 
     def __init__(self, reader):
@@ -267,13 +267,13 @@ async def test_a_restarted_aggregator_gets_all_blocks_from_the_log(kind, tmp_pat
         await eventually(lambda: two.one.next == two.other.next, "equal numbers")
 
 
-async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(kind, tmp_path, monkeypatch):
+async def test_an_aggregator_begins_many_streams_with_few_reads_of_the_log(kind, tmp_path, monkeypatch):
     begun = []
     for log in (MemoryLog, KafkaLog, NatsLog, RedisLog):
 
         async def read(self, starts, read=log.read):
             begun.append(len(starts))
-            return Sipping(await read(self, starts))
+            return SlowReader(await read(self, starts))
 
         monkeypatch.setattr(log, "read", read)
     async with fleet(kind) as log:
@@ -357,7 +357,7 @@ async def test_aggregators_give_up_a_dead_writer_with_equal_seqs_and_read_the_ne
 DEAD = b"kv@pod.c.engine.0@m"
 
 
-class Late:
+class LateAggregator:
     """A set-up in which an aggregator starts after one of two leaves has stopped."""
 
     def __init__(self, kind, log, directory, monkeypatch):
@@ -397,7 +397,7 @@ class Late:
 
 
 async def test_a_new_aggregator_clears_a_stream_whose_writer_was_silent_for_long(kind, tmp_path, monkeypatch):
-    async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=True) as late:
+    async with fleet(kind) as log, LateAggregator(kind, log, tmp_path, monkeypatch).running(dies=True) as late:
         assert late.moved.blocks(DEAD) == late.gone.blocks, "nothing was told"
         end = (late.moved.next[DEAD] | LAST) + 1
         monkeypatch.setattr(LogStreams, "give_up", 1.0)
@@ -410,7 +410,7 @@ async def test_a_new_aggregator_clears_a_stream_whose_writer_was_silent_for_long
 
 
 async def test_a_new_aggregator_reads_a_silent_stream_when_its_writer_continues(kind, tmp_path, monkeypatch):
-    async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=False) as late:
+    async with fleet(kind) as log, LateAggregator(kind, log, tmp_path, monkeypatch).running(dies=False) as late:
         epoch = late.moved.next[DEAD] >> EPOCH_BITS
         late.gone.store(5, gone=3)
         for router in (late.fresh, late.moved):

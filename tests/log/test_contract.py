@@ -47,7 +47,7 @@ async def session(kind):
         yield Session(kind, stack)
 
 
-async def taken(reader, count):
+async def read_entries(reader, count):
     """Return the next ``count`` entries of a reader, even if the server is unavailable for some time."""
     found: list[Entry] = []
     async with asyncio.timeout(50):
@@ -65,16 +65,16 @@ async def test_a_reader_gets_records_in_order_from_any_position(kind):
         await two.append([b"x"])
         await one.append([b"c"])
         last = await one.append([b"d" * 300_000, b"e"])
-        entries = await taken(await log.reader(one=START), 5)
+        entries = await read_entries(await log.reader(one=START), 5)
         assert [entry.data for entry in entries] == [b"a", b"b", b"c", b"d" * 300_000, b"e"]
         positions = [entry.position for entry in entries]
         assert positions == sorted(set(positions))
         assert (positions[-1], {entry.key for entry in entries}) == (last, {ONE})
         behind = await log.reader(one=positions[1] + 1, two=START)
-        entries = await taken(behind, 4)
+        entries = await read_entries(behind, 4)
         assert sorted(entry.data[:1] for entry in entries) == [b"c", b"d", b"e", b"x"]
         await one.append([b"live"])
-        assert [entry.data for entry in await taken(behind, 1)] == [b"live"]
+        assert [entry.data for entry in await read_entries(behind, 1)] == [b"live"]
         assert await behind.take(0.05) == []
 
 
@@ -87,7 +87,7 @@ async def test_a_record_has_the_time_at_which_the_log_received_it(kind):
         await two.append([b"behind"])
         await one.append([b"behind, too"])
         took = time.monotonic() - begun
-        found = {entry.data: entry.time for entry in await taken(await log.reader(one=START, two=START), 3)}
+        found = {entry.data: entry.time for entry in await read_entries(await log.reader(one=START, two=START), 3)}
         assert found[b"behind"] - found[b"before"] > 1.4
         assert -0.01 < found[b"behind, too"] - found[b"behind"] < took + 0.01
 
@@ -135,7 +135,7 @@ async def test_a_fenced_writer_cannot_append_and_its_earlier_records_stay(kind):
         await second.append([b"second"])
         with pytest.raises(FencedError):
             await first.append([b"later"])
-        assert [entry.data for entry in await taken(await log.reader(one=START), 2)] == [b"first", b"second"]
+        assert [entry.data for entry in await read_entries(await log.reader(one=START), 2)] == [b"first", b"second"]
         assert (await log.pointers())[ONE] == Pointer(second.epoch, -1, START)
 
 
@@ -152,7 +152,7 @@ async def test_one_of_two_writers_that_claim_a_stream_concurrently_is_fenced(kin
                 with pytest.raises(FencedError):
                     await writer.append([b"lost"])
         await newest.append([b"newest"])
-        assert [entry.data for entry in await taken(await log.reader(one=START), 1)] == [b"newest"]
+        assert [entry.data for entry in await read_entries(await log.reader(one=START), 1)] == [b"newest"]
 
 
 async def test_a_reader_overtaken_by_retention_continues_at_the_oldest_kept_record(kind):
@@ -160,7 +160,7 @@ async def test_a_reader_overtaken_by_retention_continues_at_the_oldest_kept_reco
         writer = await log.claim()
         positions = [await writer.append([b"%d" % n]) for n in range(6)]
         await kind.overtake(ONE, positions[3])
-        entries = await taken(await log.reader(one=positions[1]), 3)
+        entries = await read_entries(await log.reader(one=positions[1]), 3)
         assert [(entry.position, entry.data) for entry in entries] == [(positions[n], b"%d" % n) for n in (3, 4, 5)]
 
 
@@ -181,14 +181,14 @@ async def test_appended_records_survive_a_crash_of_the_server(kind):
         at = await writer.append([b"a", b"b"])
         await writer.point(Pointer(writer.epoch, 0, at))
         reader = await log.reader(one=START)
-        assert len(await taken(reader, 2)) == 2
+        assert len(await read_entries(reader, 2)) == 2
         await kind.restart()
         assert await insist(log.pointers) == {ONE: Pointer(writer.epoch, 0, at)}
         await writer.append([b"c"])
-        assert [entry.data for entry in await taken(reader, 1)] == [b"c"]
+        assert [entry.data for entry in await read_entries(reader, 1)] == [b"c"]
         second = await insist(log.claim)
         assert second.epoch > writer.epoch
         with pytest.raises(FencedError):
             await writer.append([b"d"])
         await second.append([b"e"])
-        assert [entry.data for entry in await taken(await log.reader(one=START), 4)] == [b"a", b"b", b"c", b"e"]
+        assert [entry.data for entry in await read_entries(await log.reader(one=START), 4)] == [b"a", b"b", b"c", b"e"]

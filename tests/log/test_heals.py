@@ -101,7 +101,7 @@ async def test_a_writer_continues_when_redis_keys_with_wrong_contents_are_delete
         )
 
 
-class Odd:
+class FailingLog:
     """A log whose server gives one unexpected answer."""
 
     def __init__(self, log):
@@ -120,7 +120,7 @@ class Odd:
 async def test_a_writer_continues_after_an_unexpected_exception(tmp_path, caplog):
     kind = Memory()
     async with fleet(kind) as log:
-        leaf = log.leaf(Odd(kind.open()))
+        leaf = log.leaf(FailingLog(kind.open()))
         leaf.store(10)
         await leaf.written()
         assert "has failed because of a defect" in caplog.text

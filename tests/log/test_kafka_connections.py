@@ -18,7 +18,7 @@ from tests.log.fleet import KEY
 from tests.log.kinds import Kafka, insist
 
 
-class Held:
+class RecordedConnections:
     """A patch that records the connections to the broker, and delays each request of one type by some seconds.
 
     By default these are requests for information about topics.
@@ -53,7 +53,7 @@ async def kind(kafka):
 
 @pytest.mark.parametrize("what", ["claim", "pointers", "read"])
 async def test_cancelling_the_start_of_a_kafka_client_leaves_no_connection(kind, what, monkeypatch):
-    held, log = Held(monkeypatch), kind.open()
+    held, log = RecordedConnections(monkeypatch), kind.open()
     attempt = {"claim": lambda: log.claim(KEY), "pointers": log.pointers, "read": lambda: log.read({KEY: START})}[what]
     task = asyncio.ensure_future(attempt())
     await held.asks.wait()
@@ -65,7 +65,7 @@ async def test_cancelling_the_start_of_a_kafka_client_leaves_no_connection(kind,
 
 
 async def test_a_kafka_client_that_does_not_stop_in_time_leaves_no_connection(kind, monkeypatch):
-    held = Held(monkeypatch)
+    held = RecordedConnections(monkeypatch)
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
     assert held.open
@@ -75,7 +75,7 @@ async def test_a_kafka_client_that_does_not_stop_in_time_leaves_no_connection(ki
 
 
 async def test_cancelling_the_close_of_a_kafka_client_leaves_no_connection(kind, monkeypatch):
-    held = Held(monkeypatch)
+    held = RecordedConnections(monkeypatch)
     ending: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
 
     async def watched(work, seconds):
@@ -98,7 +98,7 @@ async def test_cancelling_the_close_of_a_kafka_client_leaves_no_connection(kind,
 async def test_a_given_up_kafka_producer_leaves_no_task_that_reconnects(kind, monkeypatch):
     before = asyncio.all_tasks()
     writer = await kind.open().claim(KEY)
-    held = Held(monkeypatch, AddPartitionsToTxnRequest, seconds=1.0)
+    held = RecordedConnections(monkeypatch, AddPartitionsToTxnRequest, seconds=1.0)
     appending = asyncio.ensure_future(writer.append([b"record"]))
     await held.asks.wait()
     under_way = asyncio.all_tasks() - before - {appending}

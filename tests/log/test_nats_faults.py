@@ -109,7 +109,7 @@ def moved(message, by):
     return dataclasses.replace(message, reply=".".join(words), _metadata=None)
 
 
-class Diverged:
+class DivergedInbox:
     """Messages as a NATS server sends them if its copy of a stream lacks one message or has it twice.
 
     Later messages therefore have other sequence numbers than at the other servers.
@@ -146,7 +146,7 @@ def diverge(monkeypatch, at, by, consumers):
         if "cb" in keys:  # the client's own subscription for answers
             return inbox
         made.append(inbox)
-        return Diverged(inbox, at, by) if len(made) <= consumers else inbox
+        return DivergedInbox(inbox, at, by) if len(made) <= consumers else inbox
 
     monkeypatch.setattr(Client, "subscribe", subscribe)
     return made

@@ -111,7 +111,7 @@ def test_a_batch_with_too_many_events_is_divided_in_order():
     )
 
 
-def test_an_event_that_is_too_large_is_divided_between_blocks():
+def test_an_oversize_event_is_divided_between_its_blocks():
     blocks = list(range(1, 4001))
     store_of_all = store(
         blocks, tokens=list(range(70_000, 70_000 + 16 * 4000 * 4)), block_size=64, extra_keys=[None] * 4000

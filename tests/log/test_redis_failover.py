@@ -19,14 +19,14 @@ from tests.log.redis_server import MISSING, command
 from tests.ports import free_port
 
 
-async def told(server, *words):
+async def execute(server, *words):
     async with server.client() as client:
         return await client.execute_command(*words)
 
 
 async def level(primary):
     """Return whether the primary's replica has all of its data."""
-    _, offset, ((_, _, theirs),) = await told(primary, "ROLE")
+    _, offset, ((_, _, theirs),) = await execute(primary, "ROLE")
     return int(theirs) == offset
 
 
@@ -39,13 +39,13 @@ async def redises(tmp_path):
     try:
         await asyncio.to_thread(made.start)
         one, _ = made.servers
-        await asked(lambda: told(one, "WAIT", 1, 0), "a replica")
+        await asked(lambda: execute(one, "WAIT", 1, 0), "a replica")
         yield made
     finally:
         made.kill()
 
 
-async def test_a_claim_without_a_replica_fails_and_its_epoch_is_not_used_again(redises):
+async def test_a_redis_claim_without_a_replica_fails_and_later_epochs_are_higher(redises):
     one, other = redises.servers
     kind = Redis(one)
     first = await insist(lambda: kind.open().claim(KEY))
@@ -56,7 +56,7 @@ async def test_a_claim_without_a_replica_fails_and_its_epoch_is_not_used_again(r
         assert error.value.reason == "too_few_replicas"
     second = await insist(lambda: kind.open().claim(KEY))
     one.kill()
-    await told(other, "REPLICAOF", "NO", "ONE")
+    await execute(other, "REPLICAOF", "NO", "ONE")
     third = await Moved(other, other.address, kind.prefix).open().claim(KEY)
     assert first.epoch < second.epoch < third.epoch, "who takes over knows of it"
     for writer in (first, second, third):
@@ -87,17 +87,17 @@ async def test_kvbus_continues_when_the_redis_address_moves_to_a_replica(redises
             await seen.exact()
             first = seen.epoch
             if behind:
-                await told(other, "REPLICAOF", "NO", "ONE")
+                await execute(other, "REPLICAOF", "NO", "ONE")
                 async with seen.load():
                     await seen.goes_on()
                 await seen.leaf.written()
             else:
                 await seen.leaf.written()
-                await told(one, "CLIENT", "PAUSE", 60_000, "WRITE")
+                await execute(one, "CLIENT", "PAUSE", 60_000, "WRITE")
                 await asked(lambda: level(one), "a replica that has everything")
             one.kill()
             if not behind:
-                await told(other, "REPLICAOF", "NO", "ONE")
+                await execute(other, "REPLICAOF", "NO", "ONE")
             between.move(other.port)
             async with seen.load():
                 await seen.goes_on()
@@ -121,12 +121,12 @@ async def test_kvbus_finds_the_redis_primary_through_sentinels(redises, tmp_path
             await asyncio.to_thread(one.start)  # until the Sentinels see it, it acts as the primary
 
             async def follows():
-                return (await told(one, "ROLE"))[0] == "slave"
+                return (await execute(one, "ROLE"))[0] == "slave"
 
             await asked(follows, "the former primary to follow")
-            await told(other, "CONFIG", "SET", "min-replicas-to-write", 2)
+            await execute(other, "CONFIG", "SET", "min-replicas-to-write", 2)
             await eventually(lambda: seen.leaf.stats.refused["too_few_replicas"], "the primary to refuse", PATIENCE)
-            await told(other, "CONFIG", "SET", "min-replicas-to-write", 0)
+            await execute(other, "CONFIG", "SET", "min-replicas-to-write", 0)
         await seen.exact()
     unknown = RedisLog(kind.place(redises.address, sentinel="nobody"))
     with pytest.raises(UnavailableError, match="knows a primary nobody") as error:

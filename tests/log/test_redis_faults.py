@@ -19,7 +19,7 @@ HOUR = 3600 * 10**6
 """An hour in microseconds, which are the unit of a Redis log's positions."""
 
 
-async def told(kind, *command):
+async def execute(kind, *command):
     async with kind.server.client() as client:
         return await client.execute_command(*command)
 
@@ -80,9 +80,9 @@ async def test_the_redis_keys_of_a_stream_without_a_writer_expire(redis):
     await writer.append([b"a"])
     await writer.close()
     records, pointer = names(kind.place(""), KEY)
-    assert 290 < await told(kind, "TTL", records) <= 300
-    assert POINTER_SECONDS - 10 < await told(kind, "TTL", pointer) <= POINTER_SECONDS
-    await told(kind, "DEL", records)  # as after the end of the TTL
+    assert 290 < await execute(kind, "TTL", records) <= 300
+    assert POINTER_SECONDS - 10 < await execute(kind, "TTL", pointer) <= POINTER_SECONDS
+    await execute(kind, "DEL", records)  # as after the end of the TTL
     again = await kind.open().claim(KEY)
     assert again.epoch > writer.epoch
     position = await again.append([b"b"])
@@ -116,7 +116,7 @@ async def test_forty_long_streams_are_read_in_bounded_slices_and_in_order(redis)
 
 async def test_an_unreadable_pointer_in_redis_is_ignored(redis):
     kind = Redis(redis)
-    await told(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
+    await execute(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
     assert await kind.open().pointers() == await kind.open().pointers(KEY) == {}
 
 

@@ -107,7 +107,7 @@ async def test_a_state_is_written_even_if_batches_always_wait(tmp_path, monkeypa
         return data
 
     async with fleet(Memory()) as log:
-        leaf = log.leaf(Changing(log.kind.open(), and_another_one))
+        leaf = log.leaf(DamagingLog(log.kind.open(), and_another_one))
         leaf.store(10)
         await leaf.written()
         leaf.store(10)
@@ -116,7 +116,7 @@ async def test_a_state_is_written_even_if_batches_always_wait(tmp_path, monkeypa
         await (await log.reading()).holds(leaf)
 
 
-class Changing:
+class DamagingLog:
     """A log that changes some of the records that a writer appends, to damage them."""
 
     def __init__(self, log, change):
@@ -127,10 +127,10 @@ class Changing:
         return getattr(self._log, name)
 
     async def claim(self, key):
-        return ChangingWriter(await self._log.claim(key), self._change)
+        return DamagingWriter(await self._log.claim(key), self._change)
 
 
-class ChangingWriter:
+class DamagingWriter:
     def __init__(self, writer, change):
         self._writer = writer
         self._change = change
@@ -163,7 +163,7 @@ def once(kind):
 async def test_a_reader_recovers_from_a_damaged_record_with_the_next_state(kind, part, monkeypatch):
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
-        leaf = log.leaf(Changing(log.kind.open(), once(part)))
+        leaf = log.leaf(DamagingLog(log.kind.open(), once(part)))
         leaf.store(6000)  # a state with several records
         await leaf.written()
         leaf.store(20, gone=10)

@@ -36,7 +36,7 @@ class KafkaCutting:
     def __init__(self) -> None:
         self.cuts = self.chunks = self.cut_at = 0
 
-    def over(self, connection: AIOKafkaConnection) -> None:
+    def count_and_cut(self, connection: AIOKafkaConnection) -> None:
         """Count a request or answer, and close the connection if it is the one to cut."""
         self.chunks += 1
         if self.chunks == self.cut_at:
@@ -47,7 +47,7 @@ class KafkaCutting:
     async def answered(self, connection, answer):
         """Return the answer to a request. If the connection is to be cut at this answer, raise an error instead."""
         found = await answer
-        self.over(connection)
+        self.count_and_cut(connection)
         return found
 
     @staticmethod
@@ -61,7 +61,7 @@ class KafkaCutting:
             found = _cutting.get()
             if found is None:
                 return send(connection, request, *args, **keys)
-            found.over(connection)
+            found.count_and_cut(connection)
             return found.answered(connection, send(connection, request, *args, **keys))
 
         monkeypatch.setattr(AIOKafkaConnection, "send", cutting)
@@ -87,7 +87,7 @@ async def between(kind) -> AsyncIterator[tuple]:
         yield link, lambda: type(kind.open())(kind.place(link.address))
 
 
-async def said(kind, key):
+async def read_records(kind, key):
     """Return all records of a stream in the log, in their order."""
     reader = await insist(lambda: kind.open().read({key: START}))
     try:
@@ -123,7 +123,7 @@ async def script(log, at):
         assert not stats.dropped_batches["fenced"]
         await leaf.close(linger=20.0)
         contents = defaultdict(set)
-        records = await said(log.kind, key)
+        records = await read_records(log.kind, key)
         for record in records:
             contents[record.epoch, record.seq].add(record.payload)
         assert all(len(each) == 1 for each in contents.values()), "an epoch was handed out twice"
@@ -133,7 +133,7 @@ async def script(log, at):
         return cutting.cuts > 0
 
 
-async def tried(log, at):
+async def run_cut(log, at):
     """Write a short stream to the log, and break the writer's connection at point number ``at`` of its traffic.
 
     An error names ``at``. Each call runs in its own context.
@@ -155,5 +155,5 @@ async def test_a_connection_cut_at_any_point_loses_no_block(name, request, monke
         cuts = [True]
         while all(cuts):
             some = range(len(cuts), len(cuts) + AT_ONCE)
-            cuts += await asyncio.gather(*(tried(log, at) for at in some))
+            cuts += await asyncio.gather(*(run_cut(log, at) for at in some))
         assert cuts.index(False) > 15, "so many points at least"

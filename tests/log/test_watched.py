@@ -9,7 +9,7 @@ from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
 
 
-class Away:
+class UnavailableLog:
     """A log that refuses writers until a test sets ``away`` to False."""
 
     def __init__(self, log):
@@ -42,7 +42,7 @@ async def test_a_fenced_stream_is_counted_until_it_is_closed(kind):
 async def test_an_overdue_state_is_counted_until_it_is_written(kind, monkeypatch):
     monkeypatch.setattr(appending, "OVERDUE", 0.5)
     async with fleet(kind) as log:
-        place = Away(kind.open())
+        place = UnavailableLog(kind.open())
         leaf = log.leaf(place, kafka={"cluster": "eu", "state_every": 1})
         leaf.store(5)
         assert leaf.stats.states_overdue == 0

@@ -197,7 +197,7 @@ async def test_unsupported_http_requests_are_refused(request_, status):
         assert await them.probe() == 200
 
 
-async def test_a_thousand_successive_connections_leave_none_open():
+async def test_no_connection_stays_open_after_a_thousand_connections():
     async with crowd() as them:
         for _ in range(1000):
             _, writer = await asyncio.open_connection(*there(them.bus.daemon.http_address))

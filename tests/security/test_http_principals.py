@@ -134,7 +134,7 @@ async def callers(tmp_path: Path, pki: Pki | None = None, **settings: Any) -> As
             reloader.close()
 
 
-class Who(NamedTuple):
+class Caller(NamedTuple):
     """A kind of HTTP caller, and what it may read.
 
     It may read everything including token ids, the status without token ids, or nothing, or its connection is refused.
@@ -151,41 +151,41 @@ class Who(NamedTuple):
 
 BEARER = f"Authorization: Bearer {RIGHT}|"
 WHO = [
-    Who("nobody, remote", "nothing"),
-    Who("loopback", "content", local="127.0.0.1"),
-    Who("loopback, with a wrong token", "content", f"Authorization: Bearer {WRONG}|", "127.0.0.1"),
-    Who("loopback by a proxy", "nothing", "X-Forwarded-For: 127.0.0.1|", "127.0.0.1"),
-    Who("a page of another site", "nothing", "Origin: http://evil.example|Sec-Fetch-Site: cross-site|", "127.0.0.1"),
-    Who("a name that leads to loopback", "nothing", "Host: evil.example|", "127.0.0.1"),
-    Who("a wrong token", "nothing", f"Authorization: Bearer {WRONG}|"),
-    Who("half a token", "nothing", f"Authorization: Bearer {RIGHT[:-1]}|"),
-    Who("no token", "nothing", "Authorization: Bearer |"),
-    Who("odd bytes", "nothing", "Authorization: Bearer \udcff\udcfe|"),
-    Who("a huge token", "nothing", f"Authorization: Bearer {'x' * 7000}|"),
-    Who("a hash in place of its token", "nothing", f"Authorization: Bearer {line_of('a', RIGHT, content=True)[9:]}|"),
-    Who("the right token", "content", BEARER),
-    Who("the right token, in another case", "content", BEARER.replace("Authorization: Bearer", "authorization: bearer")),
-    Who("the right token through a proxy", "content", f"{BEARER}X-Forwarded-For: 10.1.2.3|Via: 1.1 proxy|"),
-    Who("the right token for another name", "content", f"{BEARER}Host: bus.example|"),
-    Who("a token for status", "status", f"Authorization: Bearer {STATUS}|"),
-    Who("a revoked token", "nothing", f"Authorization: Bearer {REVOKED}|"),
-    Who("a token that a proxy hands on", "nothing", f"X-Forwarded-{BEARER}"),
-    Who("a token for a proxy", "nothing", f"Proxy-{BEARER}"),
-    Who("a token as a cookie", "nothing", f"Cookie: token={RIGHT}; Authorization={RIGHT}|"),
-    Who("a token as a password", "nothing", f"Authorization: Basic {RIGHT}|"),
-    Who("two tokens", "nothing", f"Authorization: Bearer {WRONG}|{BEARER}"),
-    Who("nobody over TLS", "nothing", tls=True),
-    Who("loopback over TLS", "content", local="127.0.0.1", tls=True),
-    Who("a page of another scheme over TLS", "nothing", "Origin: http://localhost|", "127.0.0.1", tls=True),
-    Who("the right token over TLS", "content", BEARER, tls=True),
-    Who("a wrong token over TLS", "nothing", f"Authorization: Bearer {WRONG}|", tls=True),
-    Who("a client certificate", "nothing", tls=True, certificate=True),
-    Who("a certificate in a header", "nothing", "X-Forwarded-Client-Cert: Subject=CN=router-c|X-SSL-Client-Verify: SUCCESS|", tls=True),
-    Who("no TLS where there is TLS", "closed", BEARER, tls=True, plain=True),
+    Caller("nobody, remote", "nothing"),
+    Caller("loopback", "content", local="127.0.0.1"),
+    Caller("loopback, with a wrong token", "content", f"Authorization: Bearer {WRONG}|", "127.0.0.1"),
+    Caller("loopback by a proxy", "nothing", "X-Forwarded-For: 127.0.0.1|", "127.0.0.1"),
+    Caller("a page of another site", "nothing", "Origin: http://evil.example|Sec-Fetch-Site: cross-site|", "127.0.0.1"),
+    Caller("a name that leads to loopback", "nothing", "Host: evil.example|", "127.0.0.1"),
+    Caller("a wrong token", "nothing", f"Authorization: Bearer {WRONG}|"),
+    Caller("half a token", "nothing", f"Authorization: Bearer {RIGHT[:-1]}|"),
+    Caller("no token", "nothing", "Authorization: Bearer |"),
+    Caller("odd bytes", "nothing", "Authorization: Bearer \udcff\udcfe|"),
+    Caller("a huge token", "nothing", f"Authorization: Bearer {'x' * 7000}|"),
+    Caller("a hash in place of its token", "nothing", f"Authorization: Bearer {line_of('a', RIGHT, content=True)[9:]}|"),
+    Caller("the right token", "content", BEARER),
+    Caller("the right token, in another case", "content", BEARER.replace("Authorization: Bearer", "authorization: bearer")),
+    Caller("the right token through a proxy", "content", f"{BEARER}X-Forwarded-For: 10.1.2.3|Via: 1.1 proxy|"),
+    Caller("the right token for another name", "content", f"{BEARER}Host: bus.example|"),
+    Caller("a token for status", "status", f"Authorization: Bearer {STATUS}|"),
+    Caller("a revoked token", "nothing", f"Authorization: Bearer {REVOKED}|"),
+    Caller("a token that a proxy hands on", "nothing", f"X-Forwarded-{BEARER}"),
+    Caller("a token for a proxy", "nothing", f"Proxy-{BEARER}"),
+    Caller("a token as a cookie", "nothing", f"Cookie: token={RIGHT}; Authorization={RIGHT}|"),
+    Caller("a token as a password", "nothing", f"Authorization: Basic {RIGHT}|"),
+    Caller("two tokens", "nothing", f"Authorization: Bearer {WRONG}|{BEARER}"),
+    Caller("nobody over TLS", "nothing", tls=True),
+    Caller("loopback over TLS", "content", local="127.0.0.1", tls=True),
+    Caller("a page of another scheme over TLS", "nothing", "Origin: http://localhost|", "127.0.0.1", tls=True),
+    Caller("the right token over TLS", "content", BEARER, tls=True),
+    Caller("a wrong token over TLS", "nothing", f"Authorization: Bearer {WRONG}|", tls=True),
+    Caller("a client certificate", "nothing", tls=True, certificate=True),
+    Caller("a certificate in a header", "nothing", "X-Forwarded-Client-Cert: Subject=CN=router-c|X-SSL-Client-Verify: SUCCESS|", tls=True),
+    Caller("no TLS where there is TLS", "closed", BEARER, tls=True, plain=True),
 ]  # fmt: skip
 
 
-def expected(who: Who, method: str, path: str, open_: str) -> int:
+def expected(who: Caller, method: str, path: str, open_: str) -> int:
     if who.may == "closed":
         return 0
     allowed = {"GET"} if path.startswith("/events") else {"GET", "HEAD"}
@@ -199,7 +199,7 @@ def expected(who: Who, method: str, path: str, open_: str) -> int:
 @pytest.mark.parametrize("open_", ["status", "probes"])
 @pytest.mark.parametrize("who", WHO, ids=[who.name for who in WHO])
 async def test_every_endpoint_answers_every_caller_according_to_its_rights(
-    who: Who, open_: str, tmp_path: Path, pki: Pki
+    who: Caller, open_: str, tmp_path: Path, pki: Pki
 ) -> None:
     async with callers(tmp_path, pki if who.tls else None, http_open=open_) as here:
         assert here.bus.daemon.admin.paths.keys() == {path.partition("?")[0] for path in (*STATIC, *STATES, *CONTENT)}

@@ -269,10 +269,10 @@ def test_an_output_without_tokens_is_reported_to_send_hashes_unencrypted():
 
 
 def test_a_kafka_output_without_tls_is_reported_as_unencrypted():
-    def said(**keys):
+    def unencrypted(**keys):
         output = {"type": "kafka", "endpoint": "tcp://kafka-0:9092", **keys}
         return in_clear(load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]}))
 
-    assert said(kafka={"tls_ca_file": "/a"}) == []
-    (clear,) = said()
+    assert unencrypted(kafka={"tls_ca_file": "/a"}) == []
+    (clear,) = unencrypted()
     assert clear.endswith("(tcp://kafka-0:9092): see kafka.tls_ca_file")

@@ -281,11 +281,11 @@ async def test_accept_names_a_connecting_peer_and_reads_its_messages(context, en
     await eventually(lambda: found == ["ROUTER"], "the ROUTER")
     publisher.connect(endpoint)
 
-    def said() -> bool:
+    def message_received() -> bool:
         publisher.send_multipart([b"", b"batch"])
         return bool(heard)
 
-    await eventually(said, "a message")
+    await eventually(message_received, "a message")
     assert found == ["ROUTER", "PUB"]
     assert heard == [[b"", b"batch"]]
     listening.cancel()

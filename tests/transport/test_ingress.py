@@ -175,7 +175,7 @@ async def test_a_replay_request_made_before_the_engine_starts_is_answered(contex
 
 
 @both_loops
-async def test_answers_to_an_older_request_never_reach_a_newer_one(context):
+async def test_the_answer_to_an_older_request_never_reaches_a_newer_request(context):
     """The engine answers two requests late and together. kvbus has cancelled the first request and reads only the
     second answer.
     """

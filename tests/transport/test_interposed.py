@@ -230,7 +230,7 @@ async def test_a_thousand_unfinished_handshakes_do_not_keep_engine_and_router_ou
 
 
 @both_loops
-async def test_subscribers_cannot_keep_engines_out_nor_engines_subscribers(dial):
+async def test_engines_and_routers_have_separate_connection_limits(dial):
     async with opened(max_peers=2) as port, contextlib.AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(bare(port.endpoint, hello(b"SUB")))
@@ -246,7 +246,7 @@ async def test_subscribers_cannot_keep_engines_out_nor_engines_subscribers(dial)
 
 
 @both_loops
-async def test_an_engine_can_connect_if_all_places_of_routers_are_used(dial):
+async def test_an_engine_can_connect_if_the_limit_of_routers_is_reached(dial):
     async with opened(max_peers=1) as port, bare(port.endpoint, hello(b"SUB")):
         await eventually(lambda: port.routers.peers, "the only subscriber there may be")
         async with bare(port.endpoint, hello(b"SUB")) as (reader, _):

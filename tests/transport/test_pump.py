@@ -275,7 +275,7 @@ async def test_pumps_closed_in_the_iteration_of_their_start_disturb_no_other_pum
         await eventually(lambda: keeper == [[b"still here"]], "the one that stayed")
 
 
-def test_receive_returns_one_message_or_raises_again(context):
+def test_receive_returns_one_message_or_raises_zmq_again(context):
     pair = Pair(context)
     with contextlib.suppress(zmq.Again):
         receive(pair.mine)

@@ -93,7 +93,7 @@ async def timed(one):
 
 @both_loops
 @pytest.mark.slow
-async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descriptors):
+async def test_a_thousand_clients_that_never_read_delay_no_other_client(context, descriptors):
     async with served(5_000, payload=b"p" * 4_000) as one:
         alone = [await timed(one) for _ in range(5)]
         with never_reading(one, 1_000):
@@ -110,7 +110,7 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
         assert one.outcomes == {"complete": 11, "gone": 1_000}
 
 
-async def whole_answer(reader):
+async def read_complete_answer(reader):
     """Read a replay answer from a connection, up to and including END."""
     tail = b""
     while not tail.endswith(END + b"\0\0"):
@@ -128,8 +128,8 @@ async def test_a_client_that_stops_reading_does_not_delay_a_new_client(context):
     ):
         await reader.readexactly(2 * MEGABYTE)
         writer.write(request())
-        await whole_answer(other)
-        await whole_answer(reader)
+        await read_complete_answer(other)
+        await read_complete_answer(reader)
 
 
 @both_loops

@@ -64,7 +64,7 @@ async def test_200_concurrent_clients_get_complete_answers(context):
 
 
 @both_loops
-async def test_the_requests_of_one_peer_are_answered_one_after_the_other(context):
+async def test_the_requests_of_one_client_are_answered_in_order(context):
     """Like an engine, kvbus finishes an answer before it begins the next one on the same connection.
 
     So the first END belongs to the first request.
@@ -238,17 +238,17 @@ async def test_a_slow_client_gets_a_state_if_the_journal_drops_its_batches(conte
         client.close()
 
 
-class InPieces(Served):
+class ManyFrameServer(Served):
     """A replay server whose answers are one message each, with many frames."""
 
     made = None
 
     def answer(self, request):
-        self.made = Pieces(super().answer(request))
+        self.made = ManyFrameAnswer(super().answer(request))
         return self.made
 
 
-class Pieces:
+class ManyFrameAnswer:
     def __init__(self, inner):
         self.envelope = inner.envelope
         self.outcome = "compacted"
@@ -272,7 +272,7 @@ class Pieces:
 
 @both_loops
 async def test_a_message_sent_frame_by_frame_arrives_as_one_message(context):
-    async with served(0, kind=InPieces) as one:
+    async with served(0, kind=ManyFrameServer) as one:
         client = requester(context, one)
         await eventually(lambda: client.read() or client.got, "the message")
         assert client.got == [[b"x" * 40_000] * 100]
@@ -281,7 +281,7 @@ async def test_a_message_sent_frame_by_frame_arrives_as_one_message(context):
         client.close()
 
 
-class Waits(InPieces):
+class StuckServer(ManyFrameServer):
     """A replay server that never finishes building the next part of its answer."""
 
     def answer(self, request):
@@ -291,7 +291,7 @@ class Waits(InPieces):
 
 
 @both_loops
-@pytest.mark.parametrize(("kind", "pace"), [(InPieces, 1), (Waits, 0)])
+@pytest.mark.parametrize(("kind", "pace"), [(ManyFrameServer, 1), (StuckServer, 0)])
 async def test_a_message_that_kvbus_cannot_complete_ends_the_connection(kind, pace):
     """kvbus closes the connection if it cannot complete a message of many frames.
 

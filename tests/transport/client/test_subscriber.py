@@ -197,7 +197,7 @@ def test_a_burst_arrives_completely_while_other_tasks_run(loops):
     loops(main)
 
 
-def test_cancelling_a_receive_loses_nothing(loops):
+def test_cancelling_a_receive_loses_no_update(loops):
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
             await in_step(publisher, subscriber)
@@ -476,7 +476,7 @@ def test_an_unreadable_chunk_of_a_snapshot_is_rejected(loops):
     loops(main)
 
 
-def test_cancelling_while_a_snapshot_is_decoded_loses_nothing(loops, monkeypatch):
+def test_cancelling_the_decoding_of_a_snapshot_loses_no_block(loops, monkeypatch):
     decoded = []
 
     def noted(chunk):

@@ -112,7 +112,7 @@ async def test_a_buffered_batch_can_be_sent_again():
         ("sim", [b"", b"topic", u64(1), b"b"], [b"", b"", END_SEQ, b""]),
     ],
 )
-async def test_replay_framings(framing, data, end):
+async def test_replay_answers_use_the_configured_framing(framing, data, end):
     async with EnginePublisher(ANY, ANY, topic=b"topic", framing=framing) as engine:
         engine.publish(b"a")
         engine.publish(b"b")
@@ -144,7 +144,7 @@ async def test_a_request_without_the_delimiter_is_ignored():
         assert engine.replay_requests == 1
 
 
-async def test_no_frame_is_lost_at_a_slow_clients_high_water_mark():
+async def test_a_slow_client_with_a_low_high_water_mark_loses_no_frame():
     count = 6000
     async with EnginePublisher(ANY, ANY) as engine:
         for _ in range(count):
@@ -215,12 +215,12 @@ class EnginePublisherForThreads(EnginePublisher):
         (replay_faults.interleave, [0, 0, 1, 1, 2, 2, "end", "end"]),
     ],
 )
-def test_replay_faults(fault, seqs):
+def test_each_replay_fault_changes_the_answer(fault, seqs):
     want = [2**64 - 1 if seq == "end" else seq for seq in seqs]
     assert drained(fault, len(want)) == (want, True)
 
 
-def test_an_endless_answer_never_ends():
+def test_the_fault_endless_repeats_the_answer_without_end():
     got, quiet = drained(replay_faults.endless, 50)
     assert got == [0, 1, 2] * 16 + [0, 1]
     assert not quiet
@@ -253,7 +253,7 @@ async def test_an_engine_can_connect_to_a_bound_subscriber():
         assert (await sub.recv())[2] == b"x"
 
 
-async def test_a_used_endpoint_and_a_malformed_one_raise_different_errors():
+async def test_used_and_malformed_endpoints_raise_different_errors():
     async with EnginePublisher(ANY, ANY) as engine:
         second = EnginePublisher(ANY, engine.replay_endpoint)
         with pytest.raises(BindError, match=r"cannot listen on tcp://127\.0\.0\.1:"):
@@ -278,13 +278,13 @@ async def test_a_port_above_65535_is_refused(bind):
         RawSubscriber("tcp://127.0.0.1:80000", bind=bind).start()
 
 
-async def test_port_zero_means_any_port():
+async def test_port_0_binds_to_a_free_port():
     async with EnginePublisher("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", bind=True) as engine:
         assert not engine.endpoint.endswith(":0")
         assert not there(engine.replay_endpoint).endswith(":0")
 
 
-async def test_waiting_for_a_subscriber_that_never_comes_times_out():
+async def test_waiting_for_a_subscriber_that_never_connects_times_out():
     async with EnginePublisher(ANY, None) as engine:
         with pytest.raises(TimeoutError):
             await engine.wait_for_subscriber(0.01)

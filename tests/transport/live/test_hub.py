@@ -34,7 +34,7 @@ from tests.transport.live.streams import BIG, Slices
 from tests.transport.loops import both_loops, turns, u64
 
 
-class One:
+class HubStream:
     """One stream of the shared endpoint, and a substitute for the relay that feeds it."""
 
     def __init__(self, bench: Bench, slot: int, topic: bytes) -> None:
@@ -114,7 +114,7 @@ class Bench:
             stats=self.stats,
             send_bytes=send_bytes,
         )
-        self.streams: dict[bytes, One] = {}
+        self.streams: dict[bytes, HubStream] = {}
         self.readers: list[Reader] = []
         self._slots = itertools.count()
         self.most = 0
@@ -126,7 +126,7 @@ class Bench:
 
     def add(self, *topics: bytes) -> None:
         for topic in topics:
-            self.streams[topic] = One(self, next(self._slots), topic)
+            self.streams[topic] = HubStream(self, next(self._slots), topic)
 
     def reader(self, *topics: bytes, **how: bool) -> Reader:
         self.readers.append(Reader(self, *topics, **how))
@@ -187,7 +187,7 @@ async def test_a_second_stream_with_the_same_topic_is_refused(context: Any) -> N
     async with bench_of(context) as bench:
         bench.add(b"a")
         with pytest.raises(BindError, match="stream 0 already has this topic"):
-            One(bench, 1, b"a")
+            HubStream(bench, 1, b"a")
         assert bench.stats.queue_limit == 1000
 
 

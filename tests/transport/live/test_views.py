@@ -110,7 +110,7 @@ async def test_the_finding_about_lost_batches_ends_even_without_a_state(context)
     relay = Relay([SourceSpec("engine", 0)], [OutputSpec("out", PROFILES["vllm"], [b""])])
     async with stream_of(context, send_hwm=20) as stream:
 
-        def said(seconds):
+        def findings_after(seconds):
             driver = SimpleNamespace(routers=stream.live.connected)
             readings = read_routers(relay, [driver], time.time() + seconds)
             return [finding for each in readings for finding in each.findings]
@@ -119,6 +119,6 @@ async def test_the_finding_about_lost_batches_ends_even_without_a_state(context)
         await stream.are("live", "live")
         await stream.stalled([asks])
         await stream.level(asks, slow)
-        await eventually(lambda: [finding.id for finding in said(0)] == ["router_lost_batches"], "the note")
-        assert said(0)[0].text.endswith("it has to request them from the replay")
-        assert said(RECENT_S + 1) == []
+        await eventually(lambda: [finding.id for finding in findings_after(0)] == ["router_lost_batches"], "the note")
+        assert findings_after(0)[0].text.endswith("it has to request them from the replay")
+        assert findings_after(RECENT_S + 1) == []

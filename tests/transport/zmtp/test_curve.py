@@ -175,7 +175,7 @@ def test_a_peer_without_curve_is_refused(data, reason):
 @pytest.mark.parametrize(
     "first", [ready(b"SUB"), wire.command(b"INITIATE", bytes(300)), wire.command(b"PING", b"\0\0")]
 )
-def test_a_handshake_begins_with_hello(first):
+def test_a_handshake_without_hello_as_first_command_is_refused(first):
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, first) is Reason.COMMAND
 
@@ -286,7 +286,7 @@ def test_a_hand_made_initiate_command_completes_the_handshake():
         ({"nonce": 0}, Reason.NONCE),
     ],
 )
-def test_a_vouch_is_for_one_key_one_connection_and_one_server(wrong, reason):
+def test_a_vouch_for_another_key_connection_or_server_is_refused(wrong, reason):
     protocol = accepting(US.accepts(THEM))
     assert failure(protocol, initiate(protocol, **wrong)) is reason
 
