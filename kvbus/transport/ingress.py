@@ -112,7 +112,10 @@ class LiveStream:
 
     @property
     def bound(self) -> str:
-        """The endpoint that kvbus has bound, with its real port."""
+        """The endpoint that kvbus has bound.
+
+        If the configured port was a wildcard, it has the port that the system chose.
+        """
         return bound_endpoint(self._pump.socket, self._endpoint)
 
     @property

@@ -83,7 +83,10 @@ class _Asked(NamedTuple):
 
 
 class _Requester:
-    """A connected router, its unanswered replay requests, and the sender's session for its current answer."""
+    """A connected router, and its unanswered replay requests.
+
+    ``session`` sends the answer to the oldest of these requests; None if the router has no request.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer

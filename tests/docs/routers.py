@@ -1,6 +1,6 @@
 """Print the table of the states in which kvbus keeps a router: ``python -m tests.docs.routers``.
 
-It belongs into docs/ARCHITECTURE.md.
+docs/ARCHITECTURE.md contains this table.
 """
 
 import sys

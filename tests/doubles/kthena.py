@@ -33,7 +33,7 @@ class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
-    """An AllBlocksCleared event, for which the sidecar removes the blocks of all ranks."""
+    """An AllBlocksCleared event. kthena's sidecar then removes the blocks of all ranks."""
 
 
 class _Batch(msgspec.Struct, array_like=True):

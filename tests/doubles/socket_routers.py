@@ -180,11 +180,12 @@ class StrictRouter(SocketRouter):
     """A router with a plain set of blocks that follows the rules of llm-d's subscriber, the strictest known client.
 
     Live batches wait while the router reads a replay answer. An answer must begin with the requested seq, have no gap,
-    and have four frames per message. A message may take at most `idle` seconds (2 with `resumes`, otherwise 60), and an
-    answer at most two minutes. If batches are missing, the router requests a replay from its next seq. After a batch
-    whose seq goes back, it drops its blocks and starts again. With `resumes`, it continues an answer that broke off. It
-    gives up after forty attempts that brought no batch, because a kvbus that starts on a busy CPU may be silent for a
-    long time.
+    and have four frames per message. A message may take at most `idle` seconds (by default 60), and an answer at most
+    two minutes. If batches are missing, the router requests a replay from its next seq. After a batch whose seq goes
+    back, it drops its blocks and starts again.
+
+    If `resumes` is True, the default is 2 seconds, and the router continues an answer that broke off. It gives up after
+    forty attempts that brought no batch, because a kvbus that starts on a busy CPU may be silent for a long time.
     """
 
     TOTAL: Final = 120.0

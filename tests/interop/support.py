@@ -121,9 +121,9 @@ class Capture:
 
     @property
     def by_hash(self) -> bool:
-        """Whether an index can be compared with the capture by hash.
+        """Whether an index can be compared with the capture by hash, because all hashes of the capture are integers.
 
-        If not, kvbus derives hashes, and the index must be compared by tokens.
+        Otherwise kvbus derives other hashes for the index, so the index must be compared by tokens.
         """
         return all(isinstance(block.hash, int) for block in self.truth)
 

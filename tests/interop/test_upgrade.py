@@ -102,7 +102,7 @@ async def shell(command: str, where: Path) -> None:
 
 
 def commands(page: Path, beginning: str) -> list[str]:
-    """Return the lines of the code block on a page that begins with this command."""
+    """Find the code block on a page whose first command begins with a text, and return the lines of the block."""
     (block,) = re.findall(rf"```\n *({re.escape(beginning)}.*?)```", page.read_text(), re.DOTALL)
     return [line.strip() for line in block.strip().splitlines()]
 

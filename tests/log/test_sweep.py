@@ -100,10 +100,10 @@ async def read_records(kind, key):
 
 
 async def script(log, at):
-    """Write a short stream to the log, and cut the connection at point ``at`` of the traffic.
+    """Write a short stream to the log, and cut the connection at piece ``at`` of the data that it carries.
 
-    The stream has a state of several records, batches, and the record that ends it. Return whether the traffic reached
-    this point, and was cut.
+    Pieces are counted from 1. The stream has a state of several records, batches, and the record that ends it. Return
+    whether so many pieces came that the connection was cut.
     """
     async with between(log.kind) as (cutting, place):
         cutting.cut_at = at

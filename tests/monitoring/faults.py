@@ -480,8 +480,9 @@ class Scene:
         resource.prlimit(bus.pid, resource.RLIMIT_FSIZE, (2**16, 2**16))
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until a condition holds, as `eventually` does, but let the engines publish during each request to
-        Prometheus.
+        """Wait until a condition holds, as `eventually` does, but run the condition in a thread.
+
+        It may send requests to Prometheus. The thread lets the engines publish while the condition waits for an answer.
         """
         end = asyncio.get_running_loop().time() + PATIENCE
         while not await asyncio.to_thread(condition):

@@ -163,9 +163,10 @@ async def _connections(number: int) -> None:
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
 def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
-    """Run the test in a process of its own.
+    """A replay request for which kvbus has no free file descriptor is sent as soon as there is one.
 
-    In the process of the test suite, a socket of an earlier test may close during the test, and so free a descriptor.
+    The test runs in a process of its own. In the process of the test suite, a socket of an earlier test may close
+    during the test, and so free a descriptor.
     """
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)

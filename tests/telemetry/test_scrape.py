@@ -1,4 +1,4 @@
-"""Tests for scrapes of kvbus's metrics: the number of kvbus's functions that one scrape calls, and single values."""
+"""Tests for scrapes of kvbus's metrics: how many calls of kvbus's functions one scrape makes, and single values."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ def run_apart(hash_seed: int) -> str:
 
 
 def test_two_runs_of_a_seed_send_the_same_bytes() -> None:
-    """Two runs of a seed send the same bytes to routers, as a checksum shows.
+    """Two runs of the simulation with one seed send the same bytes to routers: their checksums are equal.
 
-    They are two Python processes with different hash seeds.
+    Each run is a Python process. The processes have different hash seeds.
     """
     said = [run_apart(hash_seed) for hash_seed in (1, 2)]
     checksums = [text.partition("checksum ")[2] for text in said]

@@ -291,9 +291,10 @@ class SnapshotChunks:
         return payload
 
     def again(self, i: int) -> Iterator[bytes]:
-        """Build batch ``i`` again, after it was dropped.
+        """Build batch ``i`` again, for a reader that needs it after it was dropped.
 
-        Each ``b""`` before the batch is a pause, in which the caller may do other work.
+        Only the newest batches are kept. Each ``b""`` before the batch is a pause, in which the caller may do other
+        work.
         """
         return self._make(self._plans[i])
 

@@ -38,8 +38,8 @@ def files(config: Config) -> tuple[Keys, list[Finding]]:
 def state(config: Config, *, running: bool) -> list[Finding]:
     """Check the directory in which kvbus keeps its state (the configuration key ``state_dir``).
 
-    Return a finding if ``auto`` finds no directory, or if other users have access to the directory. Do nothing while a
-    bus runs.
+    Return a finding if the key is ``auto`` and no directory is usable, or if other users have access to the directory.
+    Do nothing while a bus runs.
     """
     if config.state_dir is None or running:
         return []

@@ -62,7 +62,8 @@ class LivePublisher:
         send_bytes: maximum number of bytes that the ring keeps for slow routers.
         request_state: requests the stream's state from the relay for some routers. Its argument is their peer ids. None
             if the stream sends no state.
-        waiting: :meth:`publish` appends :meth:`flush` to this list. The list's owner calls it at the end of the burst.
+        waiting: :meth:`publish` appends :meth:`flush` to this list. At the end of the burst, the list's owner calls
+            every method in it.
         name_of: returns the display name of a public key's owner.
         left: the list to which the status of each disconnected router is added; None if the stream has its own list.
         shared: the resources shared with the other streams of the endpoint; None if this stream is the only one.

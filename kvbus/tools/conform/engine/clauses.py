@@ -166,7 +166,7 @@ class Ledger:
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict on each clause that the kit judges."""
+        """Return a verdict on each clause of the specification that the conformance kit can judge."""
         return [self._verdict(number) for number in WATCHED]
 
     def _verdict(self, number: str) -> Verdict:
