@@ -10,7 +10,7 @@ from tests.doubles.payloads import payload, store
 from tests.doubles.stage import cut_states
 
 
-async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp_path) -> None:
+async def test_the_seqs_of_a_state_are_committed_before_the_state_is_sent(monkeypatch, tmp_path) -> None:
     """Before kvbus sends the first part of a state, it commits on disk which seqs belong to this state.
 
     Otherwise, if kvbus were killed after this part, a restarted kvbus would answer the router's next request with the

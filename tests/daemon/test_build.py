@@ -44,7 +44,7 @@ def relay_of(made: Config, reservations: SeqReservations | None = None) -> Any:
     return make_relay(made, slots(made), reservations or reserved(made))
 
 
-def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
+def test_each_slot_has_its_source_and_a_free_slot_has_no_source() -> None:
     relay = relay_of(config())
     assert [source.spec.label for source in relay.sources] == ["a/0", "a/1", "", "b"]
     assert relay.sources[2].spec == SourceSpec()
@@ -56,7 +56,7 @@ def test_an_output_has_a_stream_for_each_slot_or_one_for_all() -> None:
     assert [len(output.streams) for output in relay.outputs] == [4, 1]
 
 
-def test_a_journal_with_a_logs_numbers_may_have_what_the_blocks_of_a_source_may() -> None:
+def test_the_journal_of_a_log_source_has_the_limits_of_the_index() -> None:
     made = config({"journal_batches": 3, "journal_bytes": 4})
     assert journal_bounds(made, made.outputs[0]) == (3, 4)
     log = {"name": "fleet", "discover": {"kafka": {"endpoint": "tcp://kafka:9092"}}}
@@ -65,7 +65,7 @@ def test_a_journal_with_a_logs_numbers_may_have_what_the_blocks_of_a_source_may(
     assert journal_bounds(made, made.outputs[0]) == (5, 6)
 
 
-def test_what_the_configuration_says_of_a_source_reaches_the_relay() -> None:
+def test_the_settings_of_a_source_reach_the_relay() -> None:
     made = config(
         on_lost="keep",
         block_size=32,
@@ -79,18 +79,18 @@ def test_what_the_configuration_says_of_a_source_reaches_the_relay() -> None:
     assert (one.block_size, one.max_blocks, one.source_timeout, one.on_lost) == (32, 13, 7, "keep")
 
 
-def test_block_size_auto_is_none() -> None:
+def test_block_size_auto_is_passed_as_none() -> None:
     made = config()
     assert source_spec(made, made.streams()[0]).block_size is None
 
 
-def test_a_topic_is_the_sources_own_or_rendered() -> None:
+def test_the_topic_of_a_stream_is_that_of_its_source_or_rendered() -> None:
     made = config({"topic": "kv@{source}@{rank}"})
     assert new_stream(made, AccessScope(0), Worker("a", 1), 5).topic == b"kv@a@1"
     assert new_stream(config(), AccessScope(0), Worker("a", 1), 5).topic is None
 
 
-def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None:
+def test_an_output_with_snapshots_has_publisher_ids_and_fast_heartbeats() -> None:
     made = config(
         {"snapshot_endpoint": "ipc:///run/snapshots", "heartbeat": 30}, {"name": "b", "endpoint": "ipc:///run/2"}
     )
@@ -102,7 +102,7 @@ def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None
     assert without.streams[0].publisher_id == b""
 
 
-def test_the_numbering_goes_on_where_an_earlier_process_was_killed(tmp_path: Path) -> None:
+def test_seqs_continue_after_an_earlier_process_was_killed(tmp_path: Path) -> None:
     made = config()
     with opened(tmp_path) as store:
         reserved(made, store).use(0, 3, 41)
@@ -119,7 +119,7 @@ def test_a_merged_output_has_one_reservation(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
-def test_each_stream_of_a_log_has_a_reservation_of_its_own(kind: str, tmp_path: Path) -> None:
+def test_each_stream_of_a_log_has_its_own_reservation(kind: str, tmp_path: Path) -> None:
     made = config({"type": kind, "endpoint": "tcp://127.0.0.1:9"}, model="m")
     with opened(tmp_path) as store:
         reserved(made, store).use(0, 3, 41)
@@ -140,7 +140,7 @@ def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
     assert (0, 3) not in found
 
 
-def test_under_topics_a_stream_stays_whose_source_is_gone() -> None:
+def test_the_stream_of_a_removed_source_stays_in_the_layout_per_topic() -> None:
     made = config({"layout": "per_topic", "topic": "kv@{source}.{rank}"})
     placement = Placement({**assign_slots(Placement(), made).slots, Worker("c", 5): 6}, (Worker("c", 5),))
     relay = make_relay(made, slots(made), reserved(made, None, placement), placement.gone_slots)

@@ -56,7 +56,7 @@ def subscriber(bus: Bus, topic: str, **options: int) -> Iterator[zmq.Socket[byte
         context.term()
 
 
-async def test_a_router_with_another_topic(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_router_that_subscribes_to_another_topic_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with running_bus(output={"topic": "events"}) as bus:
         with subscriber(bus, "kv@"):
             said = (
@@ -69,7 +69,7 @@ async def test_a_router_with_another_topic(caplog: pytest.LogCaptureFixture) -> 
     assert abs(finding["since"] - time.time()) < 100
 
 
-async def test_a_subscriber_that_has_only_said_that_it_replays_has_no_finding() -> None:
+async def test_a_subscription_that_only_announces_replays_causes_no_finding() -> None:
     async with running_bus(output={"topic": "events"}) as bus:
         with subscriber(bus, ASKS_REPLAY.decode()):
             await eventually(lambda: any(router.topics for router in bus.daemon.drivers[0].routers), "its subscription")
@@ -77,7 +77,7 @@ async def test_a_subscriber_that_has_only_said_that_it_replays_has_no_finding() 
     assert (router["topics"], router["findings"]) == ([ASKS_REPLAY.decode()], [])
 
 
-async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_router_that_loses_batches_and_is_exact_again_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with (
         running_bus(output={"send_hwm": 4}) as bus,
@@ -109,7 +109,7 @@ async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptur
     assert f"lost {entry['dropped']['batches']:,} batches" in finding["text"]
 
 
-async def test_a_finding_about_refused_messages_ends_some_time_after_the_last(
+async def test_a_finding_about_refused_messages_ends_after_a_while(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -128,7 +128,7 @@ async def test_a_finding_about_refused_messages_ends_some_time_after_the_last(
     assert "block_size" not in [each["id"] for each in entry["findings"]]
 
 
-async def test_discovery_that_finds_nothing(
+async def test_a_discovery_without_engines_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bus_log, "FIRST_ANSWER_S", 0.1)
@@ -148,7 +148,7 @@ async def test_discovery_that_finds_nothing(
     assert [each["id"] for each in overview["findings"]] == ["no_engine_found"]
 
 
-async def test_a_state_that_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_state_that_cannot_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running_bus(state_dir=str(tmp_path)) as bus:
         assert bus.daemon.state is not None
         bus.daemon.state.fail(StoreError("No space left on device"))

@@ -12,7 +12,7 @@ from kvbus.transport.curve import Curve
 from kvbus.transport.grants import Client
 
 
-def one(name: str, **more: Any) -> dict[str, Any]:
+def source_named(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
 
@@ -34,36 +34,43 @@ def labels(found: Change) -> tuple[list[str], list[str], list[int]]:
 
 
 def test_the_same_sources_are_no_change() -> None:
-    assert labels(change(config(one("a"), one("b")), config(one("a"), one("b")))) == ([], [], [])
+    assert labels(
+        change(config(source_named("a"), source_named("b")), config(source_named("a"), source_named("b")))
+    ) == ([], [], [])
 
 
-def test_sources_come_and_go() -> None:
-    running = config(one("a"), one("b"), one("c"))
-    wanted = config(one("a"), one("c", slot=2), one("d", slot=3), one("e", slot=4))
+def test_added_and_removed_sources_are_found() -> None:
+    running = config(source_named("a"), source_named("b"), source_named("c"))
+    wanted = config(source_named("a"), source_named("c", slot=2), source_named("d", slot=3), source_named("e", slot=4))
     found = change(running, wanted)
     assert labels(found) == (["d", "e"], [], [1])
     assert found.config is wanted
 
 
-def test_another_publisher_in_a_slot_is_a_change_of_it() -> None:
-    found = change(config(one("a"), one("b")), config(one("a"), one("b", endpoint="ipc:///run/other")))
+def test_a_source_with_another_endpoint_is_replaced() -> None:
+    found = change(
+        config(source_named("a"), source_named("b")),
+        config(source_named("a"), source_named("b", endpoint="ipc:///run/other")),
+    )
     assert labels(found) == ([], ["b"], [])
     assert [s.endpoint for s in found.replaced] == ["ipc:///run/other"]
 
 
-def test_a_source_that_stands_elsewhere_in_the_list_is_the_same() -> None:
-    found = change(config(one("a"), one("b")), config(one("b", slot=1), one("a", slot=0)))
+def test_a_source_at_another_position_of_the_list_is_unchanged() -> None:
+    found = change(
+        config(source_named("a"), source_named("b")), config(source_named("b", slot=1), source_named("a", slot=0))
+    )
     assert labels(found) == ([], [], [])
 
 
 def test_a_source_without_a_connection_is_opened_again() -> None:
-    running = config(one("a"), one("b"))
+    running = config(source_named("a"), source_named("b"))
     assert labels(change(running, running, 1)) == ([], ["b"], [])
 
 
-def test_each_rank_is_compared() -> None:
-    two = one("a", data_parallel_size=2)
-    assert labels(change(config(one("a")), config(two))) == (["a/1"], ["a/0"], [])
+def test_each_rank_of_a_source_is_compared() -> None:
+    two = source_named("a", data_parallel_size=2)
+    assert labels(change(config(source_named("a")), config(two))) == (["a/1"], ["a/0"], [])
 
 
 def allowed(*keys: bytes) -> dict[bytes, Client]:
@@ -85,7 +92,9 @@ KEYS = Curve(b"p" * 40, b"s" * 40, clients=allowed(b"a"))
         (KEYS, Curve(b"q" * 40, b"t" * 40, clients=allowed(b"a")), True),
     ],
 )
-def test_who_must_show_a_key_again(before: Curve | None, now: Curve | None, must: bool) -> None:
+def test_routers_must_reconnect_if_the_keys_of_kvbus_change(
+    before: Curve | None, now: Curve | None, must: bool
+) -> None:
     assert must_reconnect(before, now) is must
 
 
@@ -104,7 +113,9 @@ OTHER_LIST = Curve(b"p" * 40, b"s" * 40, clients=allowed(b"b"))
         (KEYS, Curve(b"p" * 40, b"s" * 40, server=b"x" * 40, clients=allowed(b"b")), False),
     ],
 )
-def test_another_list_alone(before: Curve | None, now: Curve | None, only: bool) -> None:
+def test_only_list_recognizes_changes_of_the_allow_list_only(
+    before: Curve | None, now: Curve | None, only: bool
+) -> None:
     assert only_list(before, now) is only
 
 
@@ -114,21 +125,21 @@ def found(name: str, port: int, replay: int | None = None, where: str = "dns") -
 
 
 def with_source(source: FoundSource) -> Config:
-    return config(one("a")).model_copy(update={"sources": (source,)})
+    return config(source_named("a")).model_copy(update={"sources": (source,)})
 
 
-def test_a_found_engine_at_another_address_has_moved_and_is_no_other_one() -> None:
+def test_a_discovered_engine_at_another_address_has_moved() -> None:
     change = change_to(with_source(found("a", 1, 2)), with_source(found("a", 3, 4)), lambda _slot: True)
     assert labels(change) == ([], [], [])
     assert [stream.endpoint for stream in change.moved] == ["tcp://a:3"]
 
 
-def test_a_found_engine_that_is_found_elsewhere_at_the_same_address_is_no_change() -> None:
+def test_another_origin_of_a_discovered_engine_is_no_change() -> None:
     change = change_to(with_source(found("a", 1)), with_source(found("a", 1, where="file")), lambda _slot: True)
     assert (labels(change), change.moved) == (([], [], []), ())
 
 
 @pytest.mark.parametrize("other", [found("b", 3, 4), found("a", 1)])
-def test_another_name_or_another_way_to_ask_is_another_source(other: FoundSource) -> None:
+def test_a_discovered_engine_with_another_name_or_replay_is_another_source(other: FoundSource) -> None:
     change = change_to(with_source(found("a", 1, 2)), with_source(other), lambda _slot: True)
     assert (labels(change), change.moved) == (([], [other.name], []), ())

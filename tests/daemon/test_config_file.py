@@ -16,7 +16,7 @@ from kvbus.daemon.serve import ConfigFile
 from tests.doubles.config_map import Volume
 
 
-async def test_a_swapped_link_is_another_file_and_the_same_content_is_not(tmp_path: Path) -> None:
+async def test_a_swapped_link_is_a_change_only_with_another_content(tmp_path: Path) -> None:
     volume = Volume(tmp_path, "a: 1")
     file = ConfigFile(volume.file)
     assert await file.settled(0) == file.loaded
@@ -26,7 +26,7 @@ async def test_a_swapped_link_is_another_file_and_the_same_content_is_not(tmp_pa
     assert await file.settled(0) == file.loaded
 
 
-async def test_a_content_of_the_same_size_and_times_is_seen(tmp_path: Path) -> None:
+async def test_a_change_with_the_same_size_and_times_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "kvbus.yaml"
     path.write_text("a: 1")
     at = path.stat().st_mtime_ns
@@ -36,7 +36,7 @@ async def test_a_content_of_the_same_size_and_times_is_seen(tmp_path: Path) -> N
     assert await file.settled(0) not in (None, file.loaded)
 
 
-async def test_what_is_being_written_is_not_settled(tmp_path: Path) -> None:
+async def test_a_file_that_is_being_written_is_not_settled(tmp_path: Path) -> None:
     path = tmp_path / "kvbus.yaml"
     path.write_text("a: 1")
     file = ConfigFile(path)
@@ -50,7 +50,7 @@ async def test_what_is_being_written_is_not_settled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["gone", "link to nothing", "directory"])
-async def test_what_cannot_be_read_is_a_change_too(tmp_path: Path, spoil: str) -> None:
+async def test_a_file_that_becomes_unreadable_is_a_change(tmp_path: Path, spoil: str) -> None:
     path = tmp_path / "kvbus.yaml"
     path.write_text("a: 1")
     file = ConfigFile(path)
@@ -63,7 +63,7 @@ async def test_what_cannot_be_read_is_a_change_too(tmp_path: Path, spoil: str) -
     assert await file.settled(0) == b""
 
 
-def test_no_more_is_read_than_a_configuration_may_have(tmp_path: Path) -> None:
+def test_a_configuration_file_is_read_only_up_to_its_maximum_size(tmp_path: Path) -> None:
     path = tmp_path / "kvbus.yaml"
     path.write_bytes(b"#" * (MAX_BYTES + 1))
     largest = ConfigFile(path).loaded

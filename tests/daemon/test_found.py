@@ -43,12 +43,12 @@ def labels(config: Config) -> list[str]:
     return [stream.label for stream in config.streams()]
 
 
-def test_a_configuration_without_discovery_is_as_it_was():
+def test_a_configuration_without_discovery_does_not_change():
     plain = config(fixed=("a", "b"))
     assert with_found(plain, {}, ()).config is plain
 
 
-def test_what_is_known_of_an_engine_is_in_its_streams():
+def test_the_streams_of_a_discovered_engine_have_its_properties():
     entry = config("workers", topic="kv@")
     found = listed(engine("pod", "tcp://a:1", "tcp://b:9", topic="t", api="http://a"))
     made = with_found(entry, {"workers": found}, ()).config
@@ -59,12 +59,12 @@ def test_what_is_known_of_an_engine_is_in_its_streams():
     assert Config.model_validate(made.to_dict()).sources[0].name == "pod"
 
 
-def test_the_topic_of_an_engine_is_its_own_where_the_entry_has_none():
+def test_a_discovered_engine_keeps_its_topic_if_its_entry_has_none():
     found = listed(engine("pod", "tcp://a:1", topic="kv@pod"))
     assert with_found(config("workers"), {"workers": found}, ()).config.streams()[0].topic == b"kv@pod"
 
 
-def test_one_name_is_one_worker_and_the_first_entry_says_where():
+def test_the_first_entry_with_a_name_decides_the_endpoint():
     found = {
         "one": listed(engine("pod", "tcp://a:1")),
         "two": listed(engine("pod", "tcp://b:1"), engine("a", "ipc:///x")),
@@ -74,7 +74,7 @@ def test_one_name_is_one_worker_and_the_first_entry_says_where():
     assert made.left_out == {("two", "pod"): "same_name", ("two", "a"): "same_name"}
 
 
-def test_one_that_is_listed_comes_before_one_that_leaves():
+def test_a_listed_engine_takes_precedence_over_a_leaving_one():
     was = listed(engine("old", "tcp://a:1"), engine("older", "tcp://c:1"))
     was.take([engine("new", "tcp://a:1")], 10.0)
     made = with_found(config("workers", room=2), {"workers": was}, ("old", "older"))
@@ -86,7 +86,7 @@ def test_one_that_is_listed_comes_before_one_that_leaves():
     assert was.leaving == {}
 
 
-def test_one_that_is_back_has_not_left():
+def test_an_engine_that_returns_in_time_does_not_leave():
     was = listed(engine("pod", "tcp://a:1"))
     was.take([], 10.0)
     was.take([], 20.0)
@@ -96,19 +96,19 @@ def test_one_that_is_back_has_not_left():
     assert was.engines["pod"].publishers[0].endpoint == "tcp://b:1"
 
 
-def test_of_one_name_twice_in_a_set_the_same_one_counts_in_any_order():
+def test_two_engines_with_one_name_give_the_same_result_in_any_order():
     pair = (engine("pod", "tcp://a:1"), engine("pod", "tcp://b:1"))
     assert listed(*pair).engines == listed(*reversed(pair)).engines
 
 
-def test_who_is_there_stays_where_there_is_no_room():
+def test_present_engines_stay_if_max_sources_is_reached():
     found = {"one": listed(engine("b", "tcp://b:1"), engine("a", "tcp://a:1")), "two": listed(engine("c", "tcp://c:1"))}
     made = with_found(config("one", "two", room=2), found, ("c",))
     assert labels(made.config) == ["a", "c"]
     assert made.left_out == {("one", "b"): "max_sources"}
 
 
-def test_another_engine_that_is_named_first_is_no_change():
+def test_another_order_of_omitted_engines_does_not_change_the_finding():
     rules, findings = config("one"), Findings()
     for now, names in enumerate(("ab", "ba", "cab")):
         left_out = {("one", name): "max_sources" for name in names}
@@ -119,7 +119,7 @@ def test_another_engine_that_is_named_first_is_no_change():
     assert finding.remedy == "raise limits.max_sources; one of the left-out engines is a"
 
 
-def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():
+def test_an_engine_whose_ranks_share_a_topic_or_an_endpoint_is_omitted():
     found = {
         "one": listed(engine("a", "tcp://a:1", "tcp://a:2"), engine("b", "tcp://b:1"), engine("c", *["tcp://c:1"] * 2))
     }
@@ -129,7 +129,7 @@ def test_ranks_that_would_share_a_topic_or_an_endpoint_cannot_be_told_apart():
     assert labels(with_found(config("one", by_topic="kv@{source}@{rank}"), found, ()).config) == ["a/0", "a/1", "b"]
 
 
-def test_a_topic_that_a_configured_source_has_is_taken():
+def test_a_discovered_engine_gets_no_topic_of_a_configured_source():
     found = {"one": listed(engine("a-1", "tcp://a:1"))}
     made = with_found(config("one", fixed=("a",), by_topic="kv@{source}-{rank}"), found, ())
     assert made.left_out == {}
@@ -145,7 +145,7 @@ SETS = st.dictionaries(
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), SETS), max_size=8), st.integers(1, 6))
-def test_whatever_is_found_no_name_or_endpoint_is_there_twice_and_nobody_moves(steps, room):
+def test_random_discoveries_give_unique_names_and_endpoints_in_stable_slots(steps, room):
     found = {"one": Listed(), "two": Listed()}
     placement, there = Placement(), set[str]()
     for now, (entry, engines) in enumerate(steps):

@@ -15,7 +15,7 @@ from tests.daemon.test_found import config
 ENGINES = {"workers": [Engine("pod", (Publisher(0, "tcp://a:1", "tcp://a:2"), Publisher(1, "tcp://a:3")), "here", "t")]}
 
 
-def test_what_is_kept_is_read_again():
+def test_kept_engines_are_read_again():
     reservations = SeqReservations(None)
     FoundFile(reservations, config("workers")).keep(ENGINES)
     assert FoundFile(reservations, config("workers")).read() == ENGINES
@@ -23,7 +23,7 @@ def test_what_is_kept_is_read_again():
     assert FoundFile(reservations, config("workers")).read() == {}
 
 
-def test_nothing_is_kept_where_nothing_is_found():
+def test_no_engines_are_kept_without_discovery():
     reservations = SeqReservations(None)
     file = FoundFile(reservations, config(fixed=("a",)))
     file.keep(ENGINES)
@@ -32,7 +32,7 @@ def test_nothing_is_kept_where_nothing_is_found():
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-3], lambda content: content.replace(b"e", b"\xad")])
-def test_damaged_content_is_none(caplog, damage):
+def test_damaged_content_is_read_as_no_engines(caplog, damage):
     reservations = SeqReservations(None)
     FoundFile(reservations, config("workers")).keep(ENGINES)
     reservations.keep("found", damage(reservations.kept("found")))

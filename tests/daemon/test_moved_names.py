@@ -88,7 +88,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(250)
-def test_a_frozen_engine_whose_name_moves_is_left(tmp_path: Path) -> None:
+def test_kvbus_leaves_a_frozen_engine_whose_name_has_moved(tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("needs root for an /etc/hosts of its own")
     (tmp_path / "hosts").write_text("")
@@ -131,7 +131,7 @@ async def rounds(names: Names, count: int = 5) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, OSError("the DNS is down")], ids=["the same", "none"])
-async def test_a_silent_engine_keeps_its_connection_while_its_name_does_not_move(
+async def test_a_silent_engine_keeps_its_connection_until_its_name_moves(
     names: Names, answer: OSError | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.getaddrinfo)
@@ -151,7 +151,7 @@ async def test_a_silent_engine_keeps_its_connection_while_its_name_does_not_move
         await eventually(lambda: "and no longer 127.0.0.1: connecting again" in caplog.text, "it dials anew")
 
 
-async def test_an_address_and_an_engine_that_dials_in_have_no_name_to_look_up(
+async def test_ip_addresses_and_engines_that_dial_in_cause_no_name_lookup(
     names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", names.getaddrinfo)

@@ -30,11 +30,11 @@ def slots(placement: Placement) -> dict[str, int]:
     return {f"{worker.source}{worker.rank or ''}": slot for worker, slot in placement.slots.items()}
 
 
-def test_the_first_time_the_list_counts() -> None:
+def test_the_first_assignment_of_slots_follows_the_list() -> None:
     assert slots(assign_slots(Placement(), config("b", "a", ranks=2))) == {"b": 0, "b1": 1, "a": 2, "a1": 3}
 
 
-def test_a_name_keeps_its_slot_and_so_does_one_that_is_gone() -> None:
+def test_present_and_removed_workers_keep_their_slots() -> None:
     first = assign_slots(Placement(), config("a", "b", "c"))
     second = assign_slots(first, config("d", "c", "a"))
     assert slots(second) == {"a": 0, "b": 1, "c": 2, "d": 3}
@@ -44,12 +44,12 @@ def test_a_name_keeps_its_slot_and_so_does_one_that_is_gone() -> None:
     assert set(third.gone_slots) == {0, 2, 3}
 
 
-def test_more_ranks_leave_the_others_where_they_are() -> None:
+def test_additional_ranks_do_not_move_other_workers() -> None:
     first = assign_slots(Placement(), config("a", "b"))
     assert slots(assign_slots(first, config("a", "b", ranks=2))) == {"a": 0, "b": 1, "a1": 2, "b1": 3}
 
 
-def test_the_one_that_left_first_makes_room() -> None:
+def test_a_new_worker_gets_the_slot_of_the_worker_that_left_first() -> None:
     first = assign_slots(Placement(), config("a", "b", "c", most=3))
     second = assign_slots(assign_slots(first, config("a", "c", most=3)), config("c", most=3))
     assert second.gone == (Worker("b", 0), Worker("a", 0))
@@ -57,7 +57,7 @@ def test_the_one_that_left_first_makes_room() -> None:
     assert slots(third) == {"a": 0, "d": 1, "c": 2}
 
 
-def test_there_are_no_more_than_the_limit_says() -> None:
+def test_more_sources_than_max_sources_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"max_sources: 3"):
         config("a", "b", "c", most=2)
     two, three = config("a", "b", most=2), config("a", "b", "c")
@@ -65,21 +65,21 @@ def test_there_are_no_more_than_the_limit_says() -> None:
         assign_slots(Placement(), two.model_copy(update={"sources": three.sources}))
 
 
-def test_a_slot_of_its_own_goes_first() -> None:
+def test_a_configured_slot_takes_precedence_over_a_kept_slot() -> None:
     first = assign_slots(Placement(), config("a", "b"))
     second = assign_slots(first, config("b", "c", c=0))
     assert slots(second) == {"b": 1, "c": 0}
     assert second.gone == ()
 
 
-def test_where_an_output_is_per_source_the_list_says_it() -> None:
+def test_an_output_with_ports_assigns_slots_by_the_list() -> None:
     ports = {"name": "ports", "endpoint": "ipc:///run/ports"}
     first = assign_slots(Placement(), config("a", "b", outputs=[BY_TOPIC, ports]))
     assert slots(assign_slots(first, config("b", outputs=[BY_TOPIC, ports]))) == {"b": 0}
     assert assign_slots(first, config("a", outputs=[ports])).gone == ()
 
 
-def test_two_that_would_have_one_topic_are_refused() -> None:
+def test_workers_with_the_same_topic_are_refused() -> None:
     same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
     one = config("a", "a1", outputs=[same])
     sources = tuple(each.model_copy(update={"data_parallel_size": 12}) for each in one.sources)
@@ -89,7 +89,7 @@ def test_two_that_would_have_one_topic_are_refused() -> None:
         config("a", "a1", outputs=[same], ranks=12)
 
 
-def test_one_that_is_gone_yields_its_topic() -> None:
+def test_a_removed_worker_loses_its_slot_if_a_new_worker_has_its_topic() -> None:
     same = {**BY_TOPIC, "topic": "kv@{source}{rank}"}
     before = Placement({Worker("a", 11): 0}, (Worker("a", 11),))
     after = assign_slots(before, config("a1", outputs=[same]))
@@ -99,7 +99,7 @@ def test_one_that_is_gone_yields_its_topic() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=4, unique=True), max_size=12))
-def test_whatever_the_list_does(lists: list[list[str]]) -> None:
+def test_workers_keep_unique_slots_after_any_changes_of_the_list(lists: list[list[str]]) -> None:
     """After any changes of the sources, each slot belongs to one worker, and a known worker keeps its slot.
 
     At most five workers have a slot: that is the test's limit of sources.
@@ -117,7 +117,7 @@ def test_whatever_the_list_does(lists: list[list[str]]) -> None:
         assert set(lost) <= {*before.gone, *(worker for worker in before.slots if worker.source not in names)}
 
 
-def test_what_is_kept_is_read_again() -> None:
+def test_a_kept_placement_is_read_again() -> None:
     made, reservations = config("a", "b"), SeqReservations(None)
     assert read_placement(reservations, made) == Placement()
     kept = forget(assign_slots(assign_slots(Placement(), made), config("b")), [7, 5])
@@ -140,7 +140,7 @@ def test_what_is_kept_is_read_again() -> None:
         b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}',
     ],
 )
-def test_what_cannot_be_used_is_left_out(damage: bytes) -> None:
+def test_a_damaged_placement_is_read_as_empty(damage: bytes) -> None:
     reservations = SeqReservations(None)
     reservations.keep("slots", damage)
     assert read_placement(reservations, config("a", "b")) == Placement()

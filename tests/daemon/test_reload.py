@@ -49,7 +49,7 @@ class Recorder:
         self.credentials = credentials
 
 
-class Fixture:
+class ReloadFixture:
     """A reloader with its substitute for the daemon, and the configuration that it loads."""
 
     def __init__(self, keys: Keyring) -> None:
@@ -72,13 +72,13 @@ class Fixture:
 
 
 @pytest.fixture
-def fixture(tmp_path: Path) -> Iterator[Fixture]:
-    made = Fixture(Keyring(tmp_path))
+def fixture(tmp_path: Path) -> Iterator[ReloadFixture]:
+    made = ReloadFixture(Keyring(tmp_path))
     yield made
     made.reloader.close()
 
 
-async def test_the_log_level_and_nothing_else_is_taken_over(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reload_applies_only_the_log_level(fixture: ReloadFixture, caplog: pytest.LogCaptureFixture) -> None:
     fixture.settings["log_level"] = "debug"
     await fixture.reload("applied")
     fixture.settings |= {"log_level": "error", "block_size": 32, "limits": {"max_events": 7}}
@@ -101,7 +101,9 @@ async def test_the_log_level_and_nothing_else_is_taken_over(fixture: Fixture, ca
         ({"outputs": [{"endpoint": "tcp://*:1", "layout": "merged"}]}, ["a"], ["outputs[0].endpoint", "outputs[0].layout"]),
     ],
 )  # fmt: skip
-def test_the_keys_that_take_a_restart(settings: dict[str, Any], sources: list[str], named: list[str]) -> None:
+def test_changed_keys_lists_the_keys_that_need_a_restart(
+    settings: dict[str, Any], sources: list[str], named: list[str]
+) -> None:
     def config(sources: list[str], **settings: Any) -> Config:
         outputs = [{"endpoint": "tcp://127.0.0.1:5657"}]
         given = [{"name": name, "endpoint": f"ipc:///run/{name}"} for name in sources]
@@ -110,8 +112,8 @@ def test_the_keys_that_take_a_restart(settings: dict[str, Any], sources: list[st
     assert sorted(serve.changed_keys(config(["a"]), config(sources, **settings))) == named
 
 
-async def test_keys_that_cannot_be_read_leave_those_before_in_force(
-    fixture: Fixture, caplog: pytest.LogCaptureFixture
+async def test_unreadable_key_files_leave_the_previous_keys_in_force(
+    fixture: ReloadFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = fixture.daemon.keys
     fixture.keys.bus.secret_file.unlink()
@@ -122,8 +124,8 @@ async def test_keys_that_cannot_be_read_leave_those_before_in_force(
     assert caplog.text.count("the previous keys stay in force") == 2
 
 
-async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
-    fixture: Fixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_an_error_in_a_key_file_is_logged_once_until_it_changes(
+    fixture: ReloadFixture, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
 
@@ -161,8 +163,8 @@ def replace(file: Path, text: str) -> None:
     file.with_name("new").rename(file)
 
 
-async def test_tokens_change_without_a_signal_and_a_bad_file_throws_nobody_out(
-    fixture: Fixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_tokens_change_without_a_signal_and_a_bad_file_keeps_old_tokens(
+    fixture: ReloadFixture, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, tokens = tmp_path / "tokens", [new_token(), new_token()]
     file.write_text(line_of("a", tokens[0], content=True))
@@ -187,7 +189,7 @@ async def test_tokens_change_without_a_signal_and_a_bad_file_throws_nobody_out(
     assert not any(token in caplog.text for token in tokens)
 
 
-async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixture: Fixture, tmp_path: Path) -> None:
+async def test_a_signal_reloads_tokens_even_if_the_configuration_is_bad(fixture: ReloadFixture, tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(line_of("a", new_token(), content=True))
     fixture.settings["http_tokens_file"] = file
@@ -200,7 +202,7 @@ async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixtu
     assert daemon.credentials.tokens == ()
 
 
-class Edited(Fixture):
+class Edited(ReloadFixture):
     """A reloader that watches a configuration file. The file has only the log level."""
 
     def __init__(self, keys: Keyring, path: Path) -> None:
@@ -250,7 +252,7 @@ async def edited(tmp_path: Path) -> AsyncIterator[Edited]:
     made.reloader.close()
 
 
-async def test_a_problem_is_logged_once_and_counts_until_it_is_over(
+async def test_a_configuration_problem_is_logged_once_and_shown_until_its_end(
     edited: Edited, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = edited.daemon.process
@@ -273,7 +275,9 @@ async def test_a_problem_is_logged_once_and_counts_until_it_is_over(
     assert edited.level == "error"
 
 
-async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loading_a_configuration_with_an_error_is_retried(
+    edited: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """kvbus tries again to load a changed configuration with an error.
 
     In Kubernetes, a Secret may arrive after the configuration that needs it.
@@ -293,7 +297,7 @@ async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch:
     assert edited.daemon.process.config_reloads == {"refused": 1, "applied": 1}
 
 
-async def test_a_file_that_goes_on_changing_is_not_loaded(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_still_changes_is_not_loaded(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
     """kvbus loads a file only after it has stopped changing.
 
     A program that writes the file in place produces incomplete configurations for a moment.
@@ -328,7 +332,7 @@ async def test_a_file_that_changes_while_it_is_loaded_is_not_applied(
     assert edited.daemon.process.config_reloads == {"applied": 1}
 
 
-async def test_a_signal_alone_loads_it_where_that_is_wanted(edited: Edited) -> None:
+async def test_only_a_signal_reloads_the_configuration_with_reload_signal(edited: Edited) -> None:
     signal = edited.daemon.config.model_copy(update={"reload": "signal"})
     edited.daemon.config = edited.daemon.configured = signal
     edited.settings["reload"] = "signal"

@@ -26,13 +26,13 @@ from kvbus.state.writer import StateWriter
 from tests.state.left import opened
 
 
-def of(name: str) -> Config:
+def config_of(name: str) -> Config:
     return load(None, env={}, overrides={"sources": [{"endpoint": "ipc:///engine", "name": name}], "outputs": [{}]})
 
 
 @pytest.fixture
 def config() -> Config:
-    return of("a")
+    return config_of("a")
 
 
 class Process(NamedTuple):
@@ -55,13 +55,13 @@ def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Ite
         writer.flush()
 
 
-def test_without_a_store_there_is_nothing(config: Config) -> None:
+def test_no_state_is_restored_without_a_store(config: Config) -> None:
     placement, reservations = assign_slots(Placement(), config), SeqReservations(None)
     reserve_seqs(reservations, config, placement)
     assert not resume(config, placement, None, reservations, 0.0).restored
 
 
-def test_a_state_goes_on_as_if_nothing_had_happened(config: Config, tmp_path: Path) -> None:
+def test_a_state_is_restored_after_a_kill(config: Config, tmp_path: Path) -> None:
     with process(config, tmp_path) as (found, _, _):
         assert not found.restored
         found.relay.handle(Started(1.0), 0.0)
@@ -69,7 +69,7 @@ def test_a_state_goes_on_as_if_nothing_had_happened(config: Config, tmp_path: Pa
         assert again.restored
 
 
-def test_a_state_of_another_boot_is_no_truth_until_it_is_written_anew(config: Config, tmp_path: Path) -> None:
+def test_a_state_of_another_boot_is_not_used_until_it_is_written_again(config: Config, tmp_path: Path) -> None:
     """kvbus does not trust a state of an earlier boot of the machine.
 
     It was not synced to the disk before a crash, so routers may have received batches that it lacks.
@@ -85,9 +85,7 @@ def test_a_state_of_another_boot_is_no_truth_until_it_is_written_anew(config: Co
         assert next_seqs(again.relay) == {(0, 0): used + MARGIN}
 
 
-def test_a_process_that_is_killed_before_an_older_state_is_written_leaves_it_older(
-    config: Config, tmp_path: Path
-) -> None:
+def test_an_old_state_stays_old_if_kvbus_is_killed_before_a_new_one(config: Config, tmp_path: Path) -> None:
     with process(config, tmp_path, boot=bytes(16)) as (_, reservations, _):
         reservations.use(0, 0, 7)
     with opened(tmp_path, boot=b"1" * 16) as store:
@@ -98,24 +96,24 @@ def test_a_process_that_is_killed_before_an_older_state_is_written_leaves_it_old
         assert next_seqs(again.relay)[0, 0] > 7 + MARGIN
 
 
-def test_a_state_of_other_sources_is_refused_and_no_number_goes_back(config: Config, tmp_path: Path) -> None:
+def test_a_state_of_other_sources_is_refused_and_no_seq_goes_back(config: Config, tmp_path: Path) -> None:
     with process(config, tmp_path) as (_, reservations, _):
         reservations.use(0, 0, 7)
-    with process(of("b"), tmp_path) as (found, reservations, store):
+    with process(config_of("b"), tmp_path) as (found, reservations, store):
         assert not found.restored
         assert store.refused == 1
         assert reservations.first(0, 0) == 7 + AHEAD
-    with process(of("b"), tmp_path) as (found, _, store):
+    with process(config_of("b"), tmp_path) as (found, _, store):
         assert found.restored
         assert store.refused == 0
 
 
-def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
+def test_a_state_is_identified_by_its_sources_and_outputs(config: Config) -> None:
     streams = {stream.index: stream for stream in config.streams()}
     assert identity(config, streams, 2) == ["0 a count", "2 slots", "routers"]
 
 
-def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
+def test_a_state_is_refused_if_the_setting_duplicates_has_changed(config: Config, tmp_path: Path) -> None:
     """If the setting ``duplicates`` has changed, kvbus does not use the saved state, whose copies were counted by
     the old rule.
 
@@ -140,7 +138,7 @@ def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_pa
     ],
     ids=str,
 )
-def test_blocks_that_were_kept_by_another_rule_are_learned_anew(
+def test_a_state_is_refused_if_a_rule_for_kept_blocks_has_changed(
     config: Config, rule: dict[str, object], tmp_path: Path
 ) -> None:
     """If a setting that decides which blocks kvbus keeps has changed, kvbus does not use the saved state.
@@ -161,7 +159,7 @@ def test_blocks_that_were_kept_by_another_rule_are_learned_anew(
         assert not found.restored
 
 
-def test_a_state_of_another_meaning_of_clears_is_refused(tmp_path: Path) -> None:
+def test_a_state_is_refused_if_the_setting_clears_has_changed(tmp_path: Path) -> None:
     """kvbus does not use a saved state if ``sources[].clears`` has changed since.
 
     Under the new setting, the clears in the write-ahead log would remove other blocks than routers have removed.

@@ -7,7 +7,7 @@ import pytest
 from kvbus.daemon.runtime import LONGEST_STEP, RunningClock
 
 
-class Hands:
+class ManualClock:
     """A clock whose time the test sets."""
 
     def __init__(self):
@@ -17,8 +17,8 @@ class Hands:
         return self.now
 
 
-def test_it_goes_with_the_clock_underneath_while_it_is_read_often():
-    hands = Hands()
+def test_the_running_clock_follows_the_real_clock_if_it_is_read_often():
+    hands = ManualClock()
     clock = RunningClock(hands)
     start = clock.time()
     for _ in range(100):
@@ -28,8 +28,8 @@ def test_it_goes_with_the_clock_underneath_while_it_is_read_often():
     assert clock.paused == 0.0
 
 
-def test_of_a_pause_only_one_step_counts():
-    hands = Hands()
+def test_the_running_clock_advances_by_one_step_after_a_pause():
+    hands = ManualClock()
     clock = RunningClock(hands)
     start = clock.time()
     hands.now += 3600.0
@@ -39,8 +39,8 @@ def test_of_a_pause_only_one_step_counts():
     assert clock.paused == pytest.approx(3600.0 - LONGEST_STEP)
 
 
-def test_pauses_are_told_once():
-    hands = Hands()
+def test_the_running_clock_reports_each_pause_once():
+    hands = ManualClock()
     clock = RunningClock(hands)
     hands.now += 3.0
     hands.now += 2.0
@@ -53,8 +53,8 @@ def test_pauses_are_told_once():
     assert clock.stood() == pytest.approx(8.0 - 2 * LONGEST_STEP)
 
 
-def test_it_never_goes_back():
-    hands = Hands()
+def test_the_running_clock_never_goes_back():
+    hands = ManualClock()
     clock = RunningClock(hands)
     before = clock.time()
     for step in (0.0, 10.0, 0.1, 0.6, 1e6, 0.0):

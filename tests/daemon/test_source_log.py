@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_change_of_a_sources_state_is_one_log_line(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     log = SourceLog(ignored, WALL)
     log.look(relay, [0])
@@ -63,7 +63,7 @@ def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptur
     assert lines(caplog) == ["source engine: connecting -> syncing, epoch 0, next seq 0, 0 blocks"]
 
 
-async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_none_that_has_gone_meanwhile() -> None:
+async def test_the_source_log_checks_a_few_present_sources_per_iteration() -> None:
     names = [f"engine-{n}" for n in range(CALLS * AT_ONCE + 1)]
     relay = Relay([SourceSpec(name, 0) for name in names], [])
     for slot in range(len(names)):
@@ -86,7 +86,7 @@ async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_non
     assert len(seen) == len(names) - 2, "nothing has changed about the first ones"
 
 
-def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finding_is_logged_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     log = SourceLog(ignored, WALL)
     for seq in range(MIN_LEFT_OUT):
         window = store([seq], group=1, kv_cache_spec_kind="sliding_window")
@@ -103,7 +103,7 @@ def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) 
     assert f"kvbus counts {MIN_COPIES} copies of one block" in line
 
 
-def test_a_finding_is_said_again_when_it_changes_and_not_when_it_only_counts_on(
+def test_a_finding_is_logged_again_only_if_more_than_its_count_changes(
     relay: Relay, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -136,7 +136,7 @@ def test_a_finding_is_said_again_when_it_changes_and_not_when_it_only_counts_on(
     assert line.startswith("source engine: events or batches refused (1): reason unknown_event, see docs/PROTOCOL.md [")
 
 
-def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
+def test_unknown_events_and_fields_are_logged_once(relay, caplog) -> None:
     log = SourceLog(ignored, WALL)
     events = [{"type": "Later"}, {"type": "Later"}, store([1], novelty="secret"), store([2], other=1)]
     for seq, event in enumerate(events):
@@ -151,7 +151,7 @@ def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
     assert "secret" not in caplog.text
 
 
-def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
+def test_a_log_record_has_its_fields_beside_the_sentence(relay, caplog) -> None:
     log = SourceLog(ignored, WALL)
     relay.handle(SourceUnreachable(0, nothing_listens()), 1.0)
     log.look(relay, [0])
@@ -212,7 +212,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     assert looked() == [("state", "engine", "lost", lost)]
 
 
-def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Relay) -> None:
+def test_partial_and_findings_are_reported_from_beginning_to_end(relay: Relay) -> None:
     seen: list[tuple[str, ...]] = []
     log = SourceLog(lambda *said: seen.append(said), WALL)
     relay.handle(SourceUnreachable(0, nothing_listens()), 1.0)
@@ -234,7 +234,7 @@ def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Rel
     assert seen[-1][3].startswith("ended after 0 s: partial: batches 0 to 4 were trimmed")
 
 
-def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> None:
+def test_an_epoch_that_begins_between_two_checks_is_reported(relay: Relay) -> None:
     seen: list[tuple[str, ...]] = []
     log = SourceLog(lambda *said: seen.append(said), WALL)
     relay.handle(SourceUp(0), 1.0)
@@ -254,7 +254,7 @@ def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> Non
     assert seen == [("epoch", "engine", "live", said)]
 
 
-def test_a_conflict_is_a_transition_and_what_has_no_outcome_yet_is_none(relay: Relay) -> None:
+def test_a_conflict_is_reported_but_a_pending_batch_is_not(relay: Relay) -> None:
     said: list[tuple[str, ...]] = []
     log = SourceLog(lambda *what: said.append(tuple(map(str, what))), WALL)
     relay.handle(SourceUp(0), 1.0)

@@ -82,7 +82,7 @@ class Opened:
     def engine(self) -> EnginePublisher:
         return EnginePublisher(self.endpoint, self.replay, bind=True)
 
-    def of(self, kind: type[RelayEvent]) -> list[RelayEvent]:
+    def events_of(self, kind: type[RelayEvent]) -> list[RelayEvent]:
         return [event for event in self.events if isinstance(event, kind)]
 
 
@@ -129,10 +129,10 @@ async def test_connections_and_batches_are_events_of_the_slot(opened: Opened) ->
     assert opened.sockets.is_open(3)
     async with opened.engine() as engine:
         await engine.wait_for_subscriber(60)
-        await eventually(lambda: opened.of(SourceUp), "the connection")
+        await eventually(lambda: opened.events_of(SourceUp), "the connection")
         engine.publish(b"payload")
-        await eventually(lambda: opened.of(BatchReceived) and opened.bursts, "a batch, and the end of its burst")
-    await eventually(lambda: opened.of(SourceDown), "the end of the connection")
+        await eventually(lambda: opened.events_of(BatchReceived) and opened.bursts, "a batch, and the end of its burst")
+    await eventually(lambda: opened.events_of(SourceDown), "the end of the connection")
     assert opened.events == [SourceUp(3), BatchReceived(3, [b"", bytes(8), b"payload"]), SourceDown(3)]
     assert sum(opened.latency.counts) == 1
     opened.sockets.close(3)
@@ -145,7 +145,7 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
         for payload in (b"0", b"1", b"2"):
             engine.publish(payload, live=False)
         opened.sockets.ask(RequestReplay(3, 7, 1))
-        await eventually(lambda: len(opened.of(ReplayReceived)) == 3, "two batches and the end")
+        await eventually(lambda: len(opened.events_of(ReplayReceived)) == 3, "two batches and the end")
     answer = [event for event in opened.events if isinstance(event, ReplayReceived)]
     assert {(event.source, event.request) for event in answer} == {(3, 7)}
     assert [event.frames[-2:] for event in answer] == [
@@ -153,7 +153,7 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
         [(2).to_bytes(8, "big"), b"2"],
         [END_SEQ, b""],
     ]
-    assert not opened.of(RequestSent), "a request that leaves at once is not worth an event"
+    assert not opened.events_of(RequestSent), "a request that leaves at once is not worth an event"
 
 
 @pytest.fixture
@@ -162,12 +162,10 @@ def made(engine_sockets: Remembering) -> list[LiveStream | RequestConnection]:
     return engine_sockets.made
 
 
-async def test_an_answer_that_waits_to_be_read_is_said_to(
-    made: list[LiveStream | RequestConnection], opened: Opened
-) -> None:
+async def test_an_unread_replay_answer_is_reported(made: list[LiveStream | RequestConnection], opened: Opened) -> None:
     def looked() -> list[RelayEvent]:
         opened.sockets.look()
-        return opened.of(Unread)
+        return opened.events_of(Unread)
 
     opened.open()
     opened.sockets.ask(RequestReplay(3, 6, 0))
@@ -181,13 +179,13 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
         # Before the engine has read the request, unread bytes in the kernel may belong to the ZMTP handshake.
         await eventually(lambda: engine.replay_requests, "the request")
         await eventually(looked, "an answer that waits")
-        assert opened.of(Unread) == [Unread(3, 7)]
+        assert opened.events_of(Unread) == [Unread(3, 7)]
         asked.read(on=True)
-        await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "all of it")
+        await eventually(lambda: len(opened.events_of(ReplayReceived)) == 2, "all of it")
         assert looked() == [Unread(3, 7)]
 
 
-async def test_requests_can_be_cancelled_while_the_sockets_are_looked_at(
+async def test_a_request_can_be_cancelled_while_the_sockets_are_checked(
     made: list[LiveStream | RequestConnection], opened: Opened
 ) -> None:
     opened.cancels = [7, 8]
@@ -199,11 +197,11 @@ async def test_requests_can_be_cancelled_while_the_sockets_are_looked_at(
         await eventually(lambda: engine.replay_requests == 2, "the requests")
         await eventually(lambda: made[-1].unread and made[-2].unread, "answers that wait")
         opened.sockets.look()
-    assert opened.of(Unread) == [Unread(3, 7)]
+    assert opened.events_of(Unread) == [Unread(3, 7)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
-async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
+async def test_unread_live_batches_are_reported_when_an_answer_begins(
     made: list[LiveStream | RequestConnection], opened: Opened, waits: bool
 ) -> None:
     opened.open()
@@ -212,10 +210,10 @@ async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
         await engine.wait_for_subscriber(60)
         stream.read(on=not waits)
         engine.publish(b"a batch")
-        await eventually(lambda: stream.unread if waits else opened.of(BatchReceived), "it to arrive")
+        await eventually(lambda: stream.unread if waits else opened.events_of(BatchReceived), "it to arrive")
         opened.sockets.ask(RequestReplay(3, 7, 0))
-        await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "the answer")
-    assert opened.of(Unread) == ([Unread(3)] if waits else [])
+        await eventually(lambda: len(opened.events_of(ReplayReceived)) == 2, "the answer")
+    assert opened.events_of(Unread) == ([Unread(3)] if waits else [])
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]
@@ -236,8 +234,8 @@ async def test_the_answer_to_a_snapshot_carries_its_request(
         asker, *asked = engine.recv_multipart()
         assert asked == [REQUEST]
         engine.send_multipart([asker, *STATE])
-        await eventually(lambda: opened.of(SnapshotReceived), "the answer")
-    assert opened.of(SnapshotReceived) == [SnapshotReceived(3, 8, STATE)]
+        await eventually(lambda: opened.events_of(SnapshotReceived), "the answer")
+    assert opened.events_of(SnapshotReceived) == [SnapshotReceived(3, 8, STATE)]
 
 
 async def test_a_request_that_is_cancelled_is_not_answered(opened: Opened) -> None:
@@ -247,8 +245,8 @@ async def test_a_request_that_is_cancelled_is_not_answered(opened: Opened) -> No
     for _ in range(2):
         opened.sockets.cancel(CancelReplay(3, 1))
     async with opened.engine():
-        await eventually(lambda: opened.of(ReplayReceived), "the answer to the other one")
-    assert opened.of(ReplayReceived) == [ReplayReceived(3, 2, [b"", b"", END_SEQ, b""])]
+        await eventually(lambda: opened.events_of(ReplayReceived), "the answer to the other one")
+    assert opened.events_of(ReplayReceived) == [ReplayReceived(3, 2, [b"", b"", END_SEQ, b""])]
 
 
 async def test_a_request_that_cannot_be_sent_is_sent_later(opened: Opened) -> None:
@@ -259,15 +257,15 @@ async def test_a_request_that_cannot_be_sent_is_sent_later(opened: Opened) -> No
             opened.sockets.ask(RequestReplay(3, 1, 0))
             opened.sockets.ask(RequestReplay(3, 2, 0))
             opened.sockets.cancel(CancelReplay(3, 2))
-            assert not opened.of(RequestSent), "not within the call: the relay is busy with what asked"
-            await eventually(lambda: len(opened.of(RequestSent)) >= 2, "two attempts")
-        await eventually(lambda: opened.of(ReplayReceived), "the answer")
-    *failed, sent = opened.of(RequestSent)
+            assert not opened.events_of(RequestSent), "not within the call: the relay is busy with what asked"
+            await eventually(lambda: len(opened.events_of(RequestSent)) >= 2, "two attempts")
+        await eventually(lambda: opened.events_of(ReplayReceived), "the answer")
+    *failed, sent = opened.events_of(RequestSent)
     assert set(map(str, failed)) == {str(RequestSent(3, 1, sent=False))}
     assert sent == RequestSent(3, 1, sent=True)
 
 
-async def test_what_waits_ends_with_its_source(opened: Opened) -> None:
+async def test_an_unsent_request_ends_with_its_source(opened: Opened) -> None:
     opened.open()
     with no_descriptor():
         opened.sockets.ask(RequestReplay(3, 1, 0))
@@ -275,9 +273,9 @@ async def test_what_waits_ends_with_its_source(opened: Opened) -> None:
     opened.open()
     async with opened.engine() as engine:
         opened.sockets.ask(RequestReplay(3, 2, 0))
-        await eventually(lambda: opened.of(ReplayReceived), "the answer to the newer one")
+        await eventually(lambda: opened.events_of(ReplayReceived), "the answer to the newer one")
         await engine.wait_for_subscriber(60)
-    assert not opened.of(RequestSent)
+    assert not opened.events_of(RequestSent)
     assert {event.request for event in opened.events if isinstance(event, ReplayReceived)} == {2}
 
 
@@ -287,25 +285,25 @@ def room_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("room_for_one_request")
-async def test_requests_for_which_there_is_no_room_are_sent_oldest_first(opened: Opened) -> None:
+async def test_requests_beyond_the_limit_are_sent_later_oldest_first(opened: Opened) -> None:
     opened.open()
     for number in (1, 2, 3, 4):
         opened.sockets.ask(RequestReplay(3, number, 0))
     assert not opened.events, "not within the call: the relay is busy with what asked"
-    await eventually(lambda: len(opened.of(RequestWaits)) == 3, "they say that they wait")
-    assert opened.of(RequestWaits) == [RequestWaits(3, number) for number in (2, 3, 4)]
+    await eventually(lambda: len(opened.events_of(RequestWaits)) == 3, "they say that they wait")
+    assert opened.events_of(RequestWaits) == [RequestWaits(3, number) for number in (2, 3, 4)]
     async with opened.engine():
         await opened.answered(1)
         opened.sockets.cancel(CancelReplay(3, 3))
         for over, following in ((1, 2), (2, 4)):
             opened.sockets.cancel(CancelReplay(3, over))
             await opened.answered(following)
-    assert opened.of(RequestSent) == [RequestSent(3, number, sent=True) for number in (2, 4)]
+    assert opened.events_of(RequestSent) == [RequestSent(3, number, sent=True) for number in (2, 4)]
     assert {event.request for event in opened.replayed} == {1, 2, 4}
 
 
 @pytest.mark.usefixtures("room_for_one_request")
-async def test_requests_that_wait_end_with_their_source(opened: Opened) -> None:
+async def test_waiting_requests_end_with_their_source(opened: Opened) -> None:
     opened.open()
     for number in (1, 2):
         opened.sockets.ask(RequestReplay(3, number, 0))
@@ -317,17 +315,17 @@ async def test_requests_that_wait_end_with_their_source(opened: Opened) -> None:
     opened.sockets.ask(RequestReplay(3, 4, 0))
     opened.sockets.close_all()
     assert {event.request for event in opened.replayed} == {3}
-    assert opened.of(RequestWaits) == []
+    assert opened.events_of(RequestWaits) == []
 
 
-async def test_without_a_limit_no_request_waits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_without_a_limit_of_descriptors(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     opened.open()
     async with opened.engine():
         for number in range(10):
             opened.sockets.ask(RequestReplay(3, number, 0))
         await opened.answered(*range(10))
-    assert opened.of(RequestWaits) == opened.of(RequestSent) == []
+    assert opened.events_of(RequestWaits) == opened.events_of(RequestSent) == []
 
 
 class CarrierOfOne:
@@ -343,7 +341,7 @@ class CarrierOfOne:
         del self.feeds[slot]
 
 
-async def test_what_a_carrier_brings_has_no_socket(engine_sockets: EngineSockets) -> None:
+async def test_a_source_with_a_carrier_has_no_socket(engine_sockets: EngineSockets) -> None:
     carrier = CarrierOfOne()
     opened = Opened(engine_sockets, carrier)
     opened.open()
@@ -359,25 +357,25 @@ async def test_what_a_carrier_brings_has_no_socket(engine_sockets: EngineSockets
     assert not opened.sockets.is_open(3)
 
 
-async def test_a_frame_over_the_limit_is_an_event(opened: Opened) -> None:
+async def test_an_oversized_frame_is_an_event(opened: Opened) -> None:
     opened.open(SMALL)
     async with opened.engine() as engine:
         await engine.wait_for_subscriber(60)
         engine.publish(bytes(2000))
-        await eventually(lambda: opened.of(Oversize), "the event")
+        await eventually(lambda: opened.events_of(Oversize), "the event")
         opened.sockets.ask(RequestReplay(3, 1, 0))
-        await eventually(lambda: opened.of(ReplayAborted), "the end of the answer")
-    assert opened.of(Oversize) == [Oversize(3)]
-    assert opened.of(ReplayAborted)[0] == ReplayAborted(3, 1)
+        await eventually(lambda: opened.events_of(ReplayAborted), "the end of the answer")
+    assert opened.events_of(Oversize) == [Oversize(3)]
+    assert opened.events_of(ReplayAborted)[0] == ReplayAborted(3, 1)
 
 
 async def test_an_engine_without_keys_fails_the_handshake(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     public, secret = zmq.curve_keypair()
     opened.open(PeerPolicy(curve=Curve(public, secret, server=public)))
     async with opened.engine():
-        await eventually(lambda: opened.of(HandshakeFailed), "the event")
-    failed = opened.of(HandshakeFailed)[0]
+        await eventually(lambda: opened.events_of(HandshakeFailed), "the event")
+    failed = opened.events_of(HandshakeFailed)[0]
     reasons = (Refused.MECHANISM, Refused.CLOSED)  # the reason depends on which side closes first
     assert failed in [HandshakeFailed(3, reason) for reason in reasons]
     assert "source engine: handshake failed: " in caplog.text
-    assert not opened.of(SourceUp)
+    assert not opened.events_of(SourceUp)

@@ -99,14 +99,16 @@ async def run(case: str, root: Path, *, keeps: bool) -> None:
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["state", "no state"])
 @pytest.mark.parametrize("before", CASES)
-async def test_every_configuration_starts_after_every_other(before: str, keeps: bool, tmp_path: Path) -> None:
+async def test_every_configuration_starts_after_every_other_configuration(
+    before: str, keeps: bool, tmp_path: Path
+) -> None:
     await run(before, tmp_path, keeps=keeps)
     for other in list(CASES)[list(CASES).index(before) :]:
         await run(other, tmp_path, keeps=keeps)
         await run(before, tmp_path, keeps=keeps)  # run it again, so that each pair is tried in both orders
 
 
-async def test_an_engine_that_was_found_and_cannot_be_dialled_does_not_stop_a_start(tmp_path: Path) -> None:
+async def test_kvbus_starts_with_a_kept_engine_that_cannot_be_dialled(tmp_path: Path) -> None:
     unfit = {"name": "c", "endpoint": "tcp://no$host:29"}  # libzmq refuses this host name
     (tmp_path / "engines.json").write_text(json.dumps([ENGINES[1], unfit]))
     config = load(None, env={}, overrides=settings_of("engines are found", tmp_path, keeps=True))
@@ -134,7 +136,7 @@ async def test_an_engine_that_was_found_and_cannot_be_dialled_does_not_stop_a_st
     ],
     ids=["no publishers", "no endpoint", "a key is missing", "another shape"],
 )
-async def test_found_engines_that_cannot_be_read_do_not_stop_a_start(kept: Any, tmp_path: Path) -> None:
+async def test_kvbus_starts_with_unreadable_kept_engines(kept: Any, tmp_path: Path) -> None:
     await run("engines are found", tmp_path, keeps=True)
     with opened(tmp_path / "state") as kept_in:
         SeqReservations(kept_in).keep("found", json.dumps(kept).encode())
@@ -142,7 +144,7 @@ async def test_found_engines_that_cannot_be_read_do_not_stop_a_start(kept: Any, 
 
 
 @pytest.mark.parametrize("change", [{"forgotten": -1}, {"forgotten": 2**70}, {"slots": [["x", 0, -1]]}, {"gone": 1}])
-async def test_slots_that_cannot_be_read_do_not_stop_a_start(change: dict[str, Any], tmp_path: Path) -> None:
+async def test_kvbus_starts_with_unreadable_kept_slots(change: dict[str, Any], tmp_path: Path) -> None:
     await run("three sources", tmp_path, keeps=True)
     with opened(tmp_path / "state") as kept_in:
         reservations = SeqReservations(kept_in)

@@ -34,7 +34,7 @@ def xpub() -> Iterator[zmq.Socket[bytes]]:
         yield made
 
 
-def said(bus) -> list[str]:
+def findings_of(bus) -> list[str]:
     return [each.text for each in source_findings(bus.source)]
 
 
@@ -49,30 +49,30 @@ class Ssh(asyncio.Protocol):
         transport.write(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
-async def test_the_reason_follows_what_is_there():
+async def test_the_finding_names_the_present_reason_of_a_failed_connection():
     async with running_bus() as bus:
         nothing = [f"nothing listens at {bus.engine} (connection refused)"]
-        await eventually(lambda: said(bus) == nothing, "nothing listens")
+        await eventually(lambda: findings_of(bus) == nothing, "nothing listens")
         opened: list[asyncio.Transport] = []
         port = int(bus.engine.rpartition(":")[2])
         server = await asyncio.get_running_loop().create_server(lambda: Ssh(opened), "127.0.0.1", port)
         stranger = [f"{bus.engine} does not speak ZeroMQ (an SSH server)"]
-        await eventually(lambda: said(bus) == stranger, "a stranger listens")
+        await eventually(lambda: findings_of(bus) == stranger, "a stranger listens")
         server.close()
         for transport in opened:
             transport.abort()
-        await eventually(lambda: said(bus) == nothing, "nothing listens again")
+        await eventually(lambda: findings_of(bus) == nothing, "nothing listens again")
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
-            await eventually(lambda: bus.source.state == "live" and not said(bus), "the engine is there")
-        await eventually(lambda: said(bus) == nothing, "the engine is gone")
+            await eventually(lambda: bus.source.state == "live" and not findings_of(bus), "the engine is there")
+        await eventually(lambda: findings_of(bus) == nothing, "the engine is gone")
 
 
-async def test_swapped_ports():
+async def test_a_finding_reports_swapped_ports_of_an_engine():
     async with running_bus() as bus, EnginePublisher(bus.engine_replay, bus.engine, bind=True):
         wrong = (
             f"endpoint and replay_endpoint are swapped: {bus.engine} answers replays and {bus.engine_replay} publishes"
         )
-        await eventually(lambda: wrong in said(bus), "the replay is at the live endpoint")
+        await eventually(lambda: wrong in findings_of(bus), "the replay is at the live endpoint")
         (finding, *_) = source_findings(bus.source)
         assert (finding.key, finding.remedy) == (
             "sources[0].endpoint",
@@ -80,24 +80,24 @@ async def test_swapped_ports():
         )
 
 
-async def test_an_engine_that_is_to_dial():
+async def test_a_finding_reports_that_no_engine_has_dialled_in():
     async with running_bus(bind=True) as bus:
         nobody = [f"no engine has dialled in at {bus.engine}"]
-        await eventually(lambda: said(bus) == nobody, "nobody dials")
+        await eventually(lambda: findings_of(bus) == nobody, "nobody dials")
 
 
-async def test_an_engine_that_is_there_is_never_dialled():
+async def test_a_connected_engine_gets_no_diagnostic_connection():
     async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
         await eventually(lambda: bus.source.state == "live", "the engine is there")
         looked = bus.daemon.process.loop_lag.counts
         ticks = sum(looked)
         await eventually(lambda: sum(looked) > ticks + 5, "ticks")
         await engine.wait_for_subscriber(60)
-        assert said(bus) == []
+        assert findings_of(bus) == []
 
 
 @pytest.mark.parametrize(("rank", "found"), [(1, ["more_ranks_perhaps"]), (0, []), (None, [])])
-async def test_a_publisher_at_the_next_port_is_a_further_rank_only_if_it_says_so(
+async def test_a_publisher_at_the_next_port_is_a_further_rank_only_by_its_rank(
     rank: int | None, found: list[str], xpub: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unreachable, "FURTHER_AFTER", 0.1)
@@ -124,7 +124,7 @@ async def test_a_publisher_at_the_next_port_is_a_further_rank_only_if_it_says_so
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "another rank"])
-async def test_the_note_about_a_further_rank_ends_if_it_is_seen_no_more(
+async def test_the_finding_about_a_further_rank_ends_with_its_batches(
     gone: bool, xpub: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unreachable, "FURTHER_AFTER", 0.1)

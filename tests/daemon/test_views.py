@@ -43,7 +43,7 @@ def by_key(views: AccessScopes, found: Keys, output: int = 0) -> dict[str, int]:
     return {key.decode(): number for key, number in views.by_key(output, curve.clients).items()}
 
 
-def test_routers_with_the_same_rights_share_a_view_and_those_without_limits_have_none() -> None:
+def test_routers_with_the_same_limited_rights_share_a_view() -> None:
     found = keys(r1=A, r2=B, r3=A, r4=EVERYTHING)
     views = AccessScopes(config(), found)
     assert views.all == [AccessScope(0), AccessScope(1), AccessScope(0, A), AccessScope(0, B)]
@@ -51,7 +51,7 @@ def test_routers_with_the_same_rights_share_a_view_and_those_without_limits_have
     assert AccessScopes(config(), {}).all == [AccessScope(0), AccessScope(1)]
 
 
-def test_a_key_that_is_added_joins_and_the_last_one_that_goes_closes_a_view() -> None:
+def test_an_added_key_joins_a_view_and_the_last_removed_key_closes_it() -> None:
     views = AccessScopes(config(), keys(r1=A))
     found = keys(r1=A, r2=A, r3=B)
     assert views.change(config(), found) == [3]
@@ -63,7 +63,7 @@ def test_a_key_that_is_added_joins_and_the_last_one_that_goes_closes_a_view() ->
     assert views.change(config(), found) == []
 
 
-def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_rights() -> None:
+def test_a_router_whose_rights_change_gets_a_new_view() -> None:
     """A router whose rights change gets a new view, even if a view with its new rights exists.
 
     It has received seqs of its old view, and the seqs of the existing view may be lower.
@@ -77,7 +77,7 @@ def test_whose_rights_change_gets_a_new_view_although_there_is_one_with_these_ri
     assert views.all[2].name(config()) != views.all[3].name(config())
 
 
-def test_who_may_read_everything_from_now_on_gets_a_view_that_has_seen_nothing() -> None:
+def test_a_router_that_gets_all_rights_has_a_new_view() -> None:
     views = AccessScopes(config(), keys(r1=A, r2=EVERYTHING))
     found = keys(r1=EVERYTHING, r2=EVERYTHING)
     assert views.change(config(), found) == [2]
@@ -85,7 +85,7 @@ def test_who_may_read_everything_from_now_on_gets_a_view_that_has_seen_nothing()
     assert views.all[2].grant == EVERYTHING
 
 
-def test_a_key_that_was_away_in_between_has_seen_numbers_too() -> None:
+def test_a_key_that_returns_with_other_rights_gets_a_new_view() -> None:
     views = AccessScopes(config(), keys(r1=A, r2=B))
     views.change(config(), keys(r2=B))
     found = keys(r1=B, r2=B)
@@ -98,7 +98,7 @@ def test_a_key_that_was_away_in_between_has_seen_numbers_too() -> None:
     assert again.all[by_key(again, same)["r1"]].since > 0, "its view was closed, and its numbering with it"
 
 
-def test_more_views_than_there_may_be_are_refused_and_nothing_changes() -> None:
+def test_a_change_to_more_views_than_max_views_is_refused() -> None:
     limited = config(limits={"max_views": 2})
     views = AccessScopes(limited, keys(r1=A, r2=B))
     before = list(views.all)
@@ -108,7 +108,7 @@ def test_more_views_than_there_may_be_are_refused_and_nothing_changes() -> None:
     assert views.change(limited, keys(r1=A, r3=AB)) == [3]
 
 
-def test_a_state_is_of_the_views_and_of_who_reads_them() -> None:
+def test_the_identity_of_a_state_depends_on_the_views_and_their_keys() -> None:
     def identity(found: Keys) -> list[str]:
         return AccessScopes(config(), found).identity(config(), found)
 
@@ -132,7 +132,7 @@ def test_a_state_is_of_the_views_and_of_who_reads_them() -> None:
         ("loras=x salts=y", {}, [True, True]),
     ],
 )
-def test_what_a_view_sees_of_the_sources(text: str, output: dict[str, str], sees: list[bool]) -> None:
+def test_a_view_sees_the_sources_that_its_rights_permit(text: str, output: dict[str, str], sees: list[bool]) -> None:
     made = config(output=output)
     found = keys(r1=text)
     views = AccessScopes(made, found)
@@ -141,11 +141,11 @@ def test_what_a_view_sees_of_the_sources(text: str, output: dict[str, str], sees
     assert views.hidden(made, 1) == {0: frozenset(), 1: frozenset()}
 
 
-def test_a_closed_view_sees_nothing() -> None:
+def test_a_closed_view_sees_no_source() -> None:
     assert not AccessScope(0, A, closed=True).sees(config(), Worker("engine", 0))
 
 
-def test_who_reads_what_is_said_without_salts() -> None:
+def test_the_text_about_access_rights_contains_no_salts() -> None:
     found = keys(r1="team-a salts=hunter2 sources=engine/1", r2="")
     assert who_reads_what(config(), found) == [
         "output routers: a key without a name reads everything",

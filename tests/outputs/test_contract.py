@@ -16,7 +16,7 @@ from tests.outputs.driven import TOPIC
 from tests.transport.loops import both_loops
 
 
-class Taken:
+class BatchCollector:
     """All batches that a reader has received so far, from several calls of its `take`."""
 
     def __init__(self, reader):
@@ -38,7 +38,7 @@ class Taken:
 @both_loops
 async def test_every_batch_arrives_in_order_at_every_reader(output):
     async with output() as driven:
-        readers = [Taken(await driven.reader()) for _ in range(2)]
+        readers = [BatchCollector(await driven.reader()) for _ in range(2)]
         driven.publish(1200, events=3)
         assert (driven.stats.queue_depth, driven.stats.queue_limit) == (1200, 10_000)
         driven.driver.flush()
@@ -52,9 +52,9 @@ async def test_every_batch_arrives_in_order_at_every_reader(output):
 
 
 @both_loops
-async def test_a_reader_that_stalls_delays_no_other_and_what_it_loses_is_counted(output):
+async def test_a_stalled_reader_delays_no_other_reader_and_its_losses_are_counted(output):
     async with output(send_hwm=50) as driven:
-        healthy, stalled = Taken(await driven.reader()), Taken(await driven.reader(slow=True))
+        healthy, stalled = BatchCollector(await driven.reader()), BatchCollector(await driven.reader(slow=True))
         for _ in range(100):
             driven.send(10, size=20_000)
             await eventually(lambda: len(healthy.more()) == len(driven.sent[0]), "the healthy reader's next batches")
@@ -78,9 +78,9 @@ async def test_a_reader_that_stalls_delays_no_other_and_what_it_loses_is_counted
 
 
 @both_loops
-async def test_what_does_not_fit_the_queue_is_dropped_and_counted(output):
+async def test_batches_beyond_the_queue_limit_are_dropped_and_counted(output):
     async with output(queue_batches=10) as driven:
-        reader = Taken(await driven.reader())
+        reader = BatchCollector(await driven.reader())
         driven.publish(25, events=4)  # the event loop does not run in between
         stats = driven.stats
         assert stats.queue_depth <= stats.queue_limit == 10
@@ -102,7 +102,7 @@ def outcomes(stats):
 
 
 @both_loops
-async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
+async def test_the_answer_to_a_replay_request_arrives_completely(asked_output):
     async with asked_output(opened=2) as driven:
         readers = [await driven.reader(stream) for stream in (0, 1)]
         for stream in (0, 1):
@@ -122,7 +122,7 @@ async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
 
 
 @both_loops
-async def test_whoever_waits_for_an_answer_that_is_ended_is_told(asked_output):
+async def test_a_reader_gets_end_for_each_answer_that_is_cut_off(asked_output):
     async with asked_output(sessions=1) as driven:
         driven.send(1000, size=20_000)
         await eventually(lambda: driven.stats.batches == 1000, "the live ones")
@@ -143,7 +143,7 @@ async def test_whoever_waits_for_an_answer_that_is_ended_is_told(asked_output):
 
 
 @both_loops
-async def test_answers_under_way_end_with_a_reopening_and_are_counted(asked_output):
+async def test_reopening_an_output_ends_and_counts_its_unfinished_answers(asked_output):
     async with asked_output() as driven:
         driven.send(1000, size=20_000)
         await eventually(lambda: driven.stats.batches == 1000, "the live ones")
@@ -163,7 +163,7 @@ async def test_answers_under_way_end_with_a_reopening_and_are_counted(asked_outp
 
 
 @both_loops
-async def test_readers_are_shown_from_their_connection_to_their_end(output):
+async def test_a_reader_is_shown_from_its_connection_to_its_disconnection(output):
     async with output(opened=2) as driven:
         readers = [await driven.reader(stream) for stream in (0, 0, 1)]
         driver, stats = driven.driver, driven.stats
@@ -172,7 +172,7 @@ async def test_readers_are_shown_from_their_connection_to_their_end(output):
         assert stats.routers == (3 if seen else 0)
         driven.send(5)
         for reader in readers[:2]:
-            await Taken(reader).all_of(driven.sent[0])
+            await BatchCollector(reader).all_of(driven.sent[0])
         assert (driver.queue_max, driver.behind_seconds) == (0, 0.0)
         readers[0].close()
         if seen:
@@ -186,9 +186,9 @@ async def test_readers_are_shown_from_their_connection_to_their_end(output):
 
 
 @both_loops
-async def test_a_stream_that_closes_sends_what_waits_and_leaves_the_others(output):
+async def test_a_closing_stream_sends_its_queue_and_other_streams_continue(output):
     async with output(opened=2) as driven:
-        one, two = Taken(await driven.reader(0)), Taken(await driven.reader(1))
+        one, two = BatchCollector(await driven.reader(0)), BatchCollector(await driven.reader(1))
         assert sorted(driven.driver.streams) == [0, 1]
         driven.publish(700, 0)
         driven.driver.close(0, linger=60.0)
@@ -199,7 +199,7 @@ async def test_a_stream_that_closes_sends_what_waits_and_leaves_the_others(outpu
 
 
 @both_loops
-async def test_what_is_closed_takes_up_no_room(output):
+async def test_closed_streams_have_no_queue_and_no_readers(output):
     async with output(opened=2) as driven:
         await driven.reader(0)
         driven.send(5, 0)
@@ -214,7 +214,7 @@ def gauges(stats):
 
 
 @both_loops
-async def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(output):
+async def test_an_address_that_cannot_be_opened_is_named_and_no_stream_stays_open(output):
     async with output(opened=0) as driven:
 
         def opens():
@@ -229,15 +229,15 @@ async def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(output):
             assert driven.driver.streams == []
             assert gauges(driven.stats) == gauges(OutputStats())
         await eventually(opens, "the places, free again")
-        reader = Taken(await driven.reader())
+        reader = BatchCollector(await driven.reader())
         driven.send(3)
         await reader.all_of(driven.sent[0])
 
 
 @both_loops
-async def test_readers_that_were_cut_off_are_let_in_again_and_nothing_is_lost_in_silence(output):
+async def test_readers_reconnect_after_a_reopening_and_losses_are_counted(output):
     async with output() as driven:
-        reader = Taken(await driven.reader())
+        reader = BatchCollector(await driven.reader())
         driven.send(5)
         await reader.all_of(driven.sent[0])
         driven.driver.reopen(PLAIN)
@@ -255,9 +255,9 @@ async def test_readers_that_were_cut_off_are_let_in_again_and_nothing_is_lost_in
 
 
 @both_loops
-async def test_a_reopening_that_fails_is_tried_again(output):
+async def test_a_failed_reopening_is_retried(output):
     async with output() as driven:
-        reader = Taken(await driven.reader())
+        reader = BatchCollector(await driven.reader())
         driven.send(5)
         await reader.all_of(driven.sent[0])
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -272,7 +272,7 @@ async def test_a_reopening_that_fails_is_tried_again(output):
 
 
 @both_loops
-async def test_what_waits_for_a_reopening_is_counted_when_the_stream_closes(output):
+async def test_batches_that_wait_for_a_reopening_are_counted_when_the_stream_closes(output):
     async with output() as driven:
         driven.driver.reopen(PLAIN)
         driven.publish(5, events=2)

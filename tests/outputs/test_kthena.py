@@ -42,7 +42,7 @@ SEVERAL_MEDIA = ("offload", "tiers", "hicache", "lmcache", "mooncake")
 
 
 @pytest.mark.parametrize("name", CAPTURES)
-def test_it_decodes_every_batch_and_holds_what_the_engine_holds(name: str) -> None:
+def test_kthena_decodes_every_batch_and_holds_the_engines_blocks(name: str) -> None:
     bus = played(name)
     early, late = KthenaSidecar(), KthenaSidecar()
     for each in bus.published:

@@ -37,7 +37,7 @@ def blocks(path):
     return [line["seq"] for line in lines], stored
 
 
-def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
+def test_an_installed_output_type_writes_the_blocks_of_an_engine(tmp_path, site, monkeypatch):
     """The installed output type writes an engine's blocks to a file.
 
     A second output of this type writes to ``/dev/full``, so it loses all batches. kvbus counts them under a reason that
@@ -66,7 +66,7 @@ def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatc
     run_async(main())
 
 
-def test_its_name_is_good_where_it_is_installed_and_an_error_elsewhere(config, site):
+def test_an_output_type_that_is_not_installed_is_a_configuration_error(config, site):
     assert kvbus("check", *config, env={"PYTHONPATH": str(site)}).returncode == 0
     for command in ("check", "run"):
         done = kvbus(command, *config)
@@ -75,7 +75,7 @@ def test_its_name_is_good_where_it_is_installed_and_an_error_elsewhere(config, s
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
-def test_registered_without_what_it_needs_it_is_an_error(config, site, command):
+def test_an_output_type_without_its_package_is_a_configuration_error(config, site, command):
     (site / "kvbus_lines.py").unlink()
     one_more = ("--output", "ipc://other", "--set", "outputs[1].type=lines")
     done = kvbus(command, *config, *one_more, env={"PYTHONPATH": str(site)})
@@ -86,7 +86,7 @@ def test_registered_without_what_it_needs_it_is_an_error(config, site, command):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_whether_libsodium_is_there_is_looked_up_without_importing_it(monkeypatch, there):
+def test_kvbus_looks_up_libsodium_without_importing_it(monkeypatch, there):
     asked = []
 
     def find(name):

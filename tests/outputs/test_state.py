@@ -7,7 +7,7 @@ from tests.transport.loops import both_loops
 
 
 @both_loops
-async def test_whoever_subscribes_gets_the_state_and_then_each_batch_once(state_output):
+async def test_a_new_reader_gets_the_state_and_then_each_batch_once(state_output):
     async with state_output() as bus:
         bus.store(3)
         early = await bus.reader()
@@ -38,7 +38,7 @@ async def test_whoever_subscribes_gets_the_state_and_then_each_batch_once(state_
 
 
 @both_loops
-async def test_an_empty_state_is_sent_too_because_the_reader_may_hold_blocks_that_are_gone(state_output):
+async def test_a_reader_gets_a_clear_as_the_state_of_an_empty_engine(state_output):
     async with state_output() as bus:
         reader = await bus.reader()
         await eventually(reader.more, "the state")
@@ -47,7 +47,7 @@ async def test_an_empty_state_is_sent_too_because_the_reader_may_hold_blocks_tha
 
 
 @both_loops
-async def test_a_reader_that_has_lost_batches_gets_the_state_again_once_it_reads(state_output):
+async def test_a_reader_that_lost_batches_gets_the_state_when_it_reads_again(state_output):
     async with state_output(send_hwm=20) as bus:
         healthy, stalled = await bus.reader(), await bus.reader(slow=True)
         await bus.level(healthy, stalled)

@@ -20,7 +20,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, min_size=20, max_size=80))
-def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_be(steps):
+def test_states_need_no_more_bytes_than_batches_and_one_state(steps):
     due, now, size = StateDue(EVERY, 0.0), 0.0, 0
     batches = states = largest = tail = newest = 0
     due.begin(now)
@@ -53,7 +53,7 @@ def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_
         assert tail < max(newest, LEAST_TAIL)
 
 
-def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_bytes():
+def test_a_state_is_due_when_the_batches_have_as_many_bytes():
     due = StateDue(EVERY, 0.0)
     due.begin(0.0)
     due.wrote_state(10 * MIB, 7, 0.0)
@@ -66,7 +66,7 @@ def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_
         assert not due.due(1.0)
 
 
-def test_a_state_that_is_gone_is_due_and_one_that_goes_again_and_again_less_and_less_often():
+def test_a_deleted_state_is_due_and_repeated_deletions_are_checked_less_often():
     due, now, pauses = StateDue(EVERY, 0.0), 0.0, []
     due.begin(now)
     assert not due.looks(now + EVERY)
@@ -91,7 +91,7 @@ SHORT = 60.0
 @given(
     st.lists(st.tuples(st.integers(0, MIB), st.sampled_from([False, False, False, True])), min_size=50, max_size=200)
 )
-def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
+def test_the_newest_state_is_never_older_than_the_configured_interval(seconds):
     """The newest state of a stream is never older than the configured interval, whatever batches the writer appends.
 
     If retention has deleted the newest state, a new one comes within LEASE seconds. If retention deletes that state
@@ -114,7 +114,7 @@ def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_to
         assert gone is None or now - gone < min(LEASE * 2**losses, SHORT)
 
 
-def test_another_turn_looks_for_nothing_until_it_has_a_state():
+def test_a_new_turn_checks_for_no_deleted_state_before_its_first_state():
     due = StateDue(EVERY, 0.0)
     due.begin(0.0)
     due.wrote_state(10, 7, 0.0)

@@ -78,7 +78,7 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize("part", sample([*PARTS, "lines"], len(PARTS)))
-def test_without_a_part_the_rest_is_as_it_was(tree, part):
+def test_kvbus_works_without_an_optional_part(tree, part):
     before = tree.modules()
     own = tree.take_out("outputs", part)
     assert own
@@ -92,7 +92,7 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
     assert f"outputs[0].type = '{part}': {part} needs a package that is not installed" in done.stderr
 
 
-def test_a_rest_that_needs_the_part_is_found(tree):
+def test_a_module_that_needs_a_removed_part_is_found(tree):
     daemon = tree.root / "kvbus" / "daemon" / "outputs.py"
     daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.parts.outputs.lines\n")
     tree.take_out("outputs", "lines")

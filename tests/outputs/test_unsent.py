@@ -13,7 +13,7 @@ SIZE = 4096
 
 
 @both_loops
-async def test_who_does_not_read_is_behind_before_a_megabyte_was_written(tmp_path):
+async def test_a_stalled_router_queues_batches_before_a_megabyte_is_written(tmp_path):
     async with driving("zmq", tmp_path) as driven:
         await driven.reader(slow=True)
 

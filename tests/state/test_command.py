@@ -77,7 +77,7 @@ def holds_a_secret(directory: Path) -> bool:
     return any((SECRET + n).to_bytes(4, "big") in content for n in range(20))
 
 
-async def test_it_says_how_much_there_is_and_nothing_of_what_is_in_it(config: Config) -> None:
+async def test_state_show_prints_sizes_and_no_content(config: Config) -> None:
     used = await ran(config, 20)
     directory = directory_of(config)
     assert holds_a_secret(directory)
@@ -98,7 +98,7 @@ async def test_it_says_how_much_there_is_and_nothing_of_what_is_in_it(config: Co
     assert rows(directory) == before
 
 
-async def test_a_state_is_found_by_its_configuration(config: Config, tmp_path: Path) -> None:
+async def test_state_show_finds_the_state_of_a_configuration(config: Config, tmp_path: Path) -> None:
     await ran(config, 3)
     path = tmp_path / "kvbus.yaml"
     path.write_text(config.to_yaml())
@@ -108,7 +108,7 @@ async def test_a_state_is_found_by_its_configuration(config: Config, tmp_path: P
         assert done.exit_code == 78
 
 
-async def test_a_damaged_state_is_told_and_left_as_it_is(config: Config) -> None:
+async def test_state_show_reports_a_damaged_state_and_does_not_change_it(config: Config) -> None:
     await ran(config, 3)
     directory = directory_of(config)
     (directory / "state.db").write_bytes(b"garbage" * 1000)
@@ -119,7 +119,7 @@ async def test_a_damaged_state_is_told_and_left_as_it_is(config: Config) -> None
     assert (directory / "state.db").read_bytes() == b"garbage" * 1000
 
 
-def test_a_state_on_a_read_only_mount_is_shown(config: Config) -> None:
+def test_state_show_reads_a_state_on_a_read_only_mount(config: Config) -> None:
     used = asyncio.run(ran(config, 20))
     directory = directory_of(config)
     script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$0" -m kvbus state show -d "$1" --json'
@@ -132,7 +132,7 @@ def test_a_state_on_a_read_only_mount_is_shown(config: Config) -> None:
     assert (said["damaged"], said["frames"] >= 20) == (None, True)
 
 
-async def test_a_directory_in_use_is_left_alone(config: Config) -> None:
+async def test_state_wipe_refuses_a_directory_in_use(config: Config) -> None:
     await ran(config, 3)
     directory = directory_of(config)
     daemon = Daemon(config)
@@ -149,7 +149,7 @@ async def test_a_directory_in_use_is_left_alone(config: Config) -> None:
         await daemon.close(drain=0)
 
 
-async def test_nothing_goes_unless_it_is_asked_for_twice(config: Config) -> None:
+async def test_state_wipe_without_yes_deletes_nothing(config: Config) -> None:
     await ran(config, 3)
     before = rows(directory_of(config))
     done = ask("wipe", "-d", str(config.state_dir))
@@ -160,7 +160,7 @@ async def test_nothing_goes_unless_it_is_asked_for_twice(config: Config) -> None
 
 
 @pytest.mark.parametrize("damaged", ["", "deleted", "a directory"])
-async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(config: Config, damaged: str) -> None:
+async def test_kvbus_begins_empty_with_higher_seqs_after_state_wipe(config: Config, damaged: str) -> None:
     directory = directory_of(config)
     used = await ran(config, 20)
     shutil.copy(directory / "state.db-wal", directory / "state.db-wal.refused-20260101T000000")
@@ -185,7 +185,7 @@ async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(config: Config, 
         await daemon.close(drain=0)
 
 
-async def test_what_cannot_be_deleted_is_named(config: Config) -> None:
+async def test_state_wipe_names_files_that_it_cannot_delete(config: Config) -> None:
     await ran(config, 3)
     directory = directory_of(config)
     (directory / "state.db.refused-1").touch()
@@ -195,7 +195,7 @@ async def test_what_cannot_be_deleted_is_named(config: Config) -> None:
     assert "not deleted: state.db.refused-1: " in done.stderr
 
 
-def test_an_empty_directory_holds_no_state(tmp_path: Path) -> None:
+def test_an_empty_directory_contains_no_state(tmp_path: Path) -> None:
     assert "holds no state" in ask("wipe", "-d", str(tmp_path), "--yes").stderr
     assert json.loads(ask("show", "-d", str(tmp_path), "--json").stdout)["files"] == {}
     assert list(tmp_path.iterdir()) == []

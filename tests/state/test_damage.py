@@ -245,7 +245,7 @@ DAMAGE: dict[str, tuple[Callable[[Path, Left], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-async def test_damage_ends_in_the_exact_state_or_in_none(left: Left, tmp_path: Path, name: str) -> None:
+async def test_kvbus_loads_a_damaged_state_exactly_or_refuses_it(left: Left, tmp_path: Path, name: str) -> None:
     damage, expected = DAMAGE[name]
     directory = tmp_path / "a"
     shutil.copytree(left.directory, directory)
@@ -267,7 +267,7 @@ async def started_anew(left: Left, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [DATABASE, WAL])
-async def test_every_prefix_of_a_file_is_noticed(left: Left, tmp_path: Path, name: str) -> None:
+async def test_a_truncated_state_file_is_noticed(left: Left, tmp_path: Path, name: str) -> None:
     size = (left.directory / name).stat().st_size
     found = set()
     for end in sample([*range(0, size, max(size // 40, 1)), size - 1], 4):
@@ -280,7 +280,9 @@ async def test_every_prefix_of_a_file_is_noticed(left: Left, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("name", [DATABASE, WAL, "lock"])
-async def test_a_flipped_bit_is_noticed_or_changes_nothing(left: Left, tmp_path: Path, name: str) -> None:
+async def test_a_flipped_bit_in_a_state_file_is_noticed_or_changes_nothing(
+    left: Left, tmp_path: Path, name: str
+) -> None:
     """After a flipped bit in a state file, kvbus refuses the state or loads it exactly.
 
     The bit is in a header, in the pointers of a page, in a row, in a checksum, or in an unused page.
@@ -297,9 +299,7 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing(left: Left, tmp_path:
     assert "refused" in found
 
 
-async def test_numbers_go_on_above_all_that_was_sent_and_a_second_damage_leads_further(
-    left: Left, tmp_path: Path
-) -> None:
+async def test_seqs_continue_above_all_sent_seqs_after_repeated_damage(left: Left, tmp_path: Path) -> None:
     directory = tmp_path / "a"
     shutil.copytree(left.directory, directory)
     reached = left.next_seq
@@ -334,7 +334,7 @@ def folder(path: Path, _: Path) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", [DATABASE, WAL])
 @pytest.mark.parametrize("make", [link, pipe, folder])
-async def test_what_is_no_file_is_neither_followed_nor_waited_for(
+async def test_a_link_pipe_or_folder_in_place_of_a_state_file_is_refused(
     left: Left, tmp_path: Path, name: str, make: Callable[[Path, Path], None]
 ) -> None:
     directory, victim = tmp_path / "a", tmp_path / "victim"
@@ -346,7 +346,7 @@ async def test_what_is_no_file_is_neither_followed_nor_waited_for(
     assert victim.read_bytes() == b"precious"
 
 
-def test_one_refused_state_is_kept_and_no_older_one(tmp_path: Path) -> None:
+def test_only_the_newest_refused_state_is_kept(tmp_path: Path) -> None:
     for _ in range(3):
         with opened(tmp_path):
             pass
@@ -355,7 +355,7 @@ def test_one_refused_state_is_kept_and_no_older_one(tmp_path: Path) -> None:
         assert found.refused == len(list(tmp_path.glob("*.refused-*"))) == 1
 
 
-def test_the_files_are_the_users_own(tmp_path: Path) -> None:
+def test_the_state_files_are_readable_only_by_their_user(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with opened(tmp_path) as found:
@@ -365,7 +365,7 @@ def test_the_files_are_the_users_own(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_a_database_that_is_damaged_while_it_is_used_is_moved_aside(tmp_path: Path) -> None:
+def test_a_database_damaged_while_kvbus_runs_is_moved_aside(tmp_path: Path) -> None:
     with opened(tmp_path) as found:
         for _ in found.checkpoint(["a"], [b"one"] * 50, lambda: False):
             pass
@@ -409,7 +409,9 @@ def change(draw: st.DrawFn, directory: Path, left: Left) -> None:
 
 @settings(max_examples=60 if LONG else 20, deadline=None)
 @given(data=st.data())
-def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_random_damage_of_state_files_never_makes_a_seq_go_back(
+    left: Left, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Random damage of one or more state files, except the lock file, never makes a seq go back.
 
     The lock file shows which seqs are reserved, even if all other files are damaged.
@@ -424,7 +426,7 @@ def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, dat
 
 
 @pytest.mark.parametrize("state_dir", ["named", "auto", "none"])
-async def test_a_state_of_a_newer_kvbus_is_left_as_it_is(
+async def test_kvbus_refuses_a_state_of_a_newer_version_and_does_not_change_it(
     left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_dir: str
 ) -> None:
     """kvbus refuses to start on the state of a newer version, and changes nothing in it.
@@ -457,7 +459,7 @@ def locked(path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("how", "why"), [(immutable, "it cannot be written: it is read-only"), (locked, "another program has it open")]
 )
-async def test_a_database_that_cannot_be_had_now_is_said_in_words_and_stays(
+async def test_an_inaccessible_database_ends_the_start_with_a_reason(
     left: Left, tmp_path: Path, how: Callable[[Path], AbstractContextManager[None]], why: str
 ) -> None:
     directory = tmp_path / "a"
@@ -467,7 +469,7 @@ async def test_a_database_that_cannot_be_had_now_is_said_in_words_and_stays(
     assert await started_again(left, directory) == "exact"
 
 
-def test_numbers_go_on_above_the_files_of_an_older_kvbus(tmp_path: Path) -> None:
+def test_seqs_continue_above_the_seq_files_of_an_older_kvbus(tmp_path: Path) -> None:
     (tmp_path / "kvbus-0123456789abcdef01234567.seq").write_bytes(b"kvbus-seq-mark-3")
     with opened(tmp_path) as found:
         assert found.refused == 0
@@ -478,7 +480,7 @@ def test_numbers_go_on_above_the_files_of_an_older_kvbus(tmp_path: Path) -> None
         assert not again.older
 
 
-def test_a_killed_process_leaves_its_reservations(tmp_path: Path) -> None:
+def test_a_killed_process_leaves_its_seq_reservations(tmp_path: Path) -> None:
     reserve(tmp_path, "routers", 41)
     with opened(tmp_path) as found:
         assert found.reserved.streams["routers"].number == 41 + RESERVE_AHEAD

@@ -29,7 +29,7 @@ time.sleep(60)
 """
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_can_lock_a_directory(tmp_path: Path) -> None:
     first = DirectoryLock(tmp_path, "the place")
     with pytest.raises(InUseError) as caught:
         DirectoryLock(tmp_path, "the place")
@@ -38,7 +38,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     DirectoryLock(tmp_path, "the place").close()
 
 
-def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: Path) -> None:
+def test_a_lock_names_its_holder_and_ends_with_it_despite_child_processes(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path), "--set", "http=null"], stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -61,7 +61,7 @@ def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: 
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0", b"two\nlines", b"\xff\xfe"])
-def test_a_holder_that_has_not_signed_is_another_process(tmp_path: Path, content: bytes) -> None:
+def test_a_lock_file_without_a_valid_holder_names_another_process(tmp_path: Path, content: bytes) -> None:
     first = DirectoryLock(tmp_path, "the place")
     (tmp_path / "lock").write_bytes(content)
     with pytest.raises(InUseError, match="the place is in use by"):
@@ -69,7 +69,7 @@ def test_a_holder_that_has_not_signed_is_another_process(tmp_path: Path, content
     first.close()
 
 
-def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> None:
+def test_a_new_holder_overwrites_a_longer_old_entry_of_the_lock_file(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"x" * 4000)
     lock = DirectoryLock(tmp_path, "the place")
     assert (tmp_path / "lock").read_bytes()[HEAD_BYTES:].startswith(f"process {os.getpid()} on ".encode())
@@ -77,7 +77,7 @@ def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> No
     lock.close()
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_lock_file_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / "lock").symlink_to(victim)
@@ -86,13 +86,13 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_pipe_is_no_lock_file(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_lock_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(PermissionError, match="not a regular file"):
         DirectoryLock(tmp_path, "the place")
 
 
-def test_where_there_are_no_locks_it_goes_on_and_says_so(
+def test_kvbus_continues_with_a_warning_on_a_file_system_without_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(*_: object) -> None:

@@ -29,7 +29,7 @@ def most_memory(what: str, directory: Path) -> tuple[str, int]:
 
 
 @pytest.mark.timeout(900)
-def test_a_log_is_read_frame_by_frame(tmp_path: Path) -> None:
+def test_reading_a_large_write_ahead_log_needs_little_memory(tmp_path: Path) -> None:
     _, running = most_memory("fill", tmp_path)
     assert (tmp_path / "state.db").stat().st_size >= LOG
     loaded, starting = most_memory("load", tmp_path)

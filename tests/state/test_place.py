@@ -98,8 +98,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-class TestOrder:
-    def test_the_first_that_has_room(self, machine: Machine):
+class TestOrderOfDirectories:
+    def test_kvbus_uses_the_first_directory_with_enough_space(self, machine: Machine):
         found = []
         for base in BASES:
             found.append(machine.used())
@@ -108,7 +108,7 @@ class TestOrder:
         assert tuple(found) == BASES
         assert machine.used() is None
 
-    def test_room_is_a_million_blocks(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+    def test_enough_space_is_that_of_a_million_blocks(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         machine.free["told"] = MIN_FREE
         assert machine.used() == "told"
         shutil.rmtree(machine.location("told"))
@@ -116,55 +116,55 @@ class TestOrder:
         assert machine.used() is None
         assert "only 1023 MiB of the disk are free, 1024 are needed" in caplog.text
 
-    def test_the_first_directory_that_systemd_names(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
+    def test_kvbus_uses_the_first_state_directory_of_systemd(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("STATE_DIRECTORY", f"{machine.directory / 'told'}:{machine.directory / 'other'}")
         assert machine.used() == "told"
 
-    def test_without_the_variables(self, machine: Machine):
+    def test_kvbus_uses_shared_memory_without_environment_variables(self, machine: Machine):
         machine.without("STATE_DIRECTORY", "XDG_RUNTIME_DIR")
         assert machine.used() == "memory"
 
-    def test_where_the_user_wants_state(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
+    def test_kvbus_uses_xdg_state_home(self, machine: Machine, monkeypatch: pytest.MonkeyPatch):
         machine.free |= dict.fromkeys(BASES[:-1], 0)
         monkeypatch.setenv("XDG_STATE_HOME", str(machine.directory / "elsewhere"))
         assert machine.used() == "elsewhere"
         assert (machine.directory / "elsewhere").stat().st_mode & 0o777 == 0o700
 
     @pytest.mark.parametrize("value", ["", "relative", "./here"])
-    def test_what_is_no_absolute_path_is_passed_over(
+    def test_a_relative_path_in_an_environment_variable_is_skipped(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch, value: str
     ):
         for name in ("STATE_DIRECTORY", "XDG_RUNTIME_DIR"):
             monkeypatch.setenv(name, value)
         assert machine.used() == "memory"
 
-    def test_a_base_that_is_not_there_is_not_made(self, machine: Machine):
+    def test_kvbus_creates_no_missing_base_directory(self, machine: Machine):
         for base in BASES[:-1]:
             (machine.directory / base).rmdir()
         assert machine.used() == "home/.local/state"
         assert not any((machine.directory / base).exists() for base in BASES[:-1])
 
-    def test_a_home_that_is_not_there_is_not_made(self, machine: Machine):
+    def test_kvbus_creates_no_missing_home_directory(self, machine: Machine):
         machine.free |= dict.fromkeys(BASES[:-1], 0)
         (machine.directory / "home").rmdir()
         assert machine.used() is None
         assert not (machine.directory / "home").exists()
 
 
-class TestAgain:
-    def test_a_place_that_is_there_is_used_however_little_is_free(self, machine: Machine):
+class TestExistingState:
+    def test_an_existing_state_directory_is_used_on_a_full_disk(self, machine: Machine):
         assert machine.used() == "told"
         machine.free["told"] = 0
         assert machine.used() == "told"
 
-    def test_a_place_that_is_there_is_used_before_a_better_one(self, machine: Machine):
+    def test_an_existing_state_directory_is_used_before_a_preferred_base(self, machine: Machine):
         machine.free["told"] = 0
         assert machine.used() == "runtime"
         machine.free["told"] = 10 * MIN_FREE
         assert machine.used() == "runtime"
 
     @pytest.mark.parametrize("furthest", ["told", "memory"])
-    def test_of_several_the_one_whose_numbering_has_got_furthest(self, machine: Machine, furthest: str):
+    def test_of_several_state_directories_that_with_the_highest_seq_is_used(self, machine: Machine, furthest: str):
         """kvbus finds two state directories, because it was started with different environment variables before.
 
         It uses the one that has reserved the highest seqs. With the other one, its seqs would go back.
@@ -175,35 +175,35 @@ class TestAgain:
             reserve(machine.location(base), "a", 2000 if base == furthest else 1000)
         assert machine.used() == furthest
 
-    def test_a_place_that_cannot_be_used_is_passed_over(self, machine: Machine):
+    def test_an_unusable_state_directory_is_skipped(self, machine: Machine):
         machine.location("told").mkdir(mode=0o700)
         machine.location("told").joinpath("lock").mkdir()
         assert machine.used() == "runtime"
 
 
-class TestWithoutMaking:
-    def test_a_place_is_found_and_not_made(self, machine: Machine):
+class TestUnusable:
+    def test_unusable_finds_a_directory_without_creating_it(self, machine: Machine):
         assert unusable(config()) is None
         machine.free |= dict.fromkeys(BASES[:-1], MIN_FREE - 4096)
         # The last base directory does not exist yet, so the free space of its parent directory counts.
         assert unusable(config()) is None
         assert not (machine.directory / "home" / ".local").exists()
 
-    def test_none_is_found(self, machine: Machine):
+    def test_unusable_names_a_problem_of_each_base_without_space(self, machine: Machine):
         machine.free |= dict.fromkeys([*BASES, "home"], MIN_FREE - 4096)
         problems = unusable(config())
         assert problems is not None
         assert len(problems) == len(BASES)
         assert "only 1023 MiB of the disk are free, 1024 are needed" in problems[0]
 
-    def test_one_that_is_there_counts_however_full(self, machine: Machine):
+    def test_unusable_accepts_an_existing_state_directory_on_a_full_disk(self, machine: Machine):
         machine.used()
         machine.free |= dict.fromkeys([*BASES, "home"], 0)
         assert unusable(config()) is None
 
 
-class TestWhose:
-    def test_it_is_the_users_alone(self, machine: Machine):
+class TestOwner:
+    def test_the_state_directory_is_private_to_its_user(self, machine: Machine):
         machine.used()
         assert machine.location("told").stat().st_mode & 0o777 == 0o700
         assert machine.location("told").stat().st_uid == os.getuid()
@@ -219,7 +219,7 @@ class TestWhose:
         ],
         ids=["link", "link to nowhere", "file", "open to others", "somebody else's"],
     )
-    def test_what_is_not_is_not_used(
+    def test_a_state_directory_that_is_not_private_is_not_used(
         self, machine: Machine, caplog: pytest.LogCaptureFixture, make: Callable[[Path], object], why: str
     ):
         if "somebody" in why and os.getuid():
@@ -235,7 +235,7 @@ class TestWhose:
         assert path.lstat() == before
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
-    def test_another_process_has_it(self, machine: Machine):
+    def test_a_state_directory_in_use_by_another_process_is_refused(self, machine: Machine):
         store = there(open_store(config()))
         with pytest.raises(InUseError, match=f"the state in {store.location} is in use by process {os.getpid()} on "):
             open_store(config())
@@ -246,13 +246,13 @@ def named(**settings: Any) -> str:
     return name_of(config(**settings), Base(Path("/x")))
 
 
-class TestName:
-    def test_it_stays_as_sources_come_and_go(self):
+class TestDirectoryName:
+    def test_the_directory_name_does_not_depend_on_the_sources(self):
         source = {"name": "b", "endpoint": "tcp://127.0.0.1:7557", "slot": 3}
         assert named(sources=[{"endpoint": "tcp://127.0.0.1:5557"}, source]) == named()
         assert named(worker="another", model="m", block_size=32, http="127.0.0.1:1") == named()
 
-    def test_buses_that_run_side_by_side_have_others(self):
+    def test_kvbuses_with_other_outputs_have_other_directory_names(self):
         others = [
             [{"endpoint": "tcp://*:5659", "replay_endpoint": "tcp://*:5658"}],
             [{"endpoint": "tcp://127.0.0.1:5657"}],
@@ -265,7 +265,7 @@ class TestName:
         names = [named(outputs=outputs) for outputs in others]
         assert len({*names, named()}) == len(names) + 1
 
-    def test_the_first_address_decides(self):
+    def test_the_first_bound_address_decides_the_directory_name(self):
         """The address of the first output gives a bus's state directory its name.
 
         No two running buses can have bound this address, and it does not change when an output is appended.
@@ -275,24 +275,26 @@ class TestName:
         dialling = {"name": "dials", "endpoint": "tcp://router:1", "bind": False}
         assert named(outputs=[dialling, one]) == named(outputs=[one])
 
-    def test_buses_that_only_dial_are_told_apart_by_their_engines(self):
+    def test_kvbuses_that_bind_no_address_are_distinguished_by_their_engines(self):
         outputs = [{"endpoint": "tcp://router:5657", "bind": False}]
         sources = [[{"endpoint": f"tcp://127.0.0.1:{port}"}] for port in (5557, 5558)]
         assert named(outputs=outputs, sources=sources[0]) != named(outputs=outputs, sources=sources[1])
 
-    def test_a_relative_path_is_another_one_elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def test_a_relative_ipc_path_depends_on_the_working_directory(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
         outputs = [{"endpoint": "ipc://kv"}]
         here = named(outputs=outputs)
         monkeypatch.chdir(tmp_path)
         assert named(outputs=outputs) != here
         assert named(outputs=outputs) == named(outputs=[{"endpoint": f"ipc://{tmp_path}/kv"}])
 
-    def test_users_have_others(self, monkeypatch: pytest.MonkeyPatch):
+    def test_different_users_have_different_directory_names(self, monkeypatch: pytest.MonkeyPatch):
         mine = named()
         monkeypatch.setattr(os, "getuid", lambda: 12345)
         assert named() != mine
 
-    def test_machines_have_others_where_they_share_a_directory(self, monkeypatch: pytest.MonkeyPatch):
+    def test_machines_have_different_directory_names_in_a_shared_directory(self, monkeypatch: pytest.MonkeyPatch):
         shared = Base(Path("/x"), shared=True)
         here = named(), name_of(config(), shared)
         monkeypatch.setattr(socket, "gethostname", lambda: "another-container")
@@ -300,8 +302,8 @@ class TestName:
         assert name_of(config(), shared) != here[1]
 
 
-class TestWhereThereIsNone:
-    def test_null_is_said_with_what_it_costs(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+class TestNoState:
+    def test_state_dir_null_causes_a_warning_about_its_cost(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         store = there(open_store(config(state_dir=None)))
         assert not store.keeps_state
         assert Path(store.location) == machine.location("runtime"), "the numbering goes on all the same"
@@ -310,7 +312,7 @@ class TestWhereThereIsNone:
         assert record.levelno == logging.WARNING
         assert record.getMessage().startswith("state_dir is null, so kvbus keeps no state: after a restart routers")
 
-    def test_a_state_of_an_earlier_configuration_goes_and_its_numbering_stays(
+    def test_state_dir_null_deletes_the_old_state_and_keeps_its_seqs(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ):
         monkeypatch.delenv("STATE_DIRECTORY")
@@ -329,7 +331,9 @@ class TestWhereThereIsNone:
         assert not store.load(["a"], print, print)
         store.close()
 
-    def test_nothing_can_be_used(self, machine: Machine, caplog: pytest.LogCaptureFixture):
+    def test_kvbus_warns_if_it_finds_no_directory_for_its_state(
+        self, machine: Machine, caplog: pytest.LogCaptureFixture
+    ):
         for base in BASES[:-1]:
             (machine.directory / base).rmdir()
         (machine.directory / "home").rmdir()
@@ -341,20 +345,20 @@ class TestWhereThereIsNone:
         assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in record.getMessage()
 
 
-class TestTold:
-    def test_it_is_made(self, tmp_path: Path):
+class TestConfiguredDirectory:
+    def test_kvbus_creates_the_configured_state_directory(self, tmp_path: Path):
         store = there(open_store(config(state_dir=str(tmp_path / "a" / "b"))))
         assert Path(store.location) == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
         store.close()
 
-    def test_what_is_no_directory_is_a_mistake(self, tmp_path: Path):
+    def test_a_state_dir_that_is_a_file_is_a_configuration_error(self, tmp_path: Path):
         (tmp_path / "file").touch()
         with pytest.raises(StateDirError, match=f"state_dir {tmp_path / 'file'}: ") as caught:
             open_store(config(state_dir=str(tmp_path / "file")))
         assert caught.value.exit_code == 78
 
-    def test_it_has_one_user(self, tmp_path: Path):
+    def test_a_configured_state_directory_has_only_one_process(self, tmp_path: Path):
         store = there(open_store(config(state_dir=str(tmp_path))))
         with pytest.raises(InUseError, match=f"state_dir {tmp_path} is in use"):
             open_store(config(state_dir=str(tmp_path)))
@@ -372,7 +376,7 @@ def on_free_ports(**settings: Any) -> Config:
     )
 
 
-async def test_a_bus_finds_its_own_state_again(machine: Machine):
+async def test_a_kvbus_finds_its_own_state_again(machine: Machine):
     mine, other = on_free_ports(), on_free_ports()
     for count in (1, 2):
         for of in (mine, other):
@@ -384,7 +388,7 @@ async def test_a_bus_finds_its_own_state_again(machine: Machine):
     assert len(list((machine.directory / "told").iterdir())) == 2
 
 
-async def test_a_store_that_cannot_be_written_costs_the_state_and_not_the_start(
+async def test_kvbus_starts_without_state_if_the_store_cannot_be_written(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     daemon = Daemon(on_free_ports())

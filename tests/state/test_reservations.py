@@ -44,12 +44,12 @@ def firsts(reservations: SeqReservations) -> list[int]:
     return [reservations.first(0, 0), reservations.first(0, 1)]
 
 
-def test_a_first_process_begins_at_0(tmp_path: Path) -> None:
+def test_the_first_process_begins_at_seq_0(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         assert firsts(reservations) == [0, 0]
 
 
-def test_after_a_graceful_shutdown_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_seqs_continue_without_a_gap_after_a_graceful_shutdown(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 0, 0)
         reservations.close({(0, 0): 7, (0, 1): 0})
@@ -58,7 +58,7 @@ def test_after_a_graceful_shutdown_it_goes_on_where_it_stopped(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("used", [0, 1, AHEAD - 1, AHEAD, AHEAD + 1, 10 * AHEAD + 3])
-def test_after_a_kill_it_goes_on_past_everything_used(tmp_path: Path, used: int) -> None:
+def test_seqs_continue_above_all_used_seqs_after_a_kill(tmp_path: Path, used: int) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -77,19 +77,19 @@ def test_after_a_kill_it_goes_on_past_everything_used(tmp_path: Path, used: int)
         assert reservations.first(0, 0) == 0
 
 
-def test_a_number_is_reserved_before_it_is_used(tmp_path: Path) -> None:
+def test_a_seq_is_reserved_on_disk_before_it_is_used(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 0, 41)
         assert f"{41 + AHEAD:x}" in "".join(rows(tmp_path)).lower()
 
 
-def test_a_reservation_belongs_to_its_stream_whatever_others_there_are(tmp_path: Path) -> None:
+def test_a_reservation_belongs_to_its_stream_name(tmp_path: Path) -> None:
     ended(tmp_path, 5, 6)
     with process(tmp_path, ["routers tcp://*:7000", NAMES[1]]) as reservations:
         assert firsts(reservations) == [0, 6]
 
 
-def test_how_many_slots_a_merged_stream_ever_had_is_kept(tmp_path: Path) -> None:
+def test_the_highest_number_of_slots_of_a_merged_stream_is_kept(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         assert reservations.slots(0) == 0
         reservations.widen(0, 3)
@@ -100,14 +100,14 @@ def test_how_many_slots_a_merged_stream_ever_had_is_kept(tmp_path: Path) -> None
         assert again.first(0, 0) == 7 + AHEAD
 
 
-def test_without_a_store_nothing_is_kept() -> None:
+def test_reservations_without_a_store_are_not_kept() -> None:
     reservations = named(None)
     reservations.use(0, 0, 12)
     reservations.close({(0, 0): 13, (0, 1): 0})
     assert named(None).first(0, 0) == 0
 
 
-def test_a_stream_that_is_not_named_at_the_end_keeps_its_reservation(tmp_path: Path) -> None:
+def test_a_stream_without_a_final_seq_keeps_its_reservation(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 0, 10)
         reservations.use(0, 1, 10)
@@ -116,14 +116,14 @@ def test_a_stream_that_is_not_named_at_the_end_keeps_its_reservation(tmp_path: P
         assert firsts(again) == [11, 10 + AHEAD]
 
 
-def test_a_stream_that_comes_again_has_the_reservation_it_had(tmp_path: Path) -> None:
+def test_a_stream_that_returns_has_its_old_reservation(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 1, 10)
         reservations.add(0, 1, NAMES[1])
         assert reservations.first(0, 1) == 10 + AHEAD
 
 
-def test_to_skip_changes_nothing_on_disk_until_a_number_is_used(tmp_path: Path) -> None:
+def test_skipping_seqs_is_written_with_the_first_used_seq(tmp_path: Path) -> None:
     ended(tmp_path, 3, 9000)
     with process(tmp_path) as reservations:
         before = rows(tmp_path)
@@ -138,7 +138,7 @@ def test_to_skip_changes_nothing_on_disk_until_a_number_is_used(tmp_path: Path) 
         assert again.first(0, 0) == 7000 + AHEAD
 
 
-def test_a_stream_that_is_forgotten_leaves_nothing_and_its_slot_is_free(tmp_path: Path) -> None:
+def test_a_forgotten_stream_leaves_no_reservation_and_a_free_slot(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 0, 41)
         reservations.forget(0, 0)
@@ -153,7 +153,7 @@ def test_a_stream_that_is_forgotten_leaves_nothing_and_its_slot_is_free(tmp_path
     assert without.first(0, 1) == 9
 
 
-def test_a_stream_that_begins_at_least_somewhere_goes_on_where_its_reservation_says(tmp_path: Path) -> None:
+def test_a_reservation_takes_precedence_over_the_lowest_first_seq(tmp_path: Path) -> None:
     ended(tmp_path, 3, 5)
     with process(tmp_path, []) as reservations:
         reservations.add(0, 0, NAMES[0], least=100)
@@ -161,7 +161,7 @@ def test_a_stream_that_begins_at_least_somewhere_goes_on_where_its_reservation_s
         assert firsts(reservations) == [3, 100]
 
 
-def test_an_output_that_is_dropped_keeps_where_it_stopped(tmp_path: Path) -> None:
+def test_a_dropped_output_keeps_its_next_seqs(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         reservations.use(0, 0, 41)
         reservations.drop(0, {(0, 0): 42})
@@ -170,7 +170,7 @@ def test_an_output_that_is_dropped_keeps_where_it_stopped(tmp_path: Path) -> Non
         assert firsts(again) == [42, 0]
 
 
-def test_a_store_that_takes_no_reservation_stops_nothing_and_is_said_once(
+def test_a_failed_write_of_a_reservation_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(_store: SqliteStore, _reserved: Reserved) -> None:
@@ -183,7 +183,7 @@ def test_a_store_that_takes_no_reservation_stops_nothing_and_is_said_once(
     assert caplog.text.count("seqs cannot be reserved: /state: No space left on device") == 1
 
 
-def test_small_contents_are_kept(tmp_path: Path) -> None:
+def test_small_texts_in_the_store_are_kept(tmp_path: Path) -> None:
     with process(tmp_path) as reservations:
         assert reservations.kept("slots") is None
         reservations.keep("slots", b"one")

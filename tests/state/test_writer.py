@@ -127,13 +127,13 @@ def copied(directory: Path, to: Path) -> Path:
     return to
 
 
-def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+def test_a_new_state_directory_has_no_state(tmp_path: Path) -> None:
     process = Process(tmp_path / "made" / "here")
     assert not process.resumed
     assert process.next_seq == 0
 
 
-def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
+def test_kvbus_restores_its_complete_state_after_a_kill(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(20)
     process.kill()
@@ -150,7 +150,7 @@ def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(300, 4), (1500, 16), (40, 2000), (5, 40_000)])
-def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path, count: int, tokens: int) -> None:
+def test_batches_that_are_written_together_are_restored_together(tmp_path: Path, count: int, tokens: int) -> None:
     process = started(tmp_path / "first")
     process.publish(3, tokens=tokens)
     before = copied(tmp_path / "first", tmp_path / "before")
@@ -177,7 +177,7 @@ def held_back(process: Process, count: int) -> None:
     process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
 
 
-def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
+def test_kvbus_restores_thousands_of_batches_that_waited_after_a_gap(tmp_path: Path) -> None:
     """kvbus restores its state after a gap was filled and thousands of waiting batches were delivered in slices.
 
     There are more batches than fingerprints that kvbus keeps (`RING`).
@@ -195,7 +195,7 @@ def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path
     again.kill()
 
 
-def test_the_state_of_another_configuration_is_not_used_and_the_numbering_stays(tmp_path: Path) -> None:
+def test_kvbus_uses_only_the_seqs_of_a_state_of_another_configuration(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(5)
     process.store.reserved.raise_to(4096)
@@ -210,7 +210,7 @@ def test_the_state_of_another_configuration_is_not_used_and_the_numbering_stays(
     again.kill()
 
 
-def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_checkpoint_replaces_the_write_ahead_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill during a checkpoint leaves the previous checkpoint and the write-ahead log, until the new one is
     complete.
     """
@@ -233,7 +233,7 @@ def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch
         again.kill()
 
 
-def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_database_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 50_000)
     process = started(tmp_path)
     sizes = []
@@ -246,7 +246,7 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("room", [60_000, 100])
-def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int) -> None:
+def test_kvbus_continues_without_state_on_a_full_disk(tmp_path: Path, room: int) -> None:
     """If the disk is full, kvbus gives up its state and continues.
 
     The disk has room for an empty state, or for nothing.
@@ -274,7 +274,7 @@ def test_a_full_disk_costs_the_state_and_nothing_else(tmp_path: Path, room: int)
     again.kill()
 
 
-def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None:
+def test_kvbus_deletes_its_state_if_the_disk_refuses_every_write(tmp_path: Path) -> None:
     """If the disk refuses every write, kvbus deletes the files of its state.
 
     It cannot mark them as unusable, because it cannot write the mark. The next process must not load this state, which
@@ -294,7 +294,7 @@ def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None
     again.kill()
 
 
-def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Path) -> None:
+def test_seqs_skip_ahead_after_the_database_was_deleted(tmp_path: Path) -> None:
     """If kvbus had to delete its state's database on a full disk, the next process begins above all used seqs.
 
     It cannot begin at the highest reserved seq of the lock file. kvbus used higher seqs, whose reservation it could not
@@ -314,7 +314,7 @@ def test_a_database_that_was_deleted_makes_the_numbering_skip_ahead(tmp_path: Pa
     again.kill()
 
 
-def test_a_reservation_that_cannot_be_written_costs_the_state_until_the_next_try(
+def test_kvbus_gives_up_its_state_if_a_reservation_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kvbus gives up its state if it cannot write a seq reservation, even between two slices of a checkpoint.
@@ -347,7 +347,7 @@ def test_a_reservation_that_cannot_be_written_costs_the_state_until_the_next_try
     killed.kill()
 
 
-def test_a_state_that_could_not_be_written_is_begun_anew_once_there_is_room(tmp_path: Path) -> None:
+def test_kvbus_begins_a_new_state_when_the_disk_has_space_again(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(5)
     with room_for(100):
@@ -370,7 +370,7 @@ def test_a_state_that_could_not_be_written_is_begun_anew_once_there_is_room(tmp_
     again.kill()
 
 
-def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_path: Path) -> None:
+def test_kvbus_restarts_with_its_blocks_on_a_full_disk(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.publish(5)
     process.kill()
@@ -386,7 +386,7 @@ def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_
     later.kill()
 
 
-def test_a_first_start_on_a_full_disk_begins_a_state_once_there_is_room(tmp_path: Path) -> None:
+def test_the_first_start_on_a_full_disk_begins_a_state_when_there_is_space(tmp_path: Path) -> None:
     with room_for(100):
         process = Process(tmp_path)
         assert process.state.failed
@@ -400,7 +400,7 @@ def test_a_first_start_on_a_full_disk_begins_a_state_once_there_is_room(tmp_path
     again.kill()
 
 
-def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
+def test_seqs_inside_a_state_are_not_answered_from_the_journal_after_a_restart(tmp_path: Path) -> None:
     """After a restart, kvbus answers a request for seqs inside a state with a complete state, not from the journal.
 
     A router was reading the state when kvbus was killed, and requests the rest by a replay.
@@ -431,7 +431,7 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     assert router.violations == []
 
 
-def test_changed_sources_begin_a_checkpoint_of_their_own(tmp_path: Path) -> None:
+def test_changed_sources_begin_a_new_checkpoint(tmp_path: Path) -> None:
     process = started(tmp_path / "first")
     process.publish(20)
     process.state.rename(["other", "routers"])
@@ -449,7 +449,7 @@ def test_changed_sources_begin_a_checkpoint_of_their_own(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_an_end_in_the_midst_of_the_first_checkpoint_of_changed_sources(
+def test_kvbus_may_end_during_the_first_checkpoint_after_a_change_of_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_order: bool
 ) -> None:
     """kvbus ends during the first checkpoint after its sources have changed. The previous state is of other sources.
@@ -471,7 +471,7 @@ def test_an_end_in_the_midst_of_the_first_checkpoint_of_changed_sources(
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_path: Path, *, sync: bool) -> None:
+def test_a_state_of_an_earlier_boot_is_current_only_if_it_was_synced(tmp_path: Path, *, sync: bool) -> None:
     older: list[bool] = []
     for boot in (1, 1, 2):
         relay = make_relay()
@@ -485,7 +485,7 @@ def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_p
     assert older == [False, False, not sync]
 
 
-def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
+def test_loading_a_state_does_not_change_it(tmp_path: Path) -> None:
     """Loading a state does not change it.
 
     Until all endpoints are bound, kvbus does not know whether this process will use the state.
@@ -504,7 +504,7 @@ def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
         assert rows(tmp_path) == before
 
 
-def test_reading_ends_when_the_process_is_asked_to_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_loading_a_state_stops_when_kvbus_is_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     process = started(tmp_path)
     process.publish(20)
@@ -521,7 +521,7 @@ def test_reading_ends_when_the_process_is_asked_to_end(tmp_path: Path, caplog: p
     again.kill()
 
 
-def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoint_begins_while_delivered_batches_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kvbus begins no checkpoint while delivered batches wait to be handled.
 
     The checkpoint would record them as handled, so they would be lost if kvbus was killed before.
@@ -541,7 +541,7 @@ def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, m
     again.kill()
 
 
-def test_a_state_that_routers_may_be_ahead_of_is_cleared_and_announced_when_the_engine_is_in_sync(
+def test_a_possibly_old_state_is_announced_again_when_its_engine_is_in_sync(
     tmp_path: Path,
 ) -> None:
     process = started(tmp_path)

@@ -103,7 +103,7 @@ async def test_a_stream_is_announced_while_its_worker_has_a_card(plane):
 
 
 @both_loops
-async def test_an_engine_that_says_another_rank_is_announced_anew(plane):
+async def test_a_stream_is_announced_again_when_its_engine_has_another_rank(plane):
     plane.card(7)
     plane.add()
     with closing(plane):
@@ -114,7 +114,7 @@ async def test_an_engine_that_says_another_rank_is_announced_anew(plane):
 
 
 @both_loops
-async def test_of_several_workers_it_is_the_one_at_the_same_host(plane, caplog):
+async def test_of_several_workers_that_on_the_same_host_is_announced(plane, caplog):
     for worker in (7, 8):
         plane.card(worker)
     plane.add()
@@ -126,7 +126,7 @@ async def test_of_several_workers_it_is_the_one_at_the_same_host(plane, caplog):
 
 
 @both_loops
-async def test_of_several_workers_it_is_the_one_that_is_named(plane):
+async def test_of_several_workers_the_configured_one_is_announced(plane):
     for worker in (7, 8):
         plane.card(worker)
     plane.add(wanted=8)
@@ -147,7 +147,7 @@ async def test_of_several_workers_it_is_the_one_that_is_named(plane):
         b'{"instance_id": [], "transport": {"config": 3}, "metadata": {"worker": {"worker_id": 7, "dp_rank": 1}}}',
     ],
 )
-async def test_records_that_are_none_keep_nobody_from_being_announced(plane, record):
+async def test_malformed_records_do_not_prevent_an_announcement(plane, record):
     for bucket, path in (
         (CARDS, SCOPE.workers),
         (INSTANCES, SCOPE.workers),
@@ -163,7 +163,7 @@ async def test_records_that_are_none_keep_nobody_from_being_announced(plane, rec
 
 
 @both_loops
-async def test_what_a_killed_process_has_left_goes_and_strangers_stay(plane, caplog):
+async def test_records_of_a_killed_process_are_deleted_but_not_foreign_records(plane, caplog):
     plane.store.put(records(SCOPE, 5, 7, 1, HERE))
     plane.store.put(records(SCOPE, 6, 7, 1, "tcp://10.0.0.9:1"))
     plane.card(7)
@@ -175,7 +175,7 @@ async def test_what_a_killed_process_has_left_goes_and_strangers_stay(plane, cap
 
 
 @both_loops
-async def test_a_discovery_that_does_not_answer_is_said_once_and_asked_again(plane, caplog, monkeypatch):
+async def test_a_discovery_that_does_not_answer_is_logged_once_and_retried(plane, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
 
     def fails(_prefix):

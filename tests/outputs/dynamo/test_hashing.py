@@ -22,12 +22,12 @@ from kvbus.parts.outputs.dynamo.messages import blocks_of, images_in, namespace_
         ([1, 2, 3, 4], None, None, [7, 3], 3497545641356191295),
     ],
 )
-def test_one_block(tokens, lora, namespace, images, expected):
+def test_the_hash_of_a_block_is_that_of_dynamo(tokens, lora, namespace, images, expected):
     (block,) = blocks_of(tokens, 4)
     assert tokens_hash(block, seed(lora, namespace), images) == expected
 
 
-def test_which_keys_are_images():
+def test_image_keys_among_the_extra_keys_are_recognized():
     digest = "00000000000000ff" + "ab" * 24
     assert images_in([digest, [digest, -3], "adapter", "", b"embedding", 5, None, ["", 0]], None) == [255, 255]
     assert images_in([digest, [digest, 0]], digest) == [255], "a bare one may be the adapter's name"
@@ -36,7 +36,7 @@ def test_which_keys_are_images():
     assert images_in(None, None) == []
 
 
-def test_which_key_is_a_cache_namespace():
+def test_the_cache_namespace_among_the_extra_keys_is_recognized():
     assert namespace_in(["a", "dynamo-cache-salt:s"], "a") == "s"
     assert namespace_in(["dynamo-cache-salt:", "s", ["dynamo-cache-salt:s", 1]], None) is None
     assert namespace_in(None, None) is None

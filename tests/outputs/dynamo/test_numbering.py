@@ -130,7 +130,7 @@ class Plane(RuleBasedStateMachine):
         assert self.routers[0].resets == before + known
 
     @invariant()
-    def the_routers_hold_what_there_is(self) -> None:
+    def the_routers_hold_the_blocks(self) -> None:
         for router, connection in zip(self.routers, self.connections, strict=True):
             if connection is not None:
                 assert router.blocks == self.blocks
@@ -140,7 +140,7 @@ Plane.TestCase.settings = settings(max_examples=200, stateful_step_count=30, dea
 TestPlane = Plane.TestCase
 
 
-def test_a_message_holds_what_dynamo_reads() -> None:
+def test_a_message_contains_the_events_in_the_form_of_dynamo() -> None:
     numbering = Numbering(5, 7, 3, lambda _: None)
     connection = numbering.connection()
     batch = payload(store([1, 2], 9, medium="CPU"), removed([-1]), ts=12.5)
@@ -155,11 +155,11 @@ def test_a_message_holds_what_dynamo_reads() -> None:
     assert gone["data"] == {"removed": {"block_hashes": [2**64 - 1]}}
 
 
-def test_the_rank_of_a_batch() -> None:
+def test_rank_of_reads_the_rank_of_a_batch() -> None:
     assert [rank_of(payload(store([1]), rank=rank)) for rank in (0, 44, 300)] == [0, 44, 300]
 
 
-def test_events_about_blocks_elsewhere_are_left_out_and_counted() -> None:
+def test_events_about_remote_blocks_are_omitted_and_counted() -> None:
     left_out: list[int] = []
     numbering = Numbering(5, 7, 3, left_out.append)
     batch = payload(store([1], locality="REMOTE"), store([2], locality="LOCAL"), store([3]))
@@ -169,13 +169,13 @@ def test_events_about_blocks_elsewhere_are_left_out_and_counted() -> None:
     assert left_out == [1]
 
 
-def test_a_batch_may_be_as_large_as_the_limits_let_it() -> None:
+def test_a_batch_of_many_events_is_sent_in_one_message() -> None:
     batch = payload(*[removed([1])] * 70_000)
     (frames,) = messages(Numbering(5, 7, 3, print).connection().rewrite(encode_message((b"", bytes(8), batch))))
     assert len(unwrapped(frames)[2]) == 70_000
 
 
-def test_every_tier_has_its_name() -> None:
+def test_every_tier_has_its_dynamo_name() -> None:
     media = {"GPU": "device", "CPU": "host_pinned", "FS": "disk", "OBJ": "external"}
     assert set(media.values()) == {"device", "host_pinned", "disk", "external"}
     assert len(Tier) == len(media)

@@ -26,7 +26,7 @@ def store(request, tmp_path):
         yield EtcdStore(etcd.url)
 
 
-def test_what_is_put_is_found_until_it_is_deleted(store):
+def test_a_stored_record_is_found_until_it_is_deleted(store):
     assert store.find(PREFIX) == {}
     for _ in range(2):
         store.put(RECORDS)
@@ -41,14 +41,14 @@ def test_what_is_put_is_found_until_it_is_deleted(store):
     store.close()
 
 
-def test_files_have_the_names_that_dynamo_gives_them(tmp_path):
+def test_files_have_the_names_of_dynamo(tmp_path):
     FileStore(tmp_path).put(RECORDS)
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     path = "namespace%2Fdyn%2Damo%2Fcomponent%2Fback%5Fend%2Fendpoint%2Fgenerate%2Ftopic%2Fkv%2Devents%2F2f"
     assert names == {f"v1/event_sources/{path}", f"v1/event_channels/{path}"}
 
 
-def test_a_file_that_nobody_touches_is_gone_and_one_that_is_put_again_is_not(tmp_path):
+def test_a_record_file_expires_unless_it_is_stored_again(tmp_path):
     store = FileStore(tmp_path)
     store.put(RECORDS)
     for path in tmp_path.rglob("*2f"):
@@ -67,7 +67,7 @@ def test_a_file_that_nobody_touches_is_gone_and_one_that_is_put_again_is_not(tmp
     ],
     ids=["deleted", "another value", "no lease"],
 )
-def test_a_record_that_somebody_else_took_is_put_back_while_the_lease_holds(harm):
+def test_a_record_taken_by_another_process_is_stored_again(harm):
     gone: list[str] = []
     with Etcd() as etcd:
         store = EtcdStore(etcd.url, gone.append)
@@ -80,7 +80,7 @@ def test_a_record_that_somebody_else_took_is_put_back_while_the_lease_holds(harm
         assert (gone, etcd.keys, etcd.leases) == ([path.decode()], before, ["1"])
 
 
-def test_one_that_we_took_away_or_whose_lease_ran_out_was_taken_by_nobody():
+def test_a_deleted_or_expired_record_does_not_count_as_taken():
     gone: list[str] = []
     with Etcd() as etcd:
         store = EtcdStore(etcd.url, gone.append)
@@ -95,7 +95,7 @@ def test_one_that_we_took_away_or_whose_lease_ran_out_was_taken_by_nobody():
         assert gone == []
 
 
-def test_a_lease_that_ran_out_is_replaced_and_one_that_holds_costs_nothing():
+def test_only_an_expired_lease_is_replaced():
     with Etcd() as etcd:
         store = EtcdStore(etcd.url)
         store.put(RECORDS)
@@ -111,7 +111,7 @@ def test_a_lease_that_ran_out_is_replaced_and_one_that_holds_costs_nothing():
 
 
 @pytest.mark.parametrize("says", [b"<html></html>", b"", b"[]", b"[" * 60_000, b"{}"])
-def test_what_is_no_answer_of_etcd_is_an_error_that_is_tried_again(says):
+def test_a_malformed_answer_of_etcd_is_an_error_and_is_retried(says):
     with Etcd() as etcd:
         store = EtcdStore(etcd.url)
         etcd.says = says
@@ -122,7 +122,7 @@ def test_what_is_no_answer_of_etcd_is_an_error_that_is_tried_again(says):
         assert len(store.find(PREFIX)) == 1
 
 
-def test_what_etcd_does_not_answer_is_said():
+def test_an_unavailable_etcd_is_an_error_with_its_cause():
     with Etcd() as etcd:
         etcd.fails = True
         with pytest.raises(OSError, match="etcd answers 503 to kv/range"):
