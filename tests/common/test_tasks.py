@@ -145,7 +145,7 @@ async def test_a_cancelled_end_tasks_reports_no_unhandled_exception():
 
 
 async def test_a_task_ends_if_its_result_arrives_with_its_cancellation():
-    """A task ends although the result that it waits for arrives in the same loop iteration as its cancellation.
+    """A cancelled task ends, even if the result that it waits for arrives in the same iteration of the event loop.
 
     dnspython and nats-py wait with `asyncio.wait_for`. The test uses `asyncio.wait_for` of the running Python version.
     """

@@ -15,7 +15,7 @@ TOPIC: Final = b"kv-events"
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a BlockStored event that the sidecar declares. It ignores all later fields of the array."""
+    """The fields of a BlockStored event that kthena's sidecar declares. It ignores all later fields of the array."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -26,7 +26,7 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a BlockRemoved event that the sidecar declares."""
+    """The fields of a BlockRemoved event that kthena's sidecar declares."""
 
     block_hashes: list[int]
     medium: str | None = None

@@ -115,8 +115,10 @@ def resident(process: int) -> int:
 
 
 def arrived(source: dict[str, Any]) -> int:
-    """Return the highest seq that kvbus has seen: the last delivered seq, plus the pending and the held batches
-    after it.
+    """Return the highest seq that kvbus has seen.
+
+    It is the seq of the last delivered batch, plus the numbers of batches after it that are missing (``pending``) and
+    that wait in the reorder buffer (``queue_depth``).
     """
     return int(source["last_seq"] or 0) + int(source["counts"]["pending"]) + int(source["queue_depth"])
 

@@ -93,7 +93,9 @@ class VllmRouter(Router):
         return f"http://{_HOST}:{port}"
 
     def _flags(self, streams: Sequence[Stream]) -> list[str]:
-        """Return the documented flags, with the values of this worker, these streams and this block size."""
+        """Return the flags of the command in the router's page, with the worker, streams and block size of this
+        test.
+        """
         values = {
             "--worker-urls": self.worker,
             "--kv-event-source": f"{self.worker}={','.join(stream.live for stream in streams)}",

@@ -30,7 +30,9 @@ LAST: Final = 999
 
 
 class Publisher:
-    """A publisher that sends a vector's frames unchanged, and answers each replay request with the vector's answer."""
+    """A publisher that sends the frames of a test vector unchanged, and gives the vector's answer to each replay
+    request.
+    """
 
     def __init__(self, context: zmq.Context[Any], vector: Vector) -> None:
         self._live = context.socket(zmq.XPUB)

@@ -352,9 +352,9 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """Check one of the keys that kvbus does not read, because they held another type of value than a Redis stream.
+        """Check again one key that kvbus has stopped reading, because its value was not a Redis stream.
 
-        If the key holds a Redis stream now, it is read again.
+        If the value is a Redis stream now, kvbus reads the key again.
         """
         if self._wrong:
             name = next(iter(self._wrong))

@@ -286,9 +286,9 @@ class PrefixCache:
         return slot
 
     def _reuse(self, request: Request, reusable: int) -> None:
-        """Reference the blocks of the request's longest cached prefix, up to `reusable` blocks.
+        """Take a reference to each block of the request's longest cached prefix, up to `reusable` blocks.
 
-        Blocks that are only in a lower tier are copied into the GPU pool.
+        The GPU pool evicts no block with references. Blocks that are only in a lower tier are copied into this pool.
         """
         onboarded: list[Block] = []
         while len(request.chain) < reusable:

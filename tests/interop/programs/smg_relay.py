@@ -43,7 +43,7 @@ RESUBSCRIBE = 0.5
 
 
 class StreamBrokenError(Exception):
-    """An error: the relay has ended a subscription, so the gateway must drop the blocks that it got from this
+    """An error: SMG's relay has ended a subscription, so the gateway must drop the blocks that it got from this
     subscription.
     """
 
@@ -62,7 +62,7 @@ class Call:
 
 
 class Gateway:
-    """A minimal gateway that reads the relay and keeps the blocks of one worker."""
+    """A minimal gateway that reads SMG's relay and keeps the blocks of one worker."""
 
     def __init__(self, subscribe: Callable[[], AsyncIterator[Any]]) -> None:
         self.blocks: collections.Counter[int] = collections.Counter()
