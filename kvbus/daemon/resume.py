@@ -53,7 +53,7 @@ def resume(
 
     Args:
         config: the configuration.
-        placement: the slots of the workers.
+        placement: the slots of the workers (ranks of engines).
         state: reads the state on disk; None if kvbus keeps no state.
         reservations: the seq reservations of all outgoing streams.
         now: the current time of the relay's clock.

@@ -112,7 +112,7 @@ class Connection:
                 return event.frames
 
     async def receive_raw(self) -> bytes:
-        """Return the next received bytes without decoding or answering them; no bytes at the end of the connection."""
+        """Return the next received bytes without decoding or answering them; empty at the end of the connection."""
         try:
             return await self._loop.sock_recv(self._socket, _CHUNK)
         except OSError:

@@ -1,4 +1,4 @@
-"""Tests for outputs that write to a log: the defaults that the type sets, and the keys that it excludes."""
+"""Tests for outputs that write to a log: the keys' defaults, and the keys that such an output must not have."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Plain = Callable[["_Walk", Any], Any]
 def digest(parts: Iterable[Any], now: float) -> bytes:
     """Return the digest of objects and of all objects that they refer to.
 
-    Two references to one object, and references to two equal objects, give different digests.
+    The digest shows whether two references lead to one object, or to two equal objects.
     """
     walk = _Walk(now)
     return hashlib.blake2b(marshal.dumps([walk.plain(part) for part in parts], 2), digest_size=12).digest()

@@ -39,7 +39,7 @@ def sampling(history, daemon, now, wall):
 
 
 def pieces(history, daemon, now, wall):
-    """Take a complete sample of the daemon, and return the number of steps that this took."""
+    """Let the history take a complete sample of the daemon, and return the number of steps that this took."""
     return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
 

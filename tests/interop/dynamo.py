@@ -122,9 +122,7 @@ class DynamoIndexer:
         return json.loads(answer)["scores"].get(str(self._workers[model]), {}).get("0", 0)
 
     def wait_until_finds(self, model: str, tokens: list[int], timeout: float = 60) -> None:
-        """Wait until the index of `model` has all these tokens: it has then applied every batch published before
-        them.
-        """
+        """Wait until the index of `model` has all these tokens, and so has applied all batches before them."""
         wait_for(
             lambda: self.matched(model, tokens) == len(tokens),
             f"index {model!r} finds {tokens[:1]}… (log: {self._log_path})",

@@ -1,7 +1,7 @@
 """Tests that two aggregators of one log send the same seqs: a router may change between them, and stays exact.
 
-The log is simulated and random. A writer has epochs, states, leases and silences. Retention and damage happen. Readers
-lag, begin again, and find that an epoch has ended. Routers change the aggregator at any message.
+The log is simulated and random. A writer begins epochs, writes states and leases, or is silent. Records expire or are
+damaged. Readers lag, begin again, and find that an epoch has ended. Routers change the aggregator at any message.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def nowhere() -> list[str]:
 
 @pytest.fixture
 def dropping():
-    """The number of a port whose queue of connections is full, so that the kernel drops each attempt to connect."""
+    """An endpoint at which the queue of new connections is full, so that the kernel drops each attempt to connect."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -329,7 +329,7 @@ class Epoch:
     """What kvbus knows about one epoch of a publisher: its seqs, its history and its unverified batches.
 
     Args:
-        spec: the limits of waiting batches, and the capabilities of the publisher.
+        spec: the limits of the batches that wait for earlier ones, and the capabilities of the publisher.
         stats: the counters of the source, which span all its epochs.
         actions: the queue that receives the sequencer's decisions.
     """

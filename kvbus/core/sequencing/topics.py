@@ -65,7 +65,7 @@ class Topics:
         heard: whether the live stream has brought a batch of the source's topic.
         second: another topic that begins with the prefix; None if there was none.
         elsewhere: a topic that does not begin with the prefix; None if there was none.
-        untold: whether kvbus refused a batch of an answer, because it has no topic and the socket has several topics.
+        untold: whether kvbus refused a batch of a replay answer: it names no topic, and the socket has several topics.
     """
 
     def __init__(self, prefix: bytes, shared: bool, sequencer: Sequencer, stats: SourceStats) -> None:

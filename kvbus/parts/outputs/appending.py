@@ -105,7 +105,7 @@ class StateDue:
         return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:
-        """Return whether it is time to check that the log still has the newest state. The caller does the check."""
+        """Return whether the caller has to check now that the log still has the newest state."""
         return self.position is not None and not self.trimmed and now >= self._look_at
 
     def looked(self, now: float, *, kept: bool) -> None:

@@ -10,8 +10,8 @@ def stream(*, topic=b"kv", heartbeat=1.0, profile="vllm", **more):
 class TestStreamOfALog:
     """Tests for a stream with a log's seqs: its journal begins with the newest complete state.
 
-    Routers that already have the blocks of a new state get empty batches in its place. When the new state is complete,
-    the journal begins with it.
+    If the routers already have the blocks of a new state, they get empty batches in its place. The journal keeps the
+    batches before the new state until the new state is complete.
     """
 
     def taken(self, made, seq, payload, *, begins=False, ends=False, known=False):

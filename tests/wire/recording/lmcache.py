@@ -42,7 +42,7 @@ holds.
 
 
 class LMCacheServer:
-    """An LMCache server on the CPU with room for about sixty chunks."""
+    """An LMCache server on the CPU, whose memory holds about sixty of LMCache's chunks of tokens."""
 
     def __init__(self, home: Path, directory: Path, path: str) -> None:
         port, http, metrics = free_ports(3)

@@ -44,7 +44,7 @@ class Adapter(abc.ABC):
     """A router that the kit judges, with a way to ask it which blocks it holds.
 
     Attributes:
-        fresh: whether the adapter starts a new router for each case. This router has no blocks, and reads new streams.
+        fresh: whether the adapter starts a new router, which has no blocks yet, for each case.
     """
 
     fresh: ClassVar[bool] = False
