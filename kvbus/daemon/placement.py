@@ -1,10 +1,12 @@
 """The slot of each worker. A worker is a source's name and rank, regardless of the source's position in the list.
 
 A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps its slot when other workers are
-added or removed. A removed worker keeps its slot too. So its numbering continues when it returns, and routers that were
-disconnected meanwhile learn that its blocks are gone. If there are ``limits.max_sources`` workers, a new worker gets
-the slot of the worker that was removed first. If an output has a port for each source, the slots follow the order of
-the configured sources, because the routers' ports follow this order.
+added or removed. A removed worker keeps its slot too, so the seqs of its stream continue when it returns. A router that
+was disconnected when the worker was removed then sees a gap, and gets the state without the old blocks. If there are
+``limits.max_sources`` workers, a new worker gets the slot of the worker that was removed first.
+
+An exception are outputs with a port for each source. With them, the slots follow the order of the configured sources,
+because the routers' ports follow this order.
 """
 
 from __future__ import annotations

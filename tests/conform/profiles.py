@@ -87,9 +87,9 @@ async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
 
 
 async def of_states(directory: Path) -> Report:
-    """Judge kvbus by the clauses that the streams of the profiles do not show.
+    """Judge kvbus by the clauses of the standard that need states of several batches, snapshots or CURVE.
 
-    These clauses are about states of several batches, snapshots and CURVE.
+    The streams of the profiles have none of these.
     """
     (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
     (directory / "server").write_bytes(server_secret + b"\n")

@@ -23,10 +23,10 @@ They are the memory of the Python objects, the hash and a table entry.
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
-    """The fields of a store whose values it usually has in common with other stores, such as medium and adapter.
+    """The fields of a store that are usually equal in many stores, such as medium and adapter.
 
-    The index keeps one object for each distinct value. If the texts among the fields are too long, the chunk has an
-    object of its own. ``weight`` is then the total length of these texts in bytes; otherwise it is 0.
+    Chunks with equal fields share one object. If the texts among the fields are too long, the object is not shared.
+    ``weight`` is then the total length of these texts in bytes; otherwise it is 0.
     """
 
     block_size: int

@@ -6,8 +6,8 @@ replay buffer has already dropped that batch.
 
 :data:`~kvbus.core.sequencing.phases.PHASES` names the method that handles an answer in each phase. The method records
 in the :class:`Epoch` object what the answer shows. It returns the next input of the table of phases, a
-:class:`Restart`, or None if the phase stays the same. The methods of :class:`OpenRequest` only decide what a batch
-proves.
+:class:`Restart`, or None if the phase stays the same. An :class:`OpenRequest` is a request whose answer has not ended.
+Its methods decide whether a batch of the answer, or a missing batch, shows another epoch.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ class Sequencer:
             and self._live_waits
             and seq == asked.following == tracker.next
         ):
-            self._take(Input.CAUGHT_UP, now)  # nothing was lost: the probe is not needed
+            self._take(Input.CAUGHT_UP, now)  # the next batch came live: the request for lost batches can end
         if seq == tracker.next and tracker.synced and not tracker.buffer and not self._live_waits:
             tracker.live_in_order(seq, payload)
             self._follow(self._requests.caught_up, now)

@@ -64,8 +64,8 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     fill_kinds: bool = False
     """Whether stores that name a group but no kind get the kind ``full_attention``.
 
-    The routers of this family drop a store that names a group but no kind. vLLM 0.20 and 0.21 name no kind. The
-    normalizer has already left out the groups whose blocks are not part of prefixes.
+    The routers of this family drop a store that names a group but no kind. vLLM 0.20 and 0.21 name no kind. The filled
+    kind is right for prefixes, because the normalizer has already left out the groups whose blocks are not in prefixes.
     """
     fold_pairs: bool = False
     """Whether single tokens are sent for an engine with EAGLE, for routers that cannot read pairs of tokens.

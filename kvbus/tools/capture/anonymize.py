@@ -265,10 +265,11 @@ Computing a pseudonym takes fifty times as long as a look-up in the cache.
 class _Open:
     """An array or a map whose items are being read. The items of a map are alternately keys and values.
 
+    The role of an item (:class:`_Role`) decides whether the item is copied or replaced.
+
     Attributes:
         left: number of unread items.
-        role: role of the items of an array after those in ``row``, or of the values of a map whose key is not in
-            ``fields``.
+        role: role of all items that ``row``, ``name`` and ``fields`` do not name.
         row: roles of the first items of an array.
         name: role of the keys of a map; None in an array.
         fields: roles of the values of a map, by key.
