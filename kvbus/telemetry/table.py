@@ -352,8 +352,8 @@ OUTPUTS: Final = (
     ),
     row(
         "output_states_outgrown_total",
-        "Number of times a journal dropped a state that was read from a log, because the state and the batches after it "
-        "exceeded the journal's limits. New routers wait for the next state.",
+        "Number of times a journal dropped a state that was read from a log, because the state and the batches after "
+        "it exceeded the journal's limits. New routers wait for the next state.",
         "outgrown",
     ),
     row(
