@@ -17,7 +17,7 @@ from tests.doubles.engine import BUFFER, OLD, EngineWithApi
 from tests.doubles.socket_routers import RouterOnASet
 
 
-async def is_whole(bus: Bus, engine: EngineWithApi) -> None:
+async def check_complete(bus: Bus, engine: EngineWithApi) -> None:
     """Check that no source is partial, and that kvbus and a newly subscribed router have exactly the engine's
     blocks.
     """
@@ -41,7 +41,7 @@ async def is_whole(bus: Bus, engine: EngineWithApi) -> None:
     ("dialect", "tiers", "clears"),
     [("vllm-0.33", {}, "auto"), ("sglang-0.5.23", {}, "auto"), ("sglang-0.5.23", {"CPU": 500}, "all")],
 )
-async def test_everything_is_known_after_a_reset(
+async def test_kvbus_knows_every_block_after_a_cache_reset(
     dialect: str, tiers: dict[str, int], clears: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
@@ -52,24 +52,24 @@ async def test_everything_is_known_after_a_reset(
         trimmed = f"batches 0 to {OLD - BUFFER - 1} were trimmed from the engine's replay buffer"
         assert line.startswith(f"source engine: partial: {trimmed} before kvbus asked for them")
         engine.ranks[0].reset()
-        await is_whole(bus, engine)
+        await check_complete(bus, engine)
         await eventually(lambda: re.search("source engine: ended after .*: partial: ", caplog.text), "and that is said")
 
 
-async def test_everything_is_known_after_a_reset_of_all_ranks():
+async def test_kvbus_knows_every_block_after_a_cache_reset_of_all_ranks():
     engine = EngineWithApi(ranks=2)
     async with engine.running(), engine.bus() as bus:
         for rank in engine.ranks:
             rank.reset()
-        await is_whole(bus, engine)
+        await check_complete(bus, engine)
 
 
-async def test_everything_is_known_after_a_restart_of_kvbus_too(tmp_path):
+async def test_kvbus_knows_every_block_after_a_cache_reset_and_a_restart(tmp_path):
     engine = EngineWithApi()
     async with engine.running():
         async with engine.bus(state_dir=str(tmp_path)) as bus:
             engine.ranks[0].reset()
-            await is_whole(bus, engine)
+            await check_complete(bus, engine)
             config = bus.daemon.config
         again = Daemon(config)
         assert again.restored
@@ -77,12 +77,12 @@ async def test_everything_is_known_after_a_restart_of_kvbus_too(tmp_path):
         await again.start()
         try:
             ports = [int(at.rpartition(":")[2]) for at in (*engine.endpoints, bus.out, bus.out_replay)]
-            await is_whole(Bus(again, ports), engine)
+            await check_complete(Bus(again, ports), engine)
         finally:
             await again.close(drain=0)
 
 
-async def test_a_reset_that_leaves_other_tiers_unknown_does_not_end_it():
+async def test_a_cache_reset_does_not_end_partial_if_other_tiers_are_unknown():
     engine = EngineWithApi(tiers={"CPU": 500})
     async with engine.running(), engine.bus() as bus:
         engine.ranks[0].reset()

@@ -31,7 +31,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("name", "case"), MATRIX)
-def test_capture_comes_out_exact(name: str, case: str) -> None:
+def test_a_router_is_exact_after_kvbus_relayed_a_capture(name: str, case: str) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(through_the_bus(name, case))
 

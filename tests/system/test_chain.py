@@ -65,6 +65,6 @@ async def the_chain(*, by_snapshot: bool) -> None:
 
 
 @pytest.mark.parametrize("by_snapshot", [True, False])
-def test_a_second_bus_learns_everything_from_the_first(by_snapshot: bool) -> None:
+def test_a_chained_kvbus_learns_every_block_from_the_first_kvbus(by_snapshot: bool) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(the_chain(by_snapshot=by_snapshot))

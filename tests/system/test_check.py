@@ -32,7 +32,7 @@ def kvbus(*args: str, env: dict[str, str] | None = None, **kwargs: Any) -> subpr
     )
 
 
-def test_the_example_is_good_and_printed_in_full(tmp_path):
+def test_check_accepts_and_prints_the_example_configuration(tmp_path):
     done = kvbus("check", str(EXAMPLE))
     assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
     printed = tmp_path / "printed.yaml"
@@ -41,7 +41,7 @@ def test_the_example_is_good_and_printed_in_full(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["run", "check", "doctor"])
-def test_the_file_is_an_argument_and_is_named_once(command, tmp_path):
+def test_the_configuration_file_may_be_named_only_once(command, tmp_path):
     bad = tmp_path / "bad.yaml"
     bad.write_text("bogus: 1\n")
     for way in ([str(bad)], ["-c", str(bad)]):
@@ -51,13 +51,13 @@ def test_the_file_is_an_argument_and_is_named_once(command, tmp_path):
     assert (done.returncode, "name the configuration once" in done.stderr) == (2, True)
 
 
-def test_json(tmp_path):
+def test_check_prints_the_configuration_as_json(tmp_path):
     done = kvbus("check", str(EXAMPLE), "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == load(EXAMPLE, env={}, overrides={}).to_dict()
 
 
-def test_every_error_at_once(tmp_path):
+def test_check_reports_all_errors_together(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text("bogus: 1\nsources: [{endpoint: nowhere}]\noutputs: [{layout: diagonal}]\nhttp: 9\n")
     done = kvbus("check", str(path), env={"KVBUS_BOGUS": "1", "KVBUS_ON_LOST": "panic"})
@@ -80,7 +80,7 @@ LOG = "sources: [{}]\noutputs: [{type: kafka, endpoint: 'tcp://127.0.0.1:9092'}]
 
 
 @pytest.mark.parametrize("command", ["check", "run", "doctor"])
-def test_a_missing_package_is_named_with_every_other_error(command, tmp_path):
+def test_a_missing_package_is_reported_together_with_other_errors(command, tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"{LOG}bogus: 1\n")
     done = kvbus(command, "-c", str(path), env=without_aiokafka(tmp_path))
@@ -102,7 +102,7 @@ def a_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("place", [a_file, below_a_file], ids=["a file", "below a file"])
 @pytest.mark.parametrize("more", ["", "bogus: 1\n"], ids=["alone", "with another error"])
-def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
+def test_a_state_dir_that_cannot_be_created_is_an_error(place, more, tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"sources: [{{}}]\noutputs: [{{}}]\nstate_dir: {place(tmp_path)}\n{more}")
     done = kvbus("check", str(path))
@@ -114,7 +114,7 @@ def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
 
 
 @pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
-def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
+def test_a_state_dir_without_free_space_is_an_error(made, tmp_path):
     """A limit on the size of files stands for a full disk: kvbus can create a file in the directory, but not write
     to it.
     """
@@ -131,20 +131,20 @@ def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
     assert kvbus("check", str(path)).returncode == 0
 
 
-def test_a_missing_file():
+def test_a_missing_configuration_file_is_an_error():
     done = kvbus("check", "/nonexistent/kvbus.yaml")
     assert done.returncode == 78
     assert "/nonexistent/kvbus.yaml: cannot be read: No such file or directory" in done.stderr
 
 
-def test_nothing_configured_says_what_is_needed():
+def test_check_without_a_configuration_names_the_required_keys():
     done = kvbus("check")
     assert done.returncode == 78
     assert "sources: at least one is needed; for example" in done.stderr
     assert "outputs: at least one is needed; for example" in done.stderr
 
 
-def test_a_one_liner():
+def test_check_reads_sources_and_outputs_from_options():
     done = kvbus(
         "check",
         "--json",
@@ -174,13 +174,13 @@ def test_a_one_liner():
     assert (config["log_level"], config["log_format"]) == ("warning", "json")
 
 
-def test_options_replace_the_lists_of_the_file():
+def test_a_source_option_replaces_the_list_of_the_file():
     done = kvbus("check", str(EXAMPLE), "--json", "--source", "ipc:///run/e")
     (source,) = json.loads(done.stdout)["sources"]
     assert (source["name"], source["endpoint"], source["replay_endpoint"]) == ("engine", "ipc:///run/e", None)
 
 
-def test_the_file_from_the_environment():
+def test_check_reads_the_file_that_the_environment_names():
     done = kvbus("check", "--json", env={"KVBUS_CONFIG": str(EXAMPLE)})
     (source,) = json.loads(done.stdout)["sources"]
     assert source["name"] == "engine"
@@ -197,19 +197,19 @@ def test_the_file_from_the_environment():
         ("bogus",),
     ],
 )
-def test_usage(args):
+def test_wrong_options_print_the_usage(args):
     done = kvbus(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Usage: kvbus" in done.stderr
 
 
-def test_version():
+def test_the_version_option_prints_the_version():
     done = kvbus("--version")
     assert done.returncode == 0
     assert done.stdout == f"kvbus {version('kvbus')}\n"
 
 
-def test_a_reader_that_closes_the_pipe_early_is_no_error():
+def test_check_ends_quietly_if_its_pipe_is_closed():
     read, write = os.pipe()
     os.close(read)
     try:
@@ -226,7 +226,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error():
     assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
 
 
-def test_it_says_who_reads_what_and_never_a_salt(tmp_path):
+def test_check_prints_the_rights_of_keys_without_salts(tmp_path):
     keys = Keyring(tmp_path)
     keys.allowed.write_text(f"{keys.router.public.decode()} team-a salts=hunter2 loras=sql-*\n")
     path = tmp_path / "kvbus.yaml"

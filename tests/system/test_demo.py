@@ -84,7 +84,7 @@ def short_directory():
         yield Path(directory)
 
 
-def test_eight_seconds_in_a_pipe(short_directory):
+def test_the_demo_prints_plain_lines_to_a_pipe(short_directory):
     command = [*DEMO, "--seconds", "8"]
     env = {**os.environ, "TMPDIR": str(short_directory)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
@@ -113,7 +113,7 @@ def test_eight_seconds_in_a_pipe(short_directory):
     assert re.search(r"EXACT: router-a and router-b hold the [\d,]+ blocks of the engines' caches, and no", verdict)
     for step in ("kvbus init", "kvbus run kvbus.yaml", "kvbus doctor kvbus.yaml"):
         assert step in end
-    nothing_is_left(short_directory)
+    check_no_remains(short_directory)
 
 
 def words(panel):
@@ -121,7 +121,7 @@ def words(panel):
     return " ".join(re.sub("[│╭╮╰╯─]", " ", panel).split())
 
 
-def nothing_is_left(directory):
+def check_no_remains(directory):
     """Check that the demo has left no file, and no process with the temporary directory in its command line."""
     assert list(directory.iterdir()) == []
     commands = []
@@ -133,7 +133,7 @@ def nothing_is_left(directory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_at_once_with_a_verdict(number, short_directory):
+def test_a_signal_ends_the_demo_immediately_with_a_verdict(number, short_directory):
     with demo(stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(short_directory)}) as process:
         for line in process.stdout:
             if "  no kvbus  " in line:
@@ -142,10 +142,10 @@ def test_a_signal_ends_it_at_once_with_a_verdict(number, short_directory):
         rest, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
     assert "EXACT: router-a " in words(rest)
-    nothing_is_left(short_directory)
+    check_no_remains(short_directory)
 
 
-def test_a_ctrl_c_while_kvbus_is_down_ends_it_without_a_verdict(short_directory):
+def test_a_ctrl_c_while_kvbus_is_down_ends_the_demo_without_a_verdict(short_directory):
     with demo("--seconds", "15", stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(short_directory)}) as process:
         for line in process.stdout:
             if "SIGKILL" in line:
@@ -155,19 +155,19 @@ def test_a_ctrl_c_while_kvbus_is_down_ends_it_without_a_verdict(short_directory)
     assert (process.returncode, errors) == (130, "")
     assert "No verdict: " in words(rest)
     assert "kvbus doctor" not in rest
-    nothing_is_left(short_directory)
+    check_no_remains(short_directory)
 
 
-def test_a_reader_that_has_seen_enough_ends_it(short_directory):
+def test_the_demo_ends_if_its_pipe_is_closed(short_directory):
     with demo(stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(short_directory)}) as process:
         assert process.stdout.readline().startswith("  0.0  scene ")
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == ""
-    nothing_is_left(short_directory)
+    check_no_remains(short_directory)
 
 
-def test_it_needs_no_configuration_and_takes_none(tmp_path):
+def test_the_demo_ignores_the_configuration_of_kvbus(tmp_path):
     long = tmp_path / ("x" * 100)  # too long for the path of an ipc socket
     long.mkdir()
     env = os.environ | {"KVBUS_HTTP": "nonsense", "KVBUS_NO_SUCH_KEY": "1", "TMPDIR": str(long)}
@@ -175,7 +175,7 @@ def test_it_needs_no_configuration_and_takes_none(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
+def test_the_demo_draws_on_a_terminal_and_leaves_its_verdict():
     code, said = on_terminal(until=b"exact after")
     assert code == 0, said
     screen, _, after = said.rpartition("wrong blocks over time")
@@ -186,7 +186,7 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
 
 
 @pytest.mark.parametrize("env", sample([{"NO_COLOR": "1"}, {"TERM": "dumb"}], 2))
-def test_a_terminal_that_wants_less_gets_less(env):
+def test_the_demo_respects_no_color_and_a_dumb_terminal(env):
     code, said = on_terminal("--seconds", "1", **env)
     assert code == 0, said
     if "NO_COLOR" in env:
@@ -199,7 +199,7 @@ def test_a_terminal_that_wants_less_gets_less(env):
 
 
 @pytest.mark.parametrize("args", [["--seconds", "0"], ["--seconds", "soon"], ["--seed", "1"]])
-def test_usage_errors(args):
+def test_wrong_options_of_the_demo_are_usage_errors(args):
     done = subprocess.run([*DEMO, *args], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -231,7 +231,7 @@ def demo_of(tmp_path, env, *args):
     )  # fmt: skip
 
 
-def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
+def test_make_demo_installs_only_necessary_packages_and_only_once(tmp_path):
     env, log = made(tmp_path, demo="echo the demo")
     for _ in range(2):
         done = demo_of(tmp_path, env, "--seconds", "1")
@@ -251,7 +251,7 @@ def test_make_demo_runs_in_the_environment_of_make_setup(tmp_path):
     assert log.read_text() == "-m kvbus demo\n"
 
 
-def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
+def test_a_ctrl_c_ends_make_demo_with_the_verdict_without_an_error(tmp_path):
     env, _ = made(tmp_path)
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"exact after", command=arguments)
@@ -260,7 +260,7 @@ def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
     assert "make:" not in said
 
 
-def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_path):
+def test_a_ctrl_c_during_an_installation_leaves_no_installed_mark(tmp_path):
     env, log = made(tmp_path, pip="echo Collecting it; exec sleep 60")
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"1 of ", command=arguments)
@@ -270,7 +270,7 @@ def test_a_ctrl_c_while_it_installs_leaves_nothing_that_counts_as_installed(tmp_
     assert not (tmp_path / "demo" / ".installed").exists()
 
 
-def test_what_cannot_be_installed_ends_it_there(tmp_path):
+def test_make_demo_ends_if_an_installation_fails(tmp_path):
     env, log = made(tmp_path, pip="echo no network >&2; exit 1")
     done = demo_of(tmp_path, env)
     assert (done.returncode, done.stderr) == (1, "no network\n")
@@ -278,7 +278,7 @@ def test_what_cannot_be_installed_ends_it_there(tmp_path):
     assert not (tmp_path / "demo" / ".installed").exists()
 
 
-def test_make_demo_shows_why_it_failed(tmp_path):
+def test_make_demo_shows_the_error_of_the_demo(tmp_path):
     env, _ = made(tmp_path, demo="echo no ports >&2; exit 69")
     done = demo_of(tmp_path, env)
     assert (done.returncode, done.stderr) == (69, "no ports\n")

@@ -162,7 +162,7 @@ async def _connections(number: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["lose_some", "ask_many"])
-def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> None:
+def test_a_replay_request_waits_for_a_free_descriptor(what: str) -> None:
     """A replay request for which kvbus has no free file descriptor is sent as soon as there is one.
 
     The test runs in a process of its own. In the process of the test suite, a socket of an earlier test may close
@@ -177,7 +177,7 @@ FEW = 64
 """Maximum number of file descriptors of the kvbus process. Without a router it uses about thirty."""
 
 
-async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_they_may(tmp_path):
+async def test_engines_have_reserved_descriptors_when_routers_use_all_others(tmp_path):
     process = Process(tmp_path, keeps_state=True)
     process.start(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW)))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -204,7 +204,7 @@ async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_t
     assert f"may open only {FEW} files and sockets" in process.log.read_text()
 
 
-async def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
+async def test_kvbus_raises_its_soft_limit_of_descriptors_to_the_hard_limit(tmp_path):
     process = Process(tmp_path, keeps_state=False)
     process.start(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, 4096)))
     try:

@@ -46,7 +46,7 @@ def dropping():
             filler.close()
 
 
-def test_one_line_a_finding_and_one_for_what_was_seen():
+def test_the_doctor_prints_a_line_for_each_finding_source_and_output():
     done = kvbus("doctor", *nowhere())
     assert (done.returncode, done.stderr) == (1, "")
     first, source, output = done.stdout.splitlines()
@@ -56,7 +56,7 @@ def test_one_line_a_finding_and_one_for_what_was_seen():
     assert output.startswith("  outputs[0] routers: ")
 
 
-def test_json():
+def test_the_doctor_prints_its_findings_as_json():
     done = kvbus("doctor", *nowhere(), "--json")
     report = json.loads(done.stdout)
     assert (done.returncode, report["healthy"]) == (1, False)
@@ -66,7 +66,7 @@ def test_json():
     assert [seen["key"] for seen in report["seen"]] == ["sources[0]", "outputs[0]"]
 
 
-def test_a_bad_configuration_and_a_wrong_usage(tmp_path):
+def test_the_doctor_refuses_a_bad_configuration_and_wrong_options(tmp_path):
     bad = tmp_path / "kvbus.yaml"
     bad.write_text("sorces: []\n")
     done = kvbus("doctor", str(bad))
@@ -80,7 +80,7 @@ def test_a_bad_configuration_and_a_wrong_usage(tmp_path):
     assert kvbus("doctor", "--http", "127.0.0.1:1", env=env).stdout.startswith("no bus answers at http://127.0.0.1:1")
 
 
-def test_check_says_the_same_after_the_configuration():
+def test_check_with_connect_prints_the_findings_of_the_doctor():
     done = kvbus("check", *nowhere(), "--connect")
     assert done.returncode == 1
     assert done.stdout.startswith("model: null")
@@ -88,14 +88,14 @@ def test_check_says_the_same_after_the_configuration():
     assert "nothing listens" in findings[0]
 
 
-def test_the_timeout_is_kept(dropping):
+def test_the_doctor_ends_within_its_timeout(dropping):
     done = kvbus(
         "doctor", "--source", dropping, "--output", f"{HOST}:{free_port()}", "--set", "http=null", "--timeout", "1"
     )
     assert "a firewall drops the packets, or the machine is down (within 1 s)" in done.stdout.splitlines()[0]
 
 
-def test_a_terminal_sees_what_is_waited_for_and_ctrl_c_ends_it_at_once(dropping):
+def test_the_doctor_shows_its_progress_on_a_terminal_and_ends_at_ctrl_c(dropping):
     main, terminal = pty.openpty()
     args = [
         "doctor",
@@ -131,7 +131,7 @@ async def doctor(*args: str) -> subprocess.CompletedProcess[str]:
     return await asyncio.to_thread(kvbus, "doctor", *args)
 
 
-async def test_a_running_bus_says_what_is_wrong_with_it():
+async def test_the_doctor_prints_the_findings_of_a_running_kvbus():
     async with running_bus() as bus:
         assert bus.daemon.http_address is not None
         host, port = bus.daemon.http_address
@@ -149,13 +149,13 @@ async def test_a_running_bus_says_what_is_wrong_with_it():
     assert (done.returncode, done.stdout.startswith("no bus answers at")) == (1, True)
 
 
-def test_without_a_configuration_it_asks_the_bus_on_this_machine():
+def test_the_doctor_without_a_configuration_asks_the_local_kvbus():
     done = kvbus("doctor")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("no bus answers at http://127.0.0.1:9477 (")
 
 
-async def test_beside_a_running_bus_that_listens_for_the_engine_its_sources_are_named(tmp_path):
+async def test_the_doctor_names_the_sources_of_a_kvbus_that_listens_for_its_engine(tmp_path):
     http = free_port()
     async with running_bus(one_port=True, http=f"127.0.0.1:{http}") as bus:
         config = tmp_path / "kvbus.yaml"
@@ -169,7 +169,7 @@ async def test_beside_a_running_bus_that_listens_for_the_engine_its_sources_are_
         assert seen in done.stdout, done.stdout + done.stderr
 
 
-async def test_beside_a_running_bus_nothing_is_wrong_and_nobody_is_disturbed(tmp_path):
+async def test_the_doctor_does_not_disturb_a_healthy_running_kvbus(tmp_path):
     http = free_port()
     async with (
         running_bus(http=f"127.0.0.1:{http}") as bus,

@@ -48,7 +48,7 @@ class Metrics:
 
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ranks: int):
+async def test_kvbus_clears_a_sleeping_engine_before_the_engine_sends_a_clear(level: int, ranks: int):
     engine, metrics = EngineWithApi(ranks=ranks), Metrics(ranks)
     engine.offers("GET", "/metrics", metrics.answer)
     async with engine.running(), engine.bus(starts_partial=False) as bus:
@@ -100,14 +100,14 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
         (b'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n' + b"x" * engine_api.MAX_METRICS, 200, None),
     ],
 )
-async def test_only_what_is_said_plainly_counts(body: bytes, status: int, asleep: bool | None):
+async def test_only_valid_metrics_show_whether_an_engine_sleeps(body: bytes, status: int, asleep: bool | None):
     engine = EngineWithApi()
     engine.routes["GET", "/metrics"] = lambda _: web.Response(body=body, status=status)
     async with engine.running(), engine_api.session() as client:
         assert await engine_api.is_asleep(client, engine.api) is asleep
 
 
-async def test_an_api_that_does_not_answer_costs_nothing():
+async def test_kvbus_relays_an_engine_whose_api_does_not_answer():
     engine = EngineWithApi()
     engine.api = f"http://127.0.0.1:{free_port()}"
     async with engine.running(serves=False), engine.bus(starts_partial=False) as bus:

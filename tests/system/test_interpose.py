@@ -70,7 +70,7 @@ async def test_an_engine_and_routers_meet_at_one_port():
         assert json.loads(await shown(bus, "/sources"))[0]["dialled_in"] == []
 
 
-async def test_each_rank_has_its_port():
+async def test_each_rank_of_an_interposed_engine_has_its_port():
     """Rank r of the engine connects to the first port + r. A router of this rank connects to the same port."""
     first, replay, out_replay = (ports_in_a_row(2) for _ in range(3))
     settings: dict[str, Any] = {
@@ -98,7 +98,7 @@ async def test_each_rank_has_its_port():
         assert [source.spec.label for source in bus.daemon.relay.sources] == ["engine/0", "engine/1"]
 
 
-async def test_kvbus_restarts_between_them(tmp_path):
+async def test_kvbus_restarts_between_an_engine_and_its_routers(tmp_path):
     """The engine and the routers connect again to the new kvbus process.
 
     The new process continues with the saved state: it counts no restart of the engine and no lost batch.
@@ -123,7 +123,7 @@ async def test_kvbus_restarts_between_them(tmp_path):
             assert (bus.source.stats.restarts, bus.source.stats.lost) == (0, 0)
 
 
-async def test_another_source_at_the_port():
+async def test_routers_stay_connected_when_another_source_gets_the_port():
     """A source replaces another source at the port: kvbus disconnects the engine, which then connects again.
 
     The routers stay connected and get the blocks of the new source.
@@ -145,7 +145,7 @@ async def test_another_source_at_the_port():
         assert not router.disconnected()
 
 
-async def test_the_doctor_knows_both_roles():
+async def test_the_doctor_accepts_a_port_shared_by_engine_and_routers():
     """The doctor reports no problem at the port that the engine and the routers share.
 
     While a kvbus runs, the doctor connects to the port as a router. Without a kvbus, it listens at the port itself.

@@ -31,7 +31,9 @@ COMPARED_EVERY: Final = 5
 
 
 @pytest.mark.parametrize(("end", "keeps_state"), [("kill", True), ("kill", False), ("exhaust", True)])
-async def test_killed_at_random_instants(tmp_path: Path, end: str, keeps_state: bool) -> None:
+async def test_routers_are_exact_after_kvbus_was_killed_at_random_times(
+    tmp_path: Path, end: str, keeps_state: bool
+) -> None:
     """kvbus is killed at random times, or fails with MemoryError, and starts again. Routers get the engine's blocks.
 
     If kvbus keeps its state on disk, the engine's replay buffer lacks the first batches, so that only the saved state

@@ -16,7 +16,7 @@ BLOCKS = list(range(1, 17))
 CHUNKS = [9001, 9002]
 
 
-async def test_a_worker_has_one_prefix_on_both_tiers():
+async def test_a_worker_has_a_common_prefix_on_device_and_lmcache():
     async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
         out = bus.daemon.config.outputs[0]

@@ -75,7 +75,7 @@ async def rebuild(bus: Bus) -> set[Any]:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str) -> None:
+def test_eight_readers_and_five_new_routers_at_one_address_get_the_state(profile: str) -> None:
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 5) as routers:
             await exact(engine, *routers)
@@ -95,7 +95,7 @@ def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str
 
 @pytest.mark.parametrize("neighbours", [0, 1])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, neighbours: int) -> None:
+def test_a_router_that_announces_replays_gets_the_state_by_a_replay(profile: str, neighbours: int) -> None:
     """A router has announced by a subscription that it requests replays.
 
     Its request from 0 gets the complete state, although it lacks the routing id by which kvbus recognizes its own
@@ -121,7 +121,7 @@ def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, nei
 
 
 @pytest.mark.parametrize("profile", OTHERS)
-def test_315_requests_of_one_asker_clear_no_neighbour(profile: str) -> None:
+def test_315_requests_of_one_client_do_not_clear_routers_at_its_address(profile: str) -> None:
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 2) as neighbours:
             await exact(engine, *neighbours)
@@ -172,7 +172,7 @@ async def joined(bus: Bus, count: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2_000_000])
-def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number: int) -> None:
+def test_a_single_llm_d_at_an_address_gets_only_end_as_an_answer(number: int) -> None:
     async def test() -> None:
         async with circuit(**PROFILES["llm-d"]) as (bus, engine):
             stream_of(bus).next_seq += number
@@ -189,7 +189,7 @@ def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number
     run(test())
 
 
-def test_an_llm_d_that_asks_again_gets_every_number() -> None:
+def test_a_second_request_of_an_llm_d_is_answered_with_every_seq() -> None:
     """A router that loses its blocks can get them again by a second replay from 0, which has all batches.
 
     The answer to its first request had no batches, only END, because the router had already got the state on
@@ -210,7 +210,7 @@ def test_an_llm_d_that_asks_again_gets_every_number() -> None:
     run(test())
 
 
-def test_several_llm_ds_at_one_address_get_every_number() -> None:
+def test_several_llm_ds_at_one_address_get_every_seq() -> None:
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None, None) as both:
             await joined(bus, 2)
@@ -226,7 +226,7 @@ def test_several_llm_ds_at_one_address_get_every_number() -> None:
     run(test())
 
 
-def test_beyond_a_million_numbers_several_llm_ds_at_one_address_are_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+def test_several_llm_ds_at_one_address_after_a_million_seqs_are_a_finding(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with circuit(**PROFILES["llm-d"]) as (bus, engine):
             stream_of(bus).next_seq += 2_000_000
@@ -253,7 +253,7 @@ def test_beyond_a_million_numbers_several_llm_ds_at_one_address_are_a_finding(ca
     run(test())
 
 
-def test_beyond_a_million_numbers_llm_ds_with_keys_of_their_own_are_told_apart(
+def test_llm_ds_with_their_own_keys_are_distinguished_after_a_million_seqs(
     tmp_path: Path, context_with_key: Callable[[bytes], tuple[bytes, Context]]
 ) -> None:
     server, secret = zmq.curve_keypair()

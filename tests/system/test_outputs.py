@@ -127,7 +127,7 @@ async def four_engines(**output: Any) -> AsyncIterator[tuple[Bus, list[EnginePub
         yield bus, engines, first
 
 
-def test_two_sources_of_two_ranks_each_at_a_port_of_its_own() -> None:
+def test_each_rank_of_two_sources_has_its_own_port() -> None:
     async def main() -> None:
         async with (
             four_engines() as (bus, engines, first),
@@ -148,7 +148,7 @@ def test_two_sources_of_two_ranks_each_at_a_port_of_its_own() -> None:
     run_async(main)
 
 
-def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
+def test_a_merged_output_has_one_series_of_seqs_without_gaps() -> None:
     async def main() -> None:
         async with (
             four_engines(layout="merged") as (bus, engines, first),
@@ -170,7 +170,7 @@ def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
     run_async(main)
 
 
-def test_topics() -> None:
+def test_an_output_sends_its_own_topic_or_the_engines_topic() -> None:
     """An output's `topic` may contain the worker and the model. If it is null, kvbus sends the engine's own topic."""
 
     async def main() -> None:
@@ -199,7 +199,7 @@ def test_topics() -> None:
     run_async(main)
 
 
-def test_an_idle_output_beats() -> None:
+def test_an_idle_output_sends_heartbeats() -> None:
     """An idle output sends heartbeats: empty batches with seqs, before the first engine exists and after its last
     batch.
 
@@ -231,7 +231,7 @@ def test_an_idle_output_beats() -> None:
     run_async(main)
 
 
-def test_a_second_bus_on_the_same_endpoint_leaves_the_numbering_of_the_first_alone(
+def test_a_second_kvbus_on_the_same_endpoint_does_not_change_the_seqs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))

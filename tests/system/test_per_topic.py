@@ -89,7 +89,7 @@ class Workers:
             await eventually(lambda router=router: router.held == self.truth, "an exact router")
 
 
-async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_asked_for() -> None:
+async def test_a_router_gets_the_states_of_the_worker_topics_it_subscribes_to() -> None:
     """Two engines, one with three ranks, share one endpoint.
 
     Each rank has a topic, and a router gets the states of the topics to which it subscribes.
@@ -132,7 +132,7 @@ def _lose_the_state(directory: Path) -> None:
         store.wipe()
 
 
-async def test_beside_ports_that_follow_the_list() -> None:
+async def test_outputs_with_topics_and_with_ports_follow_a_replaced_source() -> None:
     """A source is removed, and another source gets its slot. kvbus has an output with ports and an output with topics.
 
     At the output with ports, the slot has a fixed port, so the stream at this port continues with the new source.
@@ -161,7 +161,7 @@ async def test_beside_ports_that_follow_the_list() -> None:
             assert topic("b") in router.views
 
 
-async def test_dialling_out() -> None:
+async def test_an_output_with_topics_may_connect_to_a_listening_router() -> None:
     """With ``bind: false``, kvbus sends all workers through one connection to a router that listens."""
     fleet = Fleet("ab", output={**OUTPUT, "bind": False})
     router = TopicRouter(at(fleet.out), b"kv@", bind=True)
@@ -178,7 +178,7 @@ async def test_dialling_out() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact(tmp_path: Path, seed: int) -> None:
+async def test_readers_are_exact_and_no_seq_goes_back_after_random_source_changes(tmp_path: Path, seed: int) -> None:
     """Sources join, leave and change their order in the configuration, which allows at most six sources.
 
     kvbus restarts with and without its state, and routers disconnect.

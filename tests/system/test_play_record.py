@@ -80,7 +80,7 @@ def ipc(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["vllm033_restart", "vllm033_map_extras", "sglang0510_positional"])
-def test_what_is_played_is_what_is_recorded(name, tmp_path, ipc):
+def test_the_recorder_records_every_played_message(name, tmp_path, ipc):
     source = DATA / f"{name}.jsonl"
     want = messages(source)
     epochs = 1 + sum(after[1] < before[1] for before, after in pairwise(want))
@@ -113,7 +113,7 @@ def test_an_engine_that_dials_in_is_recorded_by_a_binding_recorder(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_recording_at_once_and_leaves_a_whole_file(number, tmp_path, ipc):
+def test_a_signal_ends_a_recording_immediately_with_a_complete_file(number, tmp_path, ipc):
     copy = tmp_path / "copy.jsonl"
     source = DATA / "vllm033_map_int.jsonl"
     with (
@@ -147,7 +147,7 @@ def test_faults_are_counted_and_repeatable(ipc):
     assert all(word in text for word in ("dropped", "duplicated", "swapped", "holes"))
 
 
-def test_sim_truth_is_what_a_recording_adds_up_to(tmp_path, ipc):
+def test_the_truth_file_of_sim_matches_the_recorded_blocks(tmp_path, ipc):
     copy, truth = tmp_path / "copy.jsonl", tmp_path / "truth.json"
     sim = ["sim", "--dialect", "vllm-0.33", "--rate", 1e5, "--blocks", 300, "--requests", 60]
     sim += ["--exit-after", 0, "--truth-file", truth]
@@ -172,7 +172,7 @@ def test_sim_truth_is_what_a_recording_adds_up_to(tmp_path, ipc):
     assert +live == Counter({block["hash"]: block["copies"] for block in want["blocks"]})
 
 
-def test_sim_ranks_are_ports_of_their_own_and_restart(tmp_path):
+def test_each_simulated_rank_has_its_own_port_and_restarts(tmp_path):
     with Command(
         *("sim", "--endpoint", "tcp://127.0.0.1:*", "--replay-endpoint", "tcp://127.0.0.1:*", "--ranks", 2),
         *("--rate", 200, "--seconds", 1, "--restart-every", 0.3, "--dialect", "sglang-0.5.23"),
@@ -216,7 +216,7 @@ def test_errors_have_a_message_and_an_exit_code(args, code, message, tmp_path, m
     assert "Traceback" not in said
 
 
-def test_an_existing_recording_is_replaced_on_request_alone(tmp_path, ipc):
+def test_an_existing_recording_is_replaced_only_with_force(tmp_path, ipc):
     copy = tmp_path / "copy.jsonl"
     copy.write_text("kept")
     code, said = run("record", ipc, copy)

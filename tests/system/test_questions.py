@@ -18,7 +18,7 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def test_answered_questions_leave_no_descriptors() -> None:
+async def test_answered_replay_requests_leave_no_open_descriptors() -> None:
     empty = msgspec.msgpack.encode([1.0, [], 0])
     async with (
         running_bus(probe_interval=0.02) as bus,

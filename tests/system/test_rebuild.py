@@ -93,7 +93,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_path: Path) -> None:
+def test_late_routers_share_a_snapshot_during_live_traffic(cuts: list[int], tmp_path: Path) -> None:
     count = 6
     replay = f"ipc://{tmp_path}/replay"
 

@@ -133,14 +133,14 @@ def following(*routers: RouterOnASet):
             router.close()
 
 
-async def test_routers_wait_for_the_start_and_for_no_engine() -> None:
+async def test_kvbus_is_ready_after_its_start_without_an_engine() -> None:
     fleet = Fleet()
     assert fleet.daemon.awaited == "starting"
     async with running(fleet):
         assert not fleet.daemon.awaited
 
 
-async def test_the_others_notice_nothing():
+async def test_routers_of_unchanged_sources_notice_no_reload():
     """Engines a and c publish while other sources change, and the routers of a and c are neither disconnected nor
     lose a
     batch.
@@ -195,7 +195,7 @@ def one(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
 
-async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
+async def test_a_reload_with_an_address_in_use_changes_nothing(caplog):
     async with running(Fleet("a")) as fleet:
         fleet.sources = [fleet.source(0, "a"), fleet.source(1, "b")]
         in_the_way = await asyncio.start_server(lambda *_: None, "127.0.0.1", fleet.out_replay + 1)
@@ -207,7 +207,7 @@ async def test_an_address_that_is_taken_keeps_everything_as_it_was(caplog):
         assert [source.spec.label for source in fleet.daemon.relay.present] == ["a", "b"]
 
 
-async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monkeypatch, caplog):
+async def test_a_later_reload_opens_a_source_whose_address_was_in_use(monkeypatch, caplog):
     monkeypatch.setattr(changing, "BIND_ATTEMPTS", 3)
     async with running(Fleet("a")) as fleet:
         source = fleet.source(1, "b", bind=True)
@@ -235,7 +235,7 @@ def reloads(place: Place, outcome: str) -> float:
     return float(line.removeprefix(name))
 
 
-def test_sighup(tmp_path: Path):
+def test_sighup_applies_the_log_level_and_reports_other_changes(tmp_path: Path):
     """At SIGHUP a new log level applies immediately. For another changed key, kvbus logs how to apply it.
 
     For a file with errors, it logs all errors.
@@ -281,7 +281,7 @@ def test_sighup(tmp_path: Path):
     run_async(main())
 
 
-def test_a_config_map_that_changes(tmp_path: Path):
+def test_a_changed_configuration_file_is_applied_without_a_signal(tmp_path: Path):
     """kvbus notices a changed configuration file without a signal.
 
     It applies the log level, and logs other changed keys once.
@@ -323,7 +323,7 @@ def test_a_config_map_that_changes(tmp_path: Path):
     run_async(main())
 
 
-def test_sighup_reads_tokens_and_keys_and_discovery_goes_on(tmp_path: Path):
+def test_sighup_reloads_tokens_and_keys_while_discovery_continues(tmp_path: Path):
     """A real process has a file of tokens, a CURVE allow-list, and a discovery file of engines.
 
     It reads the tokens and the list again only at SIGHUP. The discovery continues on its own.
@@ -358,7 +358,7 @@ def test_sighup_reads_tokens_and_keys_and_discovery_goes_on(tmp_path: Path):
     run_async(main())
 
 
-def test_a_secret_that_others_can_read_is_exit_78(tmp_path: Path):
+def test_kvbus_exits_with_78_if_other_users_can_read_its_secret(tmp_path: Path):
     secret = tmp_path / "key"
     secret.touch(mode=0o644)
     place = Place(tmp_path)

@@ -34,7 +34,7 @@ def blocks(page: str, heading: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("router", "engine"), PAIRS)
-async def test_a_page_works_as_it_is_written(router: str, engine: str, tmp_path: Path) -> None:
+async def test_the_commands_of_a_router_page_work(router: str, engine: str, tmp_path: Path) -> None:
     page = (PAGES / f"{router}.md").read_text()
     (command,) = blocks(page, f"### {ENGINES[engine]['name']}")
     config, _ = blocks(page, "## kvbus")

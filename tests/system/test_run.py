@@ -72,7 +72,7 @@ async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Progra
         stalled.close()
 
 
-def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -> None:
+def test_routers_get_their_queued_batches_at_sigterm(tmp_path: Path) -> None:
     async def main() -> None:
         place, count = Place(tmp_path, shutdown_timeout=PATIENT), 600
         async with with_work_left(place, count) as (bus, router):
@@ -85,7 +85,7 @@ def test_sigterm_ends_in_order_and_routers_get_what_was_queued(tmp_path: Path) -
     run_async(main())
 
 
-def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+def test_a_second_sigterm_ends_kvbus_immediately(tmp_path: Path) -> None:
     """The first SIGTERM begins a graceful shutdown, which waits for a router that never reads.
 
     At the second SIGTERM, kvbus ends immediately.
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     run_async(main())
 
 
-def test_a_stalled_router_does_not_keep_the_end_waiting_for_ever(tmp_path: Path) -> None:
+def test_a_stalled_router_does_not_delay_a_shutdown_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
         async with with_work_left(Place(tmp_path), 600) as (bus, _):
             bus.process.send_signal(signal.SIGINT)
@@ -113,7 +113,7 @@ def test_a_stalled_router_does_not_keep_the_end_waiting_for_ever(tmp_path: Path)
 
 
 @pytest.mark.parametrize("key", ["outputs.0.endpoint", "outputs.0.replay_endpoint", "http", "sources.0.endpoint"])
-def test_a_taken_endpoint_is_named_and_exits_69(tmp_path: Path, key: str) -> None:
+def test_kvbus_names_an_endpoint_in_use_and_exits_with_69(tmp_path: Path, key: str) -> None:
     place = Place(tmp_path)
     place.config["sources"][0]["bind"] = key.startswith("sources")
     node: Any = place.config
@@ -133,7 +133,7 @@ def test_a_taken_endpoint_is_named_and_exits_69(tmp_path: Path, key: str) -> Non
         context.term()
 
 
-def test_a_bad_configuration_exits_78_with_every_error(tmp_path: Path) -> None:
+def test_kvbus_exits_with_78_and_every_error_of_its_configuration(tmp_path: Path) -> None:
     place = Place(tmp_path, on_lost="shrug", source_timeout=-1, blok_size=16)
     place.config["outputs"][0]["endpoint"] = "not an endpoint"
     with place.kvbus() as bus:
@@ -144,7 +144,7 @@ def test_a_bad_configuration_exits_78_with_every_error(tmp_path: Path) -> None:
         assert "Traceback" not in bus.said
 
 
-def test_an_undeclared_variable_is_an_error(tmp_path: Path) -> None:
+def test_an_unknown_environment_variable_is_an_error(tmp_path: Path) -> None:
     env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
     env["KVBUS_HTPP"] = "127.0.0.1:1"
     done = subprocess.run(
@@ -163,7 +163,7 @@ def test_an_undeclared_variable_is_an_error(tmp_path: Path) -> None:
 # -- life
 
 
-def test_ready_and_alive_without_an_engine_that_comes_later(tmp_path: Path) -> None:
+def test_kvbus_is_ready_and_alive_before_its_engine_starts(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         with place.kvbus() as bus, router_at(place) as router:
@@ -190,7 +190,7 @@ def test_ready_and_alive_without_an_engine_that_comes_later(tmp_path: Path) -> N
     run_async(main())
 
 
-def test_the_one_liner(tmp_path: Path) -> None:
+def test_kvbus_runs_with_options_instead_of_a_file(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         flags = ("--source", f"{place.engine},{place.engine_replay}", "--output", f"{place.out},{place.out_replay}")

@@ -44,7 +44,7 @@ def refused(directory: Path, *args: str, name: str) -> str:
         return second.said
 
 
-def test_a_second_process_is_refused_and_the_first_goes_on_and_survives_a_kill(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_and_does_not_affect_the_first(tmp_path: Path) -> None:
     state = tmp_path / "state"
     place = Place(tmp_path, state_dir=str(state))
     file = str(tmp_path / "kvbus.yaml")
@@ -107,7 +107,7 @@ def fed(daemon: Daemon, *numbers: int) -> None:
         daemon.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))]))
 
 
-async def test_state_is_locked_then_everything_bound_and_only_then_the_state_written(tmp_path: Path) -> None:
+async def test_kvbus_locks_its_state_before_it_binds_and_writes_it_afterwards(tmp_path: Path) -> None:
     (live,) = free_ports(1)
     config = config_of(tmp_path, live)
     first = Daemon(config)
@@ -138,7 +138,7 @@ async def test_state_is_locked_then_everything_bound_and_only_then_the_state_wri
     await fourth.close(drain=0)
 
 
-async def test_a_state_of_other_sources_stays_as_it_was_until_everything_is_bound(tmp_path: Path) -> None:
+async def test_a_state_of_other_sources_is_kept_until_all_endpoints_are_bound(tmp_path: Path) -> None:
     (live,) = free_ports(1)
     first = Daemon(config_of(tmp_path, live))
     await first.start()

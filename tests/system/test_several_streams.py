@@ -76,12 +76,12 @@ async def bus_before(coordinator: Coordinator, *topics: bytes) -> AsyncIterator[
         await daemon.close(drain=0)
 
 
-def held(daemon: Daemon, slot: int) -> set[object]:
+def held_hashes(daemon: Daemon, slot: int) -> set[object]:
     return set(daemon.relay.sources[slot].normalizer.index.names())
 
 
 @pytest.mark.parametrize("one_numbering", [True, False], ids=["one numbering", "one each"])
-async def test_each_worker_of_one_socket_is_exact(one_numbering: bool) -> None:
+async def test_kvbus_is_exact_for_each_worker_of_a_shared_socket(one_numbering: bool) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     coordinator = Coordinator(context, one_numbering=one_numbering)
     try:
@@ -92,7 +92,9 @@ async def test_each_worker_of_one_socket_is_exact(one_numbering: bool) -> None:
                 coordinator.publish(topic, lost=n % 7 == 0)
                 await asyncio.sleep(0)
             await eventually(
-                lambda: [held(daemon, 0), held(daemon, 1)] == [coordinator.stored[A], coordinator.stored[B]],
+                lambda: (
+                    [held_hashes(daemon, 0), held_hashes(daemon, 1)] == [coordinator.stored[A], coordinator.stored[B]]
+                ),
                 "each source has its worker's blocks",
             )
             assert all(not source.partial and not source.stats.lost for source in daemon.relay.sources)
@@ -101,7 +103,7 @@ async def test_each_worker_of_one_socket_is_exact(one_numbering: bool) -> None:
         context.destroy(0)
 
 
-async def test_a_wrong_topic_is_named_in_sources() -> None:
+async def test_the_sources_page_names_a_wrong_topic() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     coordinator = Coordinator(context, one_numbering=True)
     try:

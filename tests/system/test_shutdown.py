@@ -87,7 +87,7 @@ async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Program, 
             yield bus, requester
 
 
-def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
+def test_a_shutdown_waits_for_an_unfinished_replay_answer(tmp_path: Path) -> None:
     async def main() -> None:
         async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=PATIENT)) as (bus, requester):
             await eventually(lambda: "SIGTERM: shutting down" in bus.said, "the signal heard")
@@ -100,7 +100,7 @@ def test_an_answer_under_way_is_finished_first(tmp_path: Path) -> None:
     run_async(main())
 
 
-def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> None:
+def test_an_unread_replay_answer_is_cut_off_at_the_shutdown_timeout(tmp_path: Path) -> None:
     async def main() -> None:
         async with ending_beside_an_answer(Place(tmp_path, shutdown_timeout=1.5)) as (bus, requester):
             assert await bus.ends() == 0, bus.said  # the router never reads, so only the deadline ends the answer
@@ -110,7 +110,7 @@ def test_one_that_is_not_taken_is_cut_off_at_the_deadline(tmp_path: Path) -> Non
     run_async(main())
 
 
-async def test_whoever_is_cut_off_and_still_reads_gets_its_end() -> None:
+async def test_a_router_gets_end_for_an_answer_that_a_shutdown_cuts_off() -> None:
     """kvbus sends only one replay answer at a time to a router.
 
     A second request of the router waits, so at the shutdown its answer is only END.

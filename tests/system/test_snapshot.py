@@ -113,7 +113,7 @@ async def the_protocol(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [zmq.REQ, zmq.DEALER])
-def test_a_snapshot_is_the_live_state(kind: int) -> None:
+def test_a_snapshot_contains_the_live_state(kind: int) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(the_protocol(kind))
 
@@ -170,6 +170,6 @@ async def merged() -> None:
         await everyone_holds(held | {2: {999}})
 
 
-def test_a_merged_stream_tells_every_source_and_clears_one() -> None:
+def test_a_snapshot_of_a_merged_stream_has_every_source() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(merged())

@@ -51,7 +51,7 @@ needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (ro
 
 
 @needs_mounts
-def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
+def test_kvbus_connects_when_the_name_of_its_engine_resolves_later(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         names = tmp_path / "hosts"
@@ -79,7 +79,7 @@ def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
 
 
 @needs_mounts
-def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_silent_name_server_does_not_delay_other_engines(tmp_path: Path) -> None:
     """Each look-up of an engine's name takes two and a half minutes.
 
     During this time kvbus relays another engine, which is configured by its IP address.
@@ -128,7 +128,7 @@ def test_an_old_libzmq_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.exit_code == 78
 
 
-def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
+def test_kvbus_ends_with_one_line_if_libzmq_is_too_old(tmp_path: Path) -> None:
     """With a libzmq that is too old, kvbus prints one line and ends.
 
     The exit code tells a supervisor not to restart it.
@@ -157,7 +157,7 @@ def test_an_old_libzmq_ends_the_command(tmp_path: Path) -> None:
         ("ipc:///tmp/kvbus-test-thread", False, 1),
     ],
 )
-def test_only_names_are_looked_up_in_the_second_thread(endpoint: str, bind: bool, thread: int) -> None:
+def test_host_names_are_resolved_in_the_second_io_thread(endpoint: str, bind: bool, thread: int) -> None:
     context = sockets.Context(sockets.IO_THREADS)
     sub = sockets.make_socket(context, zmq.SUB)
     try:
@@ -182,7 +182,7 @@ def io_threads() -> set[int]:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_threads_that_carry_bytes_do_not_interrupt_the_relay_where_linux_lets_them(
+def test_the_io_threads_have_batch_scheduling_if_linux_permits_it(
     refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """libzmq aborts the process if Linux refuses the scheduling policy of its I/O threads.

@@ -26,7 +26,7 @@ def one_liner(place: Place) -> tuple[str, ...]:
     return ("run", "--source", source, "--output", output, "--http", place.http, "--log-format", "text")
 
 
-def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp_path: Path) -> None:
+def test_a_killed_kvbus_restores_blocks_that_the_engine_no_longer_replays(tmp_path: Path) -> None:
     place = Place(tmp_path)
 
     def the_place() -> Path:
@@ -75,7 +75,7 @@ class Elsewhere(Program):
 
 
 @needs_mounts
-def test_memory_that_is_too_small_is_left_alone(tmp_path: Path) -> None:
+def test_kvbus_does_not_use_shared_memory_that_is_too_small(tmp_path: Path) -> None:
     """kvbus does not put its state into a file system in memory that is too small, such as a container's /dev/shm
     of 64 MiB.
     """
@@ -95,7 +95,7 @@ def test_memory_that_is_too_small_is_left_alone(tmp_path: Path) -> None:
 
 
 @needs_mounts
-def test_where_nothing_can_be_written_it_says_what_is_lost_and_goes_on(tmp_path: Path) -> None:
+def test_kvbus_runs_with_a_warning_if_it_can_write_no_state(tmp_path: Path) -> None:
     place = Place(tmp_path)
     read_only = "\n".join(
         [f"mount -t tmpfs -o size=64m,ro none {tmp_path / 'runtime'}", "mount -t tmpfs -o size=2g,ro none /dev/shm"]
@@ -116,7 +116,7 @@ def test_where_nothing_can_be_written_it_says_what_is_lost_and_goes_on(tmp_path:
     run_async(main())
 
 
-def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_demo_leaves_no_state_directory(tmp_path: Path) -> None:
     with Program(tmp_path, "demo", "--seconds", "1", name="demo") as demo:
         assert demo.ended(60) == 0, demo.said
     assert [path for path in tmp_path.iterdir() if path.name.startswith("kvbus")] == []

@@ -59,7 +59,7 @@ def stream_of(bus: Bus) -> OutputStream:
     return bus.daemon.relay.outputs[0].streams[0]
 
 
-def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconnection() -> None:
+def test_a_stalled_router_gets_the_state_without_a_request_or_disconnection() -> None:
     async def test() -> None:
         async with (
             circuit(batches=200, send_hwm=50) as (bus, engine),
@@ -88,7 +88,7 @@ def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconn
     run(test())
 
 
-def test_reconnections_by_the_hundred_share_states() -> None:
+def test_hundreds_of_reconnecting_routers_share_states() -> None:
     async def test() -> None:
         async with circuit(batches=300) as (bus, engine):
             context: Context = zmq.Context()

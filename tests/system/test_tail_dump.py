@@ -77,7 +77,7 @@ def subscription(publisher, count=1):
 # -- tail
 
 
-def test_tail_prints_what_happens_as_json(publisher):
+def test_tail_prints_updates_as_json(publisher):
     seen = threading.Event()
 
     def once_the_gap_is_seen(messages):
@@ -112,7 +112,7 @@ def test_tail_prints_what_happens_as_json(publisher):
     assert "3 batches, 3 events" in err
 
 
-def test_tail_says_that_the_publisher_is_gone(publisher):
+def test_tail_reports_that_the_publisher_is_unreachable(publisher):
     tail = command("tail", publisher.endpoint, "--json")
     subscription(publisher)
     publisher.publish(batch())
@@ -135,14 +135,14 @@ def test_tail_says_that_the_publisher_is_gone(publisher):
         (Reachable("tcp://a:1"), "= connected to tcp://a:1", {"kind": "reachable", "endpoint": "tcp://a:1"}),
     ],
 )
-def test_tail_on_the_connection(update, line, plain):
+def test_tail_prints_changes_of_the_connection(update, line, plain):
     out = io.StringIO()
     Printer(out, as_json=False).show(update)
     assert line in out.getvalue()
     assert to_json(update).items() >= plain.items()
 
 
-def test_tail_for_people_from_the_start(publisher):
+def test_tail_from_start_prints_readable_lines(publisher):
     publisher.publish(batch(stored(255), BlockRemoved((255,), "GPU")))
     publisher.publish(batch())
     publisher.publish(b"\xc1")
@@ -159,7 +159,7 @@ def test_tail_for_people_from_the_start(publisher):
     assert "2 batches, 2 events" in err
 
 
-def test_a_topic_cannot_steer_the_terminal():
+def test_tail_escapes_control_characters_of_a_topic():
     with_escape = engine(topic=b"kv\x1b[31m")
     with_escape.start()
     try:
@@ -173,7 +173,7 @@ def test_a_topic_cannot_steer_the_terminal():
     assert ESC not in out
 
 
-def test_without_replay_a_gap_is_lost(publisher):
+def test_tail_without_a_replay_reports_a_gap_as_lost(publisher):
     tail = command("tail", publisher.endpoint, "--count", "2")
     subscription(publisher)
     publisher.publish(batch(stored(1)))
@@ -188,7 +188,7 @@ def test_without_replay_a_gap_is_lost(publisher):
 @pytest.mark.parametrize(
     ("env", "coloured"), [({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_colours_only_for_a_terminal_that_wants_them(publisher, env, coloured):
+def test_tail_prints_colours_only_to_a_terminal_that_accepts_them(publisher, env, coloured):
     reader, writer = os.openpty()
     try:
         base = {"TERM": "xterm", "NO_COLOR": ""}
@@ -203,7 +203,7 @@ def test_colours_only_for_a_terminal_that_wants_them(publisher, env, coloured):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_tail_at_once_with_a_summary(publisher, number):
+def test_a_signal_ends_tail_immediately_with_a_summary(publisher, number):
     tail = command("tail", publisher.endpoint)
     subscription(publisher)
     publisher.publish(batch(stored(1)))
@@ -214,7 +214,7 @@ def test_a_signal_ends_tail_at_once_with_a_summary(publisher, number):
     assert "Traceback" not in err
 
 
-def test_a_closed_pipe_is_quiet(publisher):
+def test_tail_ends_quietly_if_its_pipe_is_closed(publisher):
     tail = command("tail", publisher.endpoint)
     subscription(publisher)
     tail.stdout.close()
@@ -229,7 +229,7 @@ def test_a_closed_pipe_is_quiet(publisher):
         assert tail.stderr.read() == ""
 
 
-def test_from_start_needs_a_replay_endpoint():
+def test_tail_from_start_needs_a_replay_endpoint():
     _, err = run("tail", "tcp://127.0.0.1:1", "--from-start", code=2)
     assert "--replay-endpoint" in err
 
@@ -277,7 +277,7 @@ def test_tail_begins_with_a_snapshot(publisher, as_json):
         assert "synced up to seq 6" in lines[3]
 
 
-def test_tail_can_bind():
+def test_tail_can_bind_its_endpoint():
     tail = command("tail", "tcp://127.0.0.1:*", "--bind", "--count", "1")
     endpoint = tail.stderr.readline().split()[-1]
     dialling = EnginePublisher(endpoint, None, bind=False)
@@ -294,7 +294,7 @@ def test_tail_can_bind():
 # -- dump
 
 
-def test_hashes_are_texts_for_readers_that_keep_numbers_as_doubles(publisher):
+def test_tail_prints_hashes_as_texts_on_request(publisher):
     large = 6280583736533942967
     tail = command("tail", publisher.endpoint, "--json", "--hashes", "string", "--count", "1")
     subscription(publisher)
@@ -341,7 +341,7 @@ def test_dump_prints_every_live_block(publisher):
 
 @pytest.mark.parametrize("framing", ["3", "4", "sim"])
 @pytest.mark.parametrize("asked", ["auto", "same"])
-def test_dump_equals_the_engines_own_state(framing, asked):
+def test_dump_prints_exactly_the_blocks_of_the_engine(framing, asked):
     truth = json.loads((DATA / "vllm033_map_int.truth.json").read_text())["blocks"]
     replayed = engine(framing=framing)
     replayed.start()
@@ -361,7 +361,7 @@ def test_dump_equals_the_engines_own_state(framing, asked):
     assert 0 < int(count.split()[0]) <= len(truth)
 
 
-def test_dump_of_a_trimmed_history_warns():
+def test_dump_warns_of_a_trimmed_history():
     trimmed = engine(buffer_steps=1)
     trimmed.start()
     try:
@@ -374,16 +374,16 @@ def test_dump_of_a_trimmed_history_warns():
     assert "starts at seq 2" in err
 
 
-def test_dump_of_an_empty_stream(publisher):
+def test_dump_of_an_empty_stream_prints_no_blocks(publisher):
     assert run("dump", "--replay-endpoint", publisher.replay_endpoint) == ("0 blocks\n", "")
 
 
-def test_dump_by_snapshot():
+def test_dump_counts_the_blocks_of_a_snapshot():
     with snapshots(6, batch(stored(1, 2)), batch(stored(3))) as endpoint:
         assert run("dump", "--snapshot-endpoint", endpoint) == ("3 blocks\n", "")
 
 
-def test_dump_by_snapshot_adds_what_the_replay_has_newer(publisher):
+def test_dump_adds_newer_batches_of_the_replay_to_a_snapshot(publisher):
     for block in range(10, 13):
         publisher.publish(batch(stored(block)))
     with snapshots(1, batch(stored(10, 11))) as endpoint:
@@ -394,7 +394,7 @@ def test_dump_by_snapshot_adds_what_the_replay_has_newer(publisher):
     assert err == ""
 
 
-def test_dump_by_snapshot_where_there_is_none(publisher):
+def test_dump_uses_the_replay_if_the_publisher_has_no_snapshot(publisher):
     with snapshots(-2) as endpoint:
         out, err = run("dump", "--snapshot-endpoint", endpoint, code=69)
     assert out == ""
@@ -407,29 +407,29 @@ def test_dump_by_snapshot_where_there_is_none(publisher):
         )
 
 
-def test_dump_by_snapshot_that_nobody_answers():
+def test_dump_ends_if_its_snapshot_request_gets_no_answer():
     _, err = run("dump", "--snapshot-endpoint", "tcp://127.0.0.1:1", "--timeout", "0.3", code=69)
     assert "no answer from tcp://127.0.0.1:1 within 0.3 s" in err
 
 
-def test_dump_needs_somebody_to_ask():
+def test_dump_needs_a_replay_or_snapshot_endpoint():
     _, err = run("dump", code=2)
     assert "--snapshot-endpoint" in err
 
 
-def test_dump_that_nobody_answers(publisher):
+def test_dump_ends_if_its_replay_request_gets_no_answer(publisher):
     publisher.replay_fault = replay_faults.silent
     out, err = run("dump", "--replay-endpoint", publisher.replay_endpoint, "--timeout", "0.3", code=69)
     assert out == ""
     assert "within 0.3 s" in err
 
 
-def test_dump_with_the_wrong_framing_is_no_answer(publisher):
+def test_dump_ignores_an_answer_with_the_wrong_framing(publisher):
     publisher.publish(batch(stored(1)))
     run("dump", "--replay-endpoint", publisher.replay_endpoint, "--framing", "3", "--timeout", "0.3", code=69)
 
 
-def test_dump_is_interrupted_at_once(publisher):
+def test_dump_ends_immediately_at_ctrl_c(publisher):
     publisher.replay_fault = replay_faults.silent
     dump = command("dump", "--replay-endpoint", publisher.replay_endpoint, "--timeout", "600")
     while publisher.replay_requests == 0:

@@ -90,7 +90,7 @@ async def view_of(bus: Bus) -> set[int | bytes]:
     return {block.hash for block in view}
 
 
-async def said(*args: str) -> bytes:
+async def output_of_command(*args: str) -> bytes:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "kvbus", *args, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -100,12 +100,12 @@ async def said(*args: str) -> bytes:
 
 
 @pytest.mark.parametrize("token_ids", ["keep", "drop"])
-def test_nothing_that_leaves_tells_of_a_prompt(token_ids: str) -> None:
+def test_kvbus_sends_prompt_content_only_with_token_ids_keep(token_ids: str) -> None:
     async def main() -> None:
         async with relayed(token_ids) as (bus, snapshots):
             sent = await read(bus, snapshots)
             assert await view_of(bus) == BLOCKS
-            dumped = await said("dump", "--replay-endpoint", bus.out_replay, "--json")
+            dumped = await output_of_command("dump", "--replay-endpoint", bus.out_replay, "--json")
             assert dumped.count(b'"hash"') == len(BLOCKS)
             for mark in MARKS[::2]:
                 assert (mark in sent) == (token_ids == "keep")
