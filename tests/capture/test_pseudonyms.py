@@ -57,7 +57,7 @@ def test_pseudonyms_permute_all_single_bytes():
     assert len({NAMES.octets(bytes([value])) for value in range(256)}) == 256
 
 
-def test_the_last_8_bytes_of_a_byte_string_are_renamed_like_their_number():
+def test_the_last_8_bytes_of_a_string_are_renamed_like_a_number():
     number = 0x0123456789ABCDEF
     ends = {NAMES.octets(head * 24 + number.to_bytes(8, "big"))[-8:] for head in (b"a", b"b", b"")}
     assert ends == {NAMES.number(number).to_bytes(8, "big")}

@@ -82,7 +82,7 @@ def test_the_sidecar_of_a_component_equals_the_sidecar_of_the_chart(name: str) -
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_sidecar_without_a_model_name_is_refused_only_if_its_topics_need_it(name: str) -> None:
+def test_a_sidecar_without_a_model_is_refused_only_for_topics_with_models(name: str) -> None:
     """If a pod has no annotation with the model's name, the kubelet sets KVBUS_MODEL to an empty string.
 
     kvbus refuses the empty name only if the router needs topics that contain the model's name.
@@ -180,8 +180,7 @@ def test_every_pod_of_an_example_is_valid_for_kubernetes(example: Path) -> None:
         check_for_kubernetes(spec)
 
 
-def test_the_check_refuses_a_pod_with_a_misspelled_field_or_a_missing_volume() -> None:
-    """``check_for_kubernetes`` must refuse a pod with a misspelled field, and a pod with a mount without its volume."""
+def test_the_check_refuses_a_misspelled_field_or_a_missing_volume() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     with pytest.raises(kubernetes.utils.ValidationError):
         check_for_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMount": []}]})
@@ -342,7 +341,7 @@ def test_the_post_renderer_fails_if_it_cannot_add_kvbus(said: dict[str, str], wh
     assert why in done.stderr
 
 
-def test_the_values_for_the_llm_d_chart_have_the_sidecar_of_the_component() -> None:
+def test_values_for_the_llm_d_chart_contain_the_sidecar_of_the_component() -> None:
     values = read(KUBERNETES / "platforms" / "llm-d" / "modelservice-values.yaml")
     template = read(KUBERNETES / "component" / "llm-d" / "sidecar.yaml")["template"]
     labels, pod = template["metadata"]["labels"], template["spec"]

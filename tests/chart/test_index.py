@@ -32,7 +32,7 @@ def test_the_index_follows_the_kvbus_of_its_pod_with_its_token_file() -> None:
         assert index[probe]["httpGet"] == {"path": path, "port": "kvbus-index"}
 
 
-def test_the_port_of_the_index_is_in_the_service_and_open_only_to_routers() -> None:
+def test_the_service_has_the_index_port_and_only_routers_reach_it() -> None:
     values = {**INDEX, "index": {"enabled": True, "port": 9999}, "networkPolicy": {"enabled": True}}
     release = render(values)
     ports = {each["name"]: each["port"] for each in release.one("Service")["spec"]["ports"]}

@@ -150,7 +150,7 @@ def test_a_log_output_has_no_curve_keys_of_routers(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("values", "wrong"), [({"enabled": True}, r"kvbus\.state\.enabled: what is read from a log")])
-def test_a_volume_for_the_state_of_an_aggregator_of_a_log_is_refused(values: Values, wrong: str) -> None:
+def test_an_aggregator_of_a_log_refuses_a_state_volume(values: Values, wrong: str) -> None:
     preset = CASES["aggregator-kafka"]
     with pytest.raises(helm.HelmError, match=wrong):
         render({**preset, "kvbus": {**preset["kvbus"], "state": values}})

@@ -59,7 +59,7 @@ def test_the_llm_d_preset_has_pod_and_model_in_its_topic(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("router", ["llm-d", "aibrix", "kthena"])
-def test_ranks_share_a_stream_for_routers_that_apply_a_clear_to_the_pod(router: str, tmp_path: Path) -> None:
+def test_ranks_share_a_stream_if_routers_apply_clears_to_the_pod(router: str, tmp_path: Path) -> None:
     config = rendered(router, tmp_path, model="m", dataParallelSize=4)
     assert config.outputs[0].layout == "merged"
     assert notes(config) == []

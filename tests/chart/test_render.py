@@ -194,7 +194,7 @@ def test_every_mount_has_its_volume_and_state_dir_is_on_a_volume(case: str, tmp_
 
 
 @each_case
-def test_only_a_discovering_pod_has_a_token_and_no_pod_has_service_variables(case: str) -> None:
+def test_only_discovering_pods_have_a_token_and_none_has_service_links(case: str) -> None:
     release = render(CASES[case])
     for spec in release.pods():
         asks = spec is release.pod["spec"] and bool(release.all("Role"))

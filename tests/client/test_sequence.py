@@ -183,7 +183,7 @@ def test_a_late_state_is_applied_after_requests_without_an_answer():
     assert stream.end() == [Synced(9)]
 
 
-def test_a_clear_after_a_gap_of_the_live_stream_is_not_a_replay_answer():
+def test_a_live_clear_after_a_gap_is_not_a_replay_answer():
     stream = Stream(replay=False)
     stream.connected()
     stream.live(0)

@@ -56,6 +56,5 @@ def test_invalid_configurations_per_topic_are_reported(output: dict[str, Any], s
 
 
 def test_layout_per_topic_has_no_replay_endpoint_by_default() -> None:
-    """With ``layout: per_topic``, an output has by default an endpoint for the live stream, and none for replays."""
     made = load(None, env={}, overrides={"outputs": [{"layout": "per_topic", "topic": "kv@{source}"}], "sources": [{}]})
     assert (made.outputs[0].endpoint, made.outputs[0].replay_endpoint) == ("tcp://*:5657", None)

@@ -47,7 +47,7 @@ def kind(request):
     return {"nats": FillingNats, "redis": FillingRedis}[request.param](server)
 
 
-async def test_a_full_server_is_counted_and_gets_the_state_when_it_has_room(kind):
+async def test_a_full_log_server_gets_the_state_when_it_has_room(kind):
     async with fleet(kind) as log:
         leaf, reading = await log.followed_leaf(queue_batches=5)
         await kind.room(left=False)
@@ -83,7 +83,7 @@ async def test_a_stopped_server_does_not_block_the_writer(kind):
 
 
 @pytest.mark.parametrize("more", [0, 40], ids=["less than was read", "more than was read"])
-async def test_a_server_that_lost_its_data_gets_the_state_in_a_later_epoch(kind, more):
+async def test_a_server_without_its_data_gets_the_state_in_a_later_epoch(kind, more):
     async with fleet(kind) as log:
         leaf = log.leaf(queue_batches=20)
         for _ in range(30):

@@ -124,7 +124,7 @@ def _state(draw, turn, epoch, blocks, *, known):
 
 
 @given(histories(), st.data())
-def test_a_reader_that_begins_at_any_state_has_the_blocks_of_the_engine(log, data):
+def test_a_reader_from_any_state_has_the_blocks_of_the_engine(log, data):
     start = data.draw(st.sampled_from([at for at, each in enumerate(log) if read(each.data).kind is Kind.CLEAR]))
     _check(log, range(start, len(log)))
 

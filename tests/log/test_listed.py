@@ -24,7 +24,7 @@ async def begin(kind):
     return writer
 
 
-async def test_an_ended_stream_is_read_from_its_state_only_after_it_is_listed_again(tmp_path):
+async def test_an_ended_stream_is_read_again_only_after_a_new_listing(tmp_path):
     kind = Memory()
     writer = await begin(kind)
     streams = LogStreams(kind.open, StreamPatterns(endpoint="tcp://127.0.0.1:9"), "log")

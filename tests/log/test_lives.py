@@ -32,7 +32,7 @@ def lost(request):
     return KINDS[request.param](request.getfixturevalue(request.param))
 
 
-async def test_a_log_that_lost_its_data_begins_a_new_epoch_at_both_aggregators(lost, tmp_path, monkeypatch):
+async def test_a_log_that_lost_its_data_begins_a_new_epoch(lost, tmp_path, monkeypatch):
     async with fleet(lost) as log, Two(lost, tmp_path, monkeypatch) as two:
         first = log.leaf()
         for _ in range(50):

@@ -72,7 +72,7 @@ async def test_a_log_router_has_the_blocks_of_the_engines_without_an_aggregator(
         await late.close()
 
 
-async def test_a_log_router_loses_no_block_when_the_writer_and_the_log_restart(kind, router):
+async def test_a_log_router_loses_no_block_when_writer_and_log_restart(kind, router):
     async with following(kind, router) as (log, leaf, found):
         await leaf.close()
         again = log.leaf()

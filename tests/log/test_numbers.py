@@ -297,7 +297,7 @@ def test_a_router_at_either_aggregator_has_the_blocks_of_the_engine(
         assert router.blocks == world.writer.blocks, router.kind
 
 
-def test_an_aggregator_sends_the_seqs_of_the_records_and_ends_an_epoch_above_them() -> None:
+def test_an_aggregator_sends_the_seqs_of_the_records() -> None:
     world = World("vllm")
     world.writer.change(2, 0)
     world.settle()
@@ -437,7 +437,7 @@ def test_blocks_stay_while_the_log_is_unreachable_and_no_seq_is_used() -> None:
     assert relay.sources[0].state.value == "live"
 
 
-def test_a_state_that_outgrows_the_journal_is_not_sent_until_the_next_state() -> None:
+def test_a_state_that_outgrows_the_journal_is_not_sent() -> None:
     relay = relay_of(journal_bytes=1000)
     stream = relay.outputs[0].streams[0]
     state = payload({"type": "AllBlocksCleared"}, store([1]))

@@ -24,7 +24,7 @@ MISSING = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(MISSING))
-def test_every_loss_is_counted_when_the_leader_is_cut_off_from_its_peers(name):
+def test_every_loss_is_counted_when_the_leader_loses_its_peers(name):
     missing = MISSING[name]() or asyncio.run(why_not(network=True))
     if missing:
         pytest.skip(missing)

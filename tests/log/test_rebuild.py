@@ -5,7 +5,7 @@ from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 
 
-async def test_readers_that_begin_at_any_state_have_the_blocks_of_the_engine(kind):
+async def test_readers_from_any_state_have_the_blocks_of_the_engine(kind):
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(700)

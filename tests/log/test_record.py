@@ -137,6 +137,6 @@ def test_a_single_block_is_never_divided():
     assert divided(large, 1) == [large]
 
 
-def test_the_block_size_of_a_batch_is_the_size_of_its_first_store():
+def test_the_block_size_of_a_batch_comes_from_its_first_store():
     assert block_size_of(payload(removed([1]), store([2], tokens=[1] * 32, block_size=32))) == 32
     assert block_size_of(payload(cleared())) == 0

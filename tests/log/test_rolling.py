@@ -49,7 +49,7 @@ async def fields_of_records(kind):
     return found
 
 
-async def test_processes_can_be_upgraded_in_any_order_if_a_version_only_adds_fields(kafka, tmp_path):
+async def test_upgrades_that_only_add_fields_can_have_any_order(kafka, tmp_path):
     kind = Kafka(kafka)
     async with region(kind, kafka, tmp_path) as here:
         (leaf, other_leaf), (one, other) = here.leaves, here.aggregators

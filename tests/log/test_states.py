@@ -65,7 +65,7 @@ def states_of(records):
     return sizes
 
 
-async def test_under_churn_repeated_states_have_bounded_size_and_a_new_reader_reads_little(kind, monkeypatch):
+async def test_repeated_states_stay_in_proportion_to_batches_under_churn(kind, monkeypatch):
     monkeypatch.setattr(appending, "LEAST_TAIL", LEAST)
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:

@@ -36,7 +36,7 @@ def test_a_pointer_with_additional_fields_is_read_without_them(more):
     assert (pointer, turn) == (Pointer(3, 7, 900), Pointer(turn.epoch, -1, 900))
 
 
-async def test_a_stream_is_given_up_under_a_later_schema_and_read_again_after_a_downgrade(kind, tmp_path, monkeypatch):
+async def test_a_stream_of_a_later_schema_is_given_up_until_a_downgrade(kind, tmp_path, monkeypatch):
     monkeypatch.setattr("kvbus.parts.discovery.streams.LIST_SECONDS", 0.2)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()

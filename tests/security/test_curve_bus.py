@@ -387,7 +387,7 @@ async def test_an_engine_that_connects_to_kvbus_needs_a_listed_key(keys, tmp_pat
 # -- secrets
 
 
-async def test_logs_and_http_show_no_secret_and_no_content_of_a_key_file(keys, caplog):
+async def test_logs_and_http_show_no_content_of_key_files(keys, caplog):
     caplog.set_level(logging.DEBUG)
     async with bus_and_engine(keys, source=None or {}) as (bus, _):
         with Router(bus, client_context(keys.stranger, keys.bus)):

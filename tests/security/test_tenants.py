@@ -345,7 +345,7 @@ async def test_an_unreadable_allow_list_changes_no_rights(keys: Keys, caplog: py
             nothing_of_others(a)
 
 
-async def test_the_port_of_a_rank_refuses_a_key_without_a_right_to_the_rank(keys: Keys) -> None:
+async def test_the_port_of_a_rank_refuses_a_key_without_its_right(keys: Keys) -> None:
     keys.write(a="sources=engine/1", b="sources=other", all="")
     first_port = ports_in_a_row(8)
     engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{first_port + at}" for at in range(0, 8, 2))
@@ -405,7 +405,7 @@ async def test_each_view_continues_after_a_restart_with_saved_state(keys: Keys, 
                     nothing_of_others(a)
 
 
-async def test_a_key_with_a_pattern_may_read_matching_sources_that_are_added_later(keys: Keys) -> None:
+async def test_a_key_with_a_pattern_may_read_matching_new_sources(keys: Keys) -> None:
     """A pattern in the allow-list gives the key a right to all matching sources, also to sources that are added later.
 
     If a source that does not match the pattern later gets the slot of a matching one, the key has no right to it.

@@ -71,7 +71,7 @@ async def test_metrics_of_parts_that_are_not_configured_are_absent() -> None:
         assert "kvbus_replay_sessions{" in read(bus)
 
 
-async def test_the_age_of_a_batch_is_measured_by_the_clock_of_its_engine() -> None:
+async def test_the_age_of_a_batch_is_based_on_the_engine_clock() -> None:
     async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
         for seconds in (20, 20, -3600):

@@ -145,7 +145,7 @@ async def test_a_peer_that_leaves_during_its_handshake_is_counted_as_refused() -
 
 
 @both_loops
-async def test_removing_a_key_from_the_list_ends_only_the_connection_of_this_key(dial: Dial) -> None:
+async def test_removing_a_key_from_the_list_ends_only_its_connection(dial: Dial) -> None:
     ours, (one, two) = generate(), (generate(), generate())
     raw = [z85.decode(public) for public, _ in (one, two)]
 
@@ -170,7 +170,7 @@ async def test_removing_a_key_from_the_list_ends_only_the_connection_of_this_key
 
 
 @both_loops
-async def test_the_error_names_a_used_endpoint_and_a_closed_endpoint_can_be_reused() -> None:
+async def test_a_used_endpoint_is_named_and_a_closed_endpoint_can_be_reused() -> None:
     async with bound() as stream:
         events = Events(print, print)
         with pytest.raises(BindError, match=stream.endpoint):

@@ -190,7 +190,7 @@ async def test_a_message_of_1000_frames_is_cut_and_its_publisher_stays_connected
         (greeting() + b"\x04\x02" + bytes(2), "bad_command", "a command without a name"),
     ],
 )
-async def test_a_peer_that_is_neither_engine_nor_router_is_refused_with_a_reason(data, reason, detail):
+async def test_a_peer_other_than_engine_or_router_is_refused_with_a_reason(data, reason, detail):
     async with opened() as port, bare(port.endpoint, data) as (reader, writer):
         if detail is None:  # complete the frame, whose head gives a length of 255 bytes
             writer.write(bytes(255))

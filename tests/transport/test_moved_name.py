@@ -64,7 +64,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(250)
-def test_replay_requests_go_to_the_engine_of_the_live_stream_if_its_name_moves(tmp_path: Path) -> None:
+def test_replays_go_to_the_engine_of_the_live_stream_after_a_dns_change(tmp_path: Path) -> None:
     if os.getuid():
         pytest.skip("needs root for an /etc/hosts of its own")
     (tmp_path / "hosts").write_text("")

@@ -135,7 +135,7 @@ async def test_a_kicked_pump_reads_messages_whose_signal_a_send_consumed(context
 
 
 @both_loops
-async def test_a_pump_without_a_kick_does_not_read_a_message_without_a_signal(context):
+async def test_a_pump_does_not_read_a_message_without_signal_or_kick(context):
     """If libzmq has processed an arrived message during another call, the pump reads it only after `kick`.
 
     This proves that the test with `kick` can fail.
@@ -372,7 +372,7 @@ async def test_a_paused_pump_reads_messages_only_after_it_resumes(context):
 
 
 @both_loops
-async def test_a_paused_pump_does_not_read_a_message_that_arrives_after_its_poll(context, monkeypatch):
+async def test_a_paused_pump_does_not_read_a_message_after_its_poll(context, monkeypatch):
     got: list[Any] = []
     looks: list[bool] = []
     look = zmq.zmq_poll

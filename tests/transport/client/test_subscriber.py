@@ -295,7 +295,6 @@ def test_two_tasks_cannot_share_a_subscriber(loops):
 
 
 def test_unread_batches_do_not_make_the_loop_spin(loops):
-    """While the application does not call receive, waiting messages do not make the event loop busy."""
 
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:

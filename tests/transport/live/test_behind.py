@@ -9,7 +9,7 @@ from tests.transport.loops import both_loops, turns
 
 @both_loops
 @pytest.mark.parametrize("limit", [{"send_hwm": 20}, {"send_bytes": 20 * BIG}])
-async def test_each_batch_that_a_slow_router_loses_is_counted_if_no_state_is_sent(context, limit, caplog):
+async def test_each_lost_batch_of_a_slow_router_without_states_is_counted(context, limit, caplog):
     async with stream_of(context, state=False, **limit) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
@@ -52,7 +52,7 @@ async def test_live_batches_follow_a_state_without_a_gap_or_a_repetition(context
 
 
 @both_loops
-async def test_a_router_that_stalls_while_it_receives_a_state_gets_a_new_state(context):
+async def test_a_router_that_stalls_during_its_state_gets_a_new_state(context):
     async with stream_of(context, send_hwm=20) as stream:
         fast = stream.sub()
         await stream.are("live")

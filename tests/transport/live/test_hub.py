@@ -221,7 +221,7 @@ async def test_a_stalled_router_queues_a_bounded_number_of_bytes_for_all_streams
 
 
 @both_loops
-async def test_a_slow_router_gets_a_new_state_only_of_streams_that_lost_batches(context: Any) -> None:
+async def test_a_slow_router_gets_new_states_only_of_streams_with_losses(context: Any) -> None:
     async with bench_of(context, send_bytes=200_000) as bench:
         bench.add(b"loud", b"quiet")
         slow = bench.reader(slow=True)
@@ -235,7 +235,7 @@ async def test_a_slow_router_gets_a_new_state_only_of_streams_that_lost_batches(
 
 
 @both_loops
-async def test_a_router_of_300_streams_gets_their_states_one_by_one_and_soon(
+async def test_a_router_of_300_streams_soon_gets_their_states_one_by_one(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(states, "PACE", 0.05)  # longer than an iteration of the loop takes

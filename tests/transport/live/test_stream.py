@@ -16,7 +16,7 @@ from tests.transport.loops import both_loops, turns
 
 
 @both_loops
-async def test_a_burst_is_sent_at_the_next_iteration_or_when_its_owner_flushes(context):
+async def test_a_burst_is_sent_in_the_next_iteration_or_by_a_flush(context):
     async with stream_of(context, state=False) as stream:
         router = stream.sub()
         await stream.are("live")

@@ -26,7 +26,7 @@ class Requester:
 
 
 @both_loops
-async def test_the_state_of_the_only_router_at_an_address_counts_for_one_request(context):
+async def test_the_state_of_an_only_router_at_an_address_counts_once(context):
     async with stream_of(context) as stream:
         views = stream.live
         assert not views.claim_state(Requester())

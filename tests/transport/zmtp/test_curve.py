@@ -210,7 +210,7 @@ def shaken(protocol, peer):
     return take(peer, protocol.data_to_send())
 
 
-def test_a_key_that_is_not_on_the_list_is_refused_without_error_command():
+def test_an_unlisted_key_is_refused_without_an_error_command():
     keys = US.accepts(OTHER)
     protocol = accepting(keys)
     assert failure(protocol, shaken(protocol, Client(THEM.dials(US), SUB))) is Reason.KEY
