@@ -17,11 +17,11 @@ def configured(**overrides):
     return source_spec(config, stream)
 
 
-def test_the_defaults_are_those_of_the_configuration():
+def test_the_defaults_of_a_source_spec_are_those_of_the_configuration():
     assert SourceSpec("engine") == configured()
 
 
-def test_a_field_has_the_name_of_its_key():
+def test_each_field_of_a_source_spec_has_the_name_of_its_key():
     keys = Config.model_fields | Limits.model_fields | SourceConfig.model_fields
     made_by_kvbus = {"label", "rank", "shared", "numbered", "copied_below", "replay", "snapshot"}
     constant = {"replay_total_timeout", "reorder_grace"}

@@ -22,7 +22,7 @@ def test_every_name_of_the_device_has_the_same_key(name):
 
 
 @pytest.mark.parametrize("name", [name for name, tier in MEDIA.items() if tier is not Tier.DEVICE])
-def test_other_media_keep_their_own_name_in_capitals(name):
+def test_the_key_of_another_medium_is_its_name_in_capitals(name):
     assert medium_key(name) == medium_key(name.lower()) == name
 
 

@@ -33,7 +33,7 @@ def labels(found: Change) -> tuple[list[str], list[str], list[int]]:
     return [s.label for s in found.added], [s.label for s in found.changed], list(found.removed)
 
 
-def test_the_same_sources_are_no_change() -> None:
+def test_a_configuration_with_the_same_sources_changes_nothing() -> None:
     assert labels(
         change(config(source_named("a"), source_named("b")), config(source_named("a"), source_named("b")))
     ) == ([], [], [])

@@ -312,7 +312,7 @@ async def test_a_file_that_still_changes_is_not_loaded(edited: Edited, monkeypat
     await eventually(lambda: edited.level == "debug", "taken over")
 
 
-async def test_a_file_that_changes_while_it_is_loaded_is_not_applied(
+async def test_a_configuration_file_that_changes_during_loading_is_not_applied(
     edited: Edited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = edited.load

@@ -501,7 +501,7 @@ def test_random_events_give_output_that_keeps_every_rule(batches, duplicates, bl
 
 
 @given(st.lists(st.lists(WILD, max_size=6), max_size=12))
-def test_every_event_is_accounted_for(batches):
+def test_every_random_event_is_applied_or_counted(batches):
     """Every event has an effect that kvbus counts, or is counted as rejected with a reason."""
     bench = Bench()
     stores = removals = clears = unknown = 0

@@ -44,7 +44,7 @@ async def shown(bus, path):
         return await response.text()
 
 
-async def test_an_engine_and_routers_meet_at_one_port():
+async def test_an_engine_and_its_routers_connect_to_the_same_port():
     async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
         first = stack.enter_context(router_at(bus.out))
         async with engine_at(bus.out, bus.engine_replay) as engine:

@@ -137,7 +137,7 @@ def test_a_player_at_its_end_serves_replay_until_a_signal(tmp_path, ipc):
         assert "published 300 batches" in player.said
 
 
-def test_faults_are_counted_and_repeatable(ipc):
+def test_the_player_counts_and_repeats_faults_of_a_seed(ipc):
     source = DATA / "syn_vllm090_positional.jsonl"
     faults = ["--drop", 0.1, "--duplicate", 0.1, "--swap", 0.1, "--hole", 0.1, "--seed", 3]
     said = [run("play", source, "--endpoint", ipc, "--rate", 1e5, "--exit-after", 0, *faults) for _ in range(2)]
@@ -204,7 +204,7 @@ def test_each_simulated_rank_has_its_own_port_and_restarts(tmp_path):
         (["sim", "--endpoint", "nonsense"], 2, "for example --endpoint"),
     ],
 )
-def test_errors_have_a_message_and_an_exit_code(args, code, message, tmp_path, monkeypatch):
+def test_errors_of_play_record_and_sim_have_a_message_and_an_exit_code(args, code, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     good = '{"t": 0, "topic": "", "seq": 0, "payload": "kA=="}\n'
     Path("good.jsonl").write_text(good)

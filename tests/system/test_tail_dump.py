@@ -442,7 +442,7 @@ def test_dump_ends_immediately_at_ctrl_c(publisher):
 
 
 @pytest.mark.parametrize("name", ["tail", "dump"])
-def test_a_malformed_endpoint_is_a_usage_error(name):
+def test_a_malformed_endpoint_is_a_usage_error_of_tail_and_dump(name):
     way = ["--replay-endpoint"] if name == "dump" else []
     _, err = run(name, *way, "nonsense", code=2)
     assert "nonsense" in err

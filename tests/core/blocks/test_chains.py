@@ -98,7 +98,7 @@ def test_a_block_with_different_fields_is_announced_in_a_separate_event(odd, siz
     )
 
 
-def test_the_window_is_bounded_and_pauses():
+def test_joining_chains_reads_a_bounded_window_and_pauses():
     index = index_of(*[store([block]) for block in range(1, WINDOW + 2 * PAUSE)])
     most = read = 0
 

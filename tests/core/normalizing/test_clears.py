@@ -135,7 +135,7 @@ class TestOneMedium:
         bench.feed(cleared(medium))
         assert bench.normalizer.emptied is (medium == "GPU" and clears != "all")
 
-    def test_a_medium_of_another_type_is_refused(self):
+    def test_a_clear_whose_medium_is_not_a_text_is_refused(self):
         bench = Bench()
         bench.feed(store([1]))
         assert bench.feed(["AllBlocksCleared", 7], {"type": "AllBlocksCleared", "medium": 7}) == []

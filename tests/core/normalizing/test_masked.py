@@ -67,7 +67,7 @@ def test_a_masked_block_is_sent_with_tokens_when_a_later_store_has_them():
     assert bench.live == set()
 
 
-def test_cut_blocks_need_tokens():
+def test_blocks_that_kvbus_divides_need_tokens():
     """If kvbus divides blocks, it computes the hashes of the parts from their tokens, so it refuses blocks without
     tokens.
     """

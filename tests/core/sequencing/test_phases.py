@@ -251,7 +251,7 @@ def test_the_last_target_of_an_input_has_no_condition() -> None:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_phase_with_an_open_request_has_its_handlers(phase: Phase) -> None:
+def test_each_phase_with_an_open_request_has_handlers_for_its_answer(phase: Phase) -> None:
     about = PHASES[phase]
     assert bool(about.batch) == bool(about.at_end) == (phase in REQUESTS or phase is Phase.CATCH_UP)
     assert all(hasattr(Requests, name) for name in (about.batch, about.at_end) if name)

@@ -43,7 +43,7 @@ class TestLive:
         assert parse_live([b"", b"kv-topic", SEVEN, payload], LIMITS) is Reason.FRAME_COUNT
 
     @pytest.mark.parametrize("width", [0, 1, 7, 9, 16, 23, 25])
-    def test_a_seq_of_the_wrong_width(self, width):
+    def test_a_live_seq_of_the_wrong_width_is_rejected(self, width):
         assert parse_live([b"", bytes(width), b""], LIMITS) is Reason.SEQ_WIDTH
 
     @pytest.mark.parametrize("tail", [b"", PUBLISHER])
@@ -86,7 +86,7 @@ class TestReplay:
         assert parse_replay([SEVEN] * count, LIMITS) is Reason.FRAME_COUNT
 
     @pytest.mark.parametrize("width", [0, 1, 7, 9, 16, 25])
-    def test_a_seq_of_the_wrong_width(self, width):
+    def test_a_replay_seq_of_the_wrong_width_is_rejected(self, width):
         assert parse_replay([b"", bytes(width), b"x"], LIMITS) is Reason.SEQ_WIDTH
 
     def test_a_replay_seq_out_of_range_is_rejected(self):
